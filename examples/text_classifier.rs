@@ -90,7 +90,7 @@ impl Stages for TextClassifier {
         self.encoder.layers.len()
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         Part::by_path(path, "tokens|positions", "encoder.layers", "head")
     }
 

@@ -42,6 +42,7 @@ pub mod learner;
 pub mod metrics;
 pub mod optim;
 pub mod plan;
+pub mod plan_module;
 pub mod prelude;
 pub mod prune;
 pub mod replay;

@@ -22,6 +22,7 @@ pub use crate::learner::{
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};
+pub use crate::plan_module::{ModulePlan, ModuleRun, plan_module};
 pub use crate::schedule::ScheduleKind;
 pub use crate::verify_module::{
     ModuleError, ModuleReport, Proof, verify_module, verify_module_as, verify_stages, verify_stages_as,

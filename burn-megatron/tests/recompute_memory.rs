@@ -57,7 +57,7 @@ impl Stages for Mlp {
         BLOCKS
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         let block = |list| Part::by_path(path, "", list, "head");
         block("up").or_else(|| block("down"))
     }

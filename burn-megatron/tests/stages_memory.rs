@@ -46,7 +46,7 @@ impl Stages for Chain {
         BLOCKS
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         Part::by_path(path, "", "blocks", "head")
     }
 

@@ -5,6 +5,7 @@ use super::follow::Followers;
 use super::interpreter::{Interpret, Interpreter};
 use super::live::{Live, live};
 use super::local::COLLECTIVES;
+use super::meta::{Counts, Meta, Shared};
 use super::options::LogicalOptions;
 use super::report::Report;
 use super::slot::{MeshDevice, Slot};
@@ -103,6 +104,75 @@ impl LogicalDevice for Rank {
     }
 }
 
+/// A device whose tensors have no data, as PyTorch's meta device: a program that runs on it learns what memory and
+/// arithmetic it would need, in seconds and whatever its size.
+///
+/// Operations have the placements, shapes and collectives that they have on a
+/// [logical device](LogicalDevice::logical_device). What is read from it is zeros.
+///
+/// ```
+/// use backend_dist::{launch::launch, mesh::{Axis, Mesh}, mesh_backend::MetaDevice, parallelize::{Plan, parallelize}};
+/// use burn::nn::transformer::{TransformerEncoderConfig, TransformerEncoderInput};
+/// use burn::tensor::{Device, Tensor};
+///
+/// launch(&Mesh::new("TP2".parse()?)?, &[Device::flex()], |rank| {
+///     let meta = MetaDevice::new(&rank, &[Axis::Tp], false, false);
+///     let model = TransformerEncoderConfig::new(4096, 16384, 32, 2).init(&meta.device().autodiff());
+///     let model = parallelize(model, &rank, &Plan::auto())?;
+///     let weights = meta.counts().live;
+///     let x = Tensor::<3>::ones([8, 512, 4096], &meta.device().autodiff());
+///     let gradients = model.forward(TransformerEncoderInput::new(x)).sum().backward();
+///     assert!(meta.counts().live > 2 * weights && meta.counts().flops > 1e12);
+///     drop(gradients);
+///     Ok(())
+/// })?;
+/// # Ok::<(), backend_dist::launch::BoxError>(())
+/// ```
+pub struct MetaDevice {
+    device: Device,
+    counts: Shared,
+}
+
+impl MetaDevice {
+    /// For `rank`, along `axes`, perhaps with sequence parallelism along the first of them and with autocast to half
+    /// precision. It ends with the rank.
+    ///
+    /// # Panics
+    /// If the rank's device has autodiff.
+    pub fn new(rank: &Rank, axes: &[Axis], is_sequence_parallel: bool, has_autocast: bool) -> Self {
+        let mesh_axis = |&axis: &Axis| MeshAxis { ranks: rank.group(axis).size(), policy: policy(axis) };
+        let meta = Meta::new(axes.iter().map(mesh_axis).collect(), is_sequence_parallel, has_autocast);
+        let counts = meta.counts();
+        let device = rank.attached::<LogicalDevices>().add(
+            rank,
+            axes,
+            (Worker::Here(Box::new(meta)), Followers::default()),
+            None,
+        );
+        Self { device, counts }
+    }
+
+    /// Without autodiff.
+    pub fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    /// What has been counted so far.
+    pub fn counts(&self) -> Counts {
+        // Tensors that were dropped are freed with the next operation.
+        if let Some(live) = live(&self.device) {
+            live.client.worker().ask(|_| ());
+        }
+        self.counts.lock().clone()
+    }
+
+    /// Begins to count anew, with what exists now.
+    pub fn reset(&self) {
+        let live = self.counts().live;
+        *self.counts.lock() = Counts { live, peak: live, ..Counts::default() };
+    }
+}
+
 /// The logical devices of one rank. They end with it.
 #[derive(Default)]
 pub(crate) struct LogicalDevices {
@@ -110,8 +180,8 @@ pub(crate) struct LogicalDevices {
 }
 
 struct Made {
-    axes: Vec<Axis>,
-    options: LogicalOptions,
+    /// Unless it is a meta device.
+    of: Option<(Vec<Axis>, LogicalOptions)>,
     device: Device,
     slot: Slot,
     registration: Option<RouterClientRegistration<MeshChannel>>,
@@ -120,7 +190,8 @@ struct Made {
 impl LogicalDevices {
     /// The logical device of `rank` along `axes`.
     pub fn device(&self, rank: &Rank, axes: &[Axis], options: LogicalOptions) -> Device {
-        if let Some(made) = self.made.lock().iter().find(|made| made.axes == axes && made.options == options) {
+        let wanted = Some((axes.to_vec(), options));
+        if let Some(made) = self.made.lock().iter().find(|made| made.of == wanted) {
             return made.device.clone();
         }
         self.make(
@@ -135,13 +206,23 @@ impl LogicalDevices {
         let interpreter = interpreter(rank, wanted);
         let runs_ahead = wanted.options.run_ahead.unwrap_or_else(|| gpu::index(&rank.device).is_some());
         let worker = if runs_ahead { Worker::ahead(rank, interpreter) } else { Worker::Here(interpreter) };
+        self.add(rank, wanted.axes, (worker, followers), Some((wanted.axes.to_vec(), wanted.options)))
+    }
+
+    /// A device along `axes` that the worker runs.
+    fn add(
+        &self,
+        rank: &Rank,
+        axes: &[Axis],
+        (worker, followers): (Worker, Followers),
+        of: Option<(Vec<Axis>, LogicalOptions)>,
+    ) -> Device {
         let client = |member| MeshClient::new(member, worker, followers);
         let (slot, opened) = open(rank.device.settings(), client);
-        let (device, axes) = (Device::new(slot.group), wanted.axes.to_vec());
+        let device = Device::new(slot.group);
         let ranks = axes.iter().map(|&axis| rank.group(axis).size()).collect();
-        Live { device: device.clone(), client: opened.client, axes: axes.clone(), ranks }.begin();
-        let (options, registration) = (wanted.options, opened.registration);
-        self.made.lock().push(Made { axes, options, device: device.clone(), slot, registration });
+        Live { device: device.clone(), client: opened.client, axes: axes.to_vec(), ranks }.begin();
+        self.made.lock().push(Made { of, device: device.clone(), slot, registration: opened.registration });
         device
     }
 }

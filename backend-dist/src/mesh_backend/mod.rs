@@ -39,6 +39,7 @@ mod inner;
 mod interpreter;
 mod live;
 pub(crate) mod local;
+mod meta;
 mod options;
 mod random;
 mod redistribute;
@@ -49,7 +50,8 @@ mod table;
 mod team;
 mod worker;
 
-pub use device::{LogicalDevice, explain};
+pub use device::{LogicalDevice, MetaDevice, explain};
+pub use meta::Counts;
 pub use options::LogicalOptions;
 pub use redistribute::Redistribute;
 pub use report::{Count, Report};

@@ -13,7 +13,7 @@ pub struct Count {
 }
 
 impl Count {
-    fn add(&mut self, bytes: usize) {
+    pub(super) fn add(&mut self, bytes: usize) {
         self.times += 1;
         self.bytes += bytes;
     }

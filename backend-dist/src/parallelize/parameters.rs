@@ -27,6 +27,11 @@ impl Parameter {
         join(&self.fields)
     }
 
+    /// Whether it belongs to a reparameterization, such as an adapter, of the parameter before it.
+    pub fn is_of_reparameterization(&self) -> bool {
+        self.fields.iter().any(|field| field.container == "Reparameterization")
+    }
+
     /// The field `back` levels above the parameter.
     pub fn above(&self, back: usize) -> Option<&Field> {
         self.fields.iter().rev().nth(back)

@@ -60,7 +60,7 @@ impl Plan {
 
     /// Shards by output all parameters whose path, such as `layers.0.mlp.gate.weight`, contains `pattern` or one of its
     /// alternatives, which `|` separates; `*` stands for any characters. Later patterns win over earlier ones, and all
-    /// win over types.
+    /// win over types. The adapter of a parameter (Burn's `Lora`, or another reparameterization) follows it.
     pub fn columns(self, pattern: &str) -> Self {
         self.with(pattern, Style::Columns)
     }
@@ -94,8 +94,17 @@ impl Plan {
     ) -> Result<HashMap<String, Placement>, PlanError> {
         self.check_patterns(parameters)?;
         let mut placements = HashMap::new();
+        // Burn visits a reparameterization right after its parameter.
+        let mut adapted: Option<&Parameter> = None;
         for parameter in parameters {
             let path = parameter.path();
+            if parameter.is_of_reparameterization() {
+                let base = adapted.and_then(|base| Some((base, *placements.get(&base.path())?)));
+                let at = base.and_then(|(base, at)| along(&base.shape, at, &parameter.shape));
+                placements.extend(at.map(|at| (path, at)));
+                continue;
+            }
+            adapted = Some(parameter);
             let by_path =
                 self.patterns.iter().rev().find(|(pattern, _)| pattern.matches(&path)).map(|&(_, style)| style);
             let by_type = || if self.auto { known(parameter, ranks) } else { None };
@@ -166,6 +175,16 @@ impl Style {
             (Style::Columns, 2) | (Style::Rows, 3..) => Some(Shard(1)),
             (Style::Columns, _) | (Style::Rows, _) => Some(Shard(0)),
         }
+    }
+}
+
+/// The placement of an adapter's tensor: along the dimension of an adapted matrix `[in, out]` that it has too. A low-rank
+/// adapter has `[in, r]`, `[r, out]` and perhaps a magnitude `[out]`.
+pub(super) fn along(base: &[usize], at: Placement, shape: &[usize]) -> Option<Placement> {
+    match (at, base, shape) {
+        (Shard(dim), [_, _], [_, _]) => (base[dim] == shape[dim]).then_some(at),
+        (Shard(1), [_, out], [length]) => (out == length).then_some(Shard(0)),
+        _ => None,
     }
 }
 

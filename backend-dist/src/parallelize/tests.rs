@@ -2,8 +2,10 @@
 
 use super::attributes::attributes;
 use super::parameters::parameters;
+use super::plan::along;
 use super::{Plan, PlanError};
 use crate::logical::Placement::{self, Shard};
+use burn::module::{Lora, Module};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::tensor::Device;
 use std::collections::HashMap;
@@ -34,6 +36,22 @@ fn patterns_win_over_types_and_later_ones_over_earlier_ones() {
     let plan = Plan::auto().replicate("pwff").columns("pwff.*_inner.weight").replicate("mha");
     let placements = placements(&plan, 4, 2).unwrap();
     assert_eq!(placements, HashMap::from([("layers.0.pwff.linear_inner.weight".to_string(), Shard(1))]));
+}
+
+/// By the path alone, the matrix of a sharded layer's adapter that is `[in, r]` would be sharded along r.
+#[test]
+fn adapters_are_sharded_as_what_they_adapt() {
+    let model = encoder(4).apply_lora(Lora::new(3, 4.0));
+    let plan = Plan::auto().rows("pwff.linear_inner");
+    let heads = attributes(&model, &["n_heads", "n_heads_kv"]);
+    let placements = plan.placements(&parameters(&model), &heads, 2).unwrap();
+    let of = |path: &str| placements.get(&format!("layers.0.{path}")).copied();
+    let adapter = |layer: &str| ["a", "b"].map(|part| of(&format!("{layer}.weight.lora.{part}")));
+    assert_eq!((adapter("mha.query"), of("mha.query.weight")), ([None, Some(Shard(1))], Some(Shard(1))));
+    assert_eq!(adapter("mha.output"), [Some(Shard(0)), None]);
+    assert_eq!(adapter("pwff.linear_inner"), [Some(Shard(0)), None]);
+    assert_eq!(along(&[12, 24], Shard(1), &[24]), Some(Shard(0)));
+    assert_eq!((along(&[12, 24], Shard(0), &[24]), along(&[12, 24], Shard(0), &[12])), (None, None));
 }
 
 #[test]

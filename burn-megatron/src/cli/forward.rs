@@ -173,10 +173,13 @@ pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
 /// A model that is a plain Burn module.
 fn module(args: &Args, layout: ParallelLayout, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let folder = ModuleFolder::open(&args.hf)?;
-    if args.adapter.is_some() || args.objective != Objective::NextToken {
-        let kind = folder.model_type();
-        bail!("--adapter and --objective are for causal language models; `model_type` {kind} has its own loss");
+    if args.objective != Objective::NextToken {
+        bail!("--objective is for causal language models; `model_type` {} has its own loss", folder.model_type());
     }
+    let folder = match &args.adapter {
+        Some(adapter) => folder.with_adapter(adapter),
+        None => folder,
+    };
     let settings = Settings {
         exact: true,
         gradients: args.grads,

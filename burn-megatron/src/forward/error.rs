@@ -8,6 +8,7 @@ use backend_dist::parallelize::PlanError;
 use backend_dist::shard::RegistryError;
 use models::hf::InputError;
 use models::layout::ModelLayoutError;
+use models::lora::LoraError;
 use models::names::NameError;
 use thiserror::Error;
 
@@ -50,6 +51,9 @@ pub enum ForwardError {
     /// Tensor parallelism cannot shard the model.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The model cannot have an adapter.
+    #[error(transparent)]
+    Lora(#[from] LoraError),
     /// The folder cannot be read.
     #[error(transparent)]
     Folder(#[from] HfFolderError),

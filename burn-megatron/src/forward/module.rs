@@ -11,6 +11,7 @@ use backend_dist::shard::HostTensor;
 use burn::tensor::Device;
 use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
 use models::images::{Llava, Vit};
+use models::lora::{Adapter, adapter_gradients, with_adapters};
 use models::{Bert, T5};
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
@@ -35,7 +36,8 @@ pub struct ModuleOutputs {
     pub tensors: Vec<(String, HostTensor)>,
     /// The mean, if there are labels.
     pub loss: Option<f64>,
-    /// The loss's gradient of every weight, under Hugging Face's name; empty unless it was wanted.
+    /// The loss's gradient of every weight, of a model with an adapter those of the adapter, under Hugging Face's name; empty
+    /// unless it was wanted.
     pub gradients: BTreeMap<String, HostTensor>,
 }
 
@@ -73,6 +75,11 @@ fn run<M: HfModule + Sync + 'static>(
     if layout.tp > 1 {
         check(&module, &M::plan(), layout.tp, layout.sequence_parallel())?;
     }
+    let adapter = folder.adapter(&module)?;
+    let module = match &adapter {
+        Some(Adapter { plan, tensors }) => with_adapters(module, plan, Some(tensors))?,
+        None => module,
+    };
     let on = |device: Device| ModuleInputs { tensors: inputs.clone(), device, dtype: settings.dtype };
     let mesh = Mesh::new(layout.clone())?;
     let teams = Teams::new(&mesh, Axis::Tp).sequence_parallel(layout.sequence_parallel());
@@ -82,9 +89,12 @@ fn run<M: HfModule + Sync + 'static>(
             let module = parallelize_on(module.clone(), &device, &rank, &M::plan())?;
             let ModuleOutput { tensors, loss } = module.run(&on(device))?;
             let value = loss.as_ref().map(|loss| loss.clone().into_scalar::<f64>());
-            let gradients = match loss.filter(|_| settings.gradients) {
-                Some(loss) => named_tensors(&module, Wanted::Gradients(&loss.backward())),
-                None => BTreeMap::new(),
+            let gradients = match (loss.filter(|_| settings.gradients), &adapter) {
+                (Some(loss), Some(Adapter { plan, .. })) => {
+                    plan.names("").export(&adapter_gradients(&module, plan, &loss.backward())?)?
+                }
+                (Some(loss), None) => named_tensors(&module, Wanted::Gradients(&loss.backward())),
+                (None, _) => BTreeMap::new(),
             };
             let tensors = tensors.into_iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
             Ok(ModuleOutputs { tensors, loss: value, gradients })

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use backend_dist::launch::BoxError;
 use backend_dist::shard::HostTensor;
-use models::lora::{ALL_LINEAR, Adapter, LoraConfig, LoraPlan};
+use models::hf::HfModule;
+use models::lora::{ALL_LINEAR, Adapter, LoraConfig, LoraPlan, linear_names, module_adapter};
+use models::names::NameMap;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize_to_file};
@@ -47,17 +49,31 @@ const UNSUPPORTED: [(&str, &str); 14] = [
 /// # Errors
 /// If a file is missing, a key says what is not supported, or the tensors are not those of an adapter of this model.
 pub fn read_adapter(folder: &Path, model: &FamilyConfig) -> Result<Adapter, HfFolderError> {
+    read(folder, &[model.hf_names()])
+}
+
+/// Reads an adapter of a plain Burn module, for [`with_adapters`](models::lora::with_adapters).
+///
+/// # Errors
+/// As [`read_adapter`].
+pub fn read_module_adapter<M: HfModule>(folder: &Path, module: &M) -> Result<Adapter, HfFolderError> {
+    read(folder, &linear_names(module))
+}
+
+/// Reads an adapter of a model with one of these sets of names: the first whose names the file has.
+fn read(folder: &Path, versions: &[NameMap]) -> Result<Adapter, HfFolderError> {
     let path = folder.join(CONFIG);
     let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
     let json: Value =
         serde_json::from_slice(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
     let config = config_of(&json).map_err(|what| HfFolderError::file(&path, what))?;
-    let plan = config.plan(&model.hf_names()).map_err(|error| {
-        HfFolderError::file(
-            &path,
-            format!("{error}; the adapter belongs to another model, name its base with --hf (model.hf)"),
-        )
-    })?;
+    let mut plans = versions.iter().map(|names| {
+        config.plan(names).map_err(|error| {
+            let what = "the adapter belongs to another model, name its base with --hf (model.hf)";
+            HfFolderError::file(&path, format!("{error}; {what}"))
+        })
+    });
+    let first = plans.next().expect("a model has names");
     let path = folder.join(TENSORS);
     let bytes = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| HfFolderError::file(&path, error.to_string()))?;
@@ -69,10 +85,14 @@ pub fn read_adapter(folder: &Path, model: &FamilyConfig) -> Result<Adapter, HfFo
         };
         theirs.insert(name, HostTensor { shape: view.shape().to_vec(), data: element.decode(view.data()) });
     }
-    let tensors = plan.names(PREFIX).import(&theirs).map_err(|error| {
-        HfFolderError::file(&path, format!("{error}; the adapter belongs to another model, or {CONFIG} is not its own"))
-    })?;
-    Ok(Adapter { plan: Arc::new(plan), tensors })
+    let imported = |plan: LoraPlan| -> Result<Adapter, HfFolderError> {
+        let tensors = plan.names(PREFIX).import(&theirs).map_err(|error| {
+            let what = format!("the adapter belongs to another model, or {CONFIG} is not its own");
+            HfFolderError::file(&path, format!("{error}; {what}"))
+        })?;
+        Ok(Adapter { plan: Arc::new(plan), tensors })
+    };
+    first.and_then(imported).or_else(|error| plans.find_map(|plan| plan.and_then(imported).ok()).ok_or(error))
 }
 
 fn config_of(json: &Value) -> Result<LoraConfig, String> {
@@ -111,6 +131,27 @@ fn config_of(json: &Value) -> Result<LoraConfig, String> {
 /// # Errors
 /// If the folder has something in it, or cannot be written.
 pub fn write_adapter(folder: &Path, adapter: &Adapter, base: Option<&str>) -> Result<(), HfFolderError> {
+    write(folder, adapter, base, Some("CAUSAL_LM"))
+}
+
+/// Writes the adapters of a plain Burn module, which [`with_adapters`](models::lora::with_adapters) gave it for this plan, as
+/// [`write_adapter`] does.
+///
+/// # Errors
+/// As [`write_adapter`]; names a layer of the plan without adapter.
+pub fn write_module_adapter<M: HfModule>(
+    folder: &Path,
+    module: &M,
+    plan: &LoraPlan,
+    base: Option<&str>,
+) -> Result<(), HfFolderError> {
+    let adapter =
+        module_adapter(module, plan.clone()).map_err(|error| HfFolderError::file(folder, error.to_string()))?;
+    write(folder, &adapter, base, M::PEFT_TASK)
+}
+
+/// Writes an adapter; `task` is peft's `task_type`.
+fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str>) -> Result<(), HfFolderError> {
     let (plan, config) = (&adapter.plan, adapter.plan.config());
     std::fs::create_dir_all(folder).map_err(HfFolderError::io("create", folder))?;
     if std::fs::read_dir(folder).map_err(HfFolderError::io("list", folder))?.next().is_some() {
@@ -142,7 +183,7 @@ pub fn write_adapter(folder: &Path, adapter: &Adapter, base: Option<&str>) -> Re
     let alpha = if config.alpha.fract() == 0.0 { json!(config.alpha as i64) } else { json!(config.alpha) };
     let json = json!({
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": task,
         "base_model_name_or_path": base,
         "inference_mode": true,
         "r": config.rank,

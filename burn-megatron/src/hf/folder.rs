@@ -181,7 +181,7 @@ impl Found<'_> {
 }
 
 /// The `config.json` of a folder.
-pub(super) fn read_config(folder: &Path) -> Result<Value, HfFolderError> {
+pub(crate) fn read_config(folder: &Path) -> Result<Value, HfFolderError> {
     let path = folder.join("config.json");
     let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
     parse_config(&text).map_err(|source| HfFolderError::Json { path, source })

@@ -21,12 +21,13 @@ mod tensors;
 mod torch_dist;
 mod writer;
 
-pub use adapter::{Merged, adapter_of, read_adapter, write_adapter};
+pub use adapter::{Merged, adapter_of, read_adapter, read_module_adapter, write_adapter, write_module_adapter};
 pub use checkpoint::{CheckpointWeights, companions_of, import, keep_companions, model_of};
 pub use companions::Companions;
 pub use compressed_writer::{Compressed, InputFactors, export_compressed, linear_inputs};
 pub use error::HfFolderError;
 pub use folder::HfFolder;
+pub(crate) use folder::read_config;
 pub use generation::GenerationConfig;
 pub use module::{ModuleExport, ModuleFolder};
 pub(crate) use module::{Wanted, named_tensors};

@@ -61,7 +61,7 @@ impl Stages for BertTraining {
         self.bert.layers.len()
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         match path {
             "bert.embeddings.words.weight" => Some(Part::Tied),
             path => {

@@ -60,7 +60,7 @@ use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
 pub use stages::{Activation, Part, ProcessesStrategy, Sendable, Stages, StagesError, StagesStrategy, TrainBatch};
 pub(crate) use stages_steps::StagesSteps;
-pub use t5::{T5Batch, T5Training};
+pub use t5::{T5Batch, T5Hidden, T5Training};
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
 ///

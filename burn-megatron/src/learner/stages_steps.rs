@@ -142,8 +142,8 @@ impl<M: Stages + ModuleDisplay> Stages for Probe<M> {
         self.module.blocks()
     }
 
-    fn owner(path: &str) -> Option<Part> {
-        M::owner(path.strip_prefix("module.").unwrap_or(path))
+    fn owner(&self, path: &str) -> Option<Part> {
+        self.module.owner(path.strip_prefix("module.").unwrap_or(path))
     }
 
     fn first(&self, batch: &Self::Input) -> M::Activation {

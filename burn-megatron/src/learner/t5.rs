@@ -1,16 +1,21 @@
 //! T5 as burn-train's learner takes it.
 
+use std::ops::Range;
+
+use backend_dist::comm::Group;
 use burn::module::Module;
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
+use burn::tensor::{Bool, Device, Gradients, Int, Tensor, TensorData};
 use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
 use models::T5;
 use models::encoders::cross_entropy;
+use models::encoders::t5::T5Positions;
 use models::hf::IGNORED;
 
+use super::stages::{Activation, Part, Stages};
 use crate::data::masked::T5Sample;
 
 /// A [`T5`] that learns to write an output, such as what was masked in the input. It is a plain Burn module, in any layout
-/// that those have.
+/// that those have, and a chain of [`Stages`].
 ///
 /// What it gives to metrics is of every token: `output [tokens, vocabulary]` and `targets [tokens]`, 0 where there is no
 /// label, which `AccuracyMetric::new().with_pad_token(0)` leaves out.
@@ -51,11 +56,122 @@ impl T5Batch {
     }
 }
 
-impl T5Training {
-    /// The loss, and what metrics take.
-    pub fn run(&self, batch: T5Batch) -> (Tensor<1>, ClassificationOutput) {
-        let T5Batch { input, padding, output, labels } = batch;
-        let logits = self.t5.forward(input, Some(padding), output);
+/// What one part of a [`T5Training`] hands to the next.
+#[derive(Clone, Debug)]
+pub struct T5Hidden {
+    /// Of the encoder `[batch, input, d_model]`, of the decoder `[batch, output, d_model]`.
+    x: Tensor<3>,
+    /// In the decoder, the encoder's hidden states `[batch, input, d_model]`: every block reads them, so they travel along,
+    /// and their gradient comes back as the sum of all blocks'.
+    memory: Option<Tensor<3>>,
+    /// What distances add to scores in these blocks, once for all blocks of an autodiff graph. It is not handed to another
+    /// graph or rank, which computes it again: it is larger than `x`.
+    bias: Option<Tensor<4>>,
+}
+
+impl T5Hidden {
+    fn new(x: Tensor<3>) -> Self {
+        Self { x, memory: None, bias: None }
+    }
+
+    /// As a list, which is an activation: the decoder's has two elements.
+    fn to_list(&self) -> Vec<Tensor<3>> {
+        [self.x.clone()].into_iter().chain(self.memory.clone()).collect()
+    }
+
+    fn of_list(list: Vec<Tensor<3>>) -> Self {
+        let mut list = list.into_iter();
+        let x = list.next().expect("a list of hidden states begins with those of the block before");
+        Self { x, memory: list.next(), bias: None }
+    }
+}
+
+impl Activation for T5Hidden {
+    fn untracked(self) -> Self {
+        Self::of_list(self.to_list().untracked())
+    }
+
+    fn leaf(self) -> Self {
+        Self::of_list(self.to_list().leaf())
+    }
+
+    fn inner(self) -> Self {
+        Self::of_list(Activation::inner(self.to_list()))
+    }
+
+    fn gradient(&self, gradients: &mut Gradients) -> Self {
+        Self::of_list(self.to_list().gradient(gradients))
+    }
+
+    fn root(self, gradient: Self) -> Option<Tensor<1>> {
+        self.to_list().root(gradient.to_list())
+    }
+
+    fn send(self, to: usize, group: &Group) {
+        self.to_list().send(to, group);
+    }
+
+    fn receive(from: usize, device: &Device, group: &Group) -> Self {
+        Self::of_list(Activation::receive(from, device, group))
+    }
+}
+
+/// The encoder's blocks, then the decoder's. The first of these also ends the encoder and embeds the output's tokens.
+impl Stages for T5Training {
+    type Activation = T5Hidden;
+
+    fn blocks(&self) -> usize {
+        self.t5.encoder.blocks.len() + self.t5.decoder.blocks.len()
+    }
+
+    fn owner(&self, path: &str) -> Option<Part> {
+        let (encoder, all) = (self.t5.encoder.blocks.len(), self.blocks());
+        let blocks = |range: Range<usize>| Some(Part::Shared(range.map(Part::Block).collect()));
+        let tied = self.t5.head.is_none().then_some(Part::Last);
+        match path {
+            "t5.shared.weight" => {
+                Some(Part::Shared([Part::First, Part::Block(encoder)].into_iter().chain(tied).collect()))
+            }
+            "t5.encoder.positions.bias" => blocks(0..encoder),
+            "t5.decoder.positions.bias" => blocks(encoder..all),
+            "t5.encoder.norm.gamma" => Some(Part::Block(encoder)),
+            path => match Part::by_path(path, "", "t5.decoder.blocks", "t5.decoder.norm|t5.head") {
+                Some(Part::Block(index)) => Some(Part::Block(encoder + index)),
+                Some(part) => Some(part),
+                None => Part::by_path(path, "", "t5.encoder.blocks", ""),
+            },
+        }
+    }
+
+    fn first(&self, batch: &T5Batch) -> T5Hidden {
+        T5Hidden::new(self.t5.encoder.dropout.forward(self.t5.shared.forward(batch.input.clone())))
+    }
+
+    fn block(&self, index: usize, hidden: T5Hidden, batch: &T5Batch) -> T5Hidden {
+        let (encoder, decoder) = (&self.t5.encoder, &self.t5.decoder);
+        let padding = Some(batch.padding.clone());
+        let bias = |positions: &T5Positions, x: &Tensor<3>| positions.forward(0, x.dims()[1], x.dims()[1]);
+        if let Some(block) = encoder.blocks.get(index) {
+            let T5Hidden { x, bias: known, .. } = hidden;
+            let bias = known.unwrap_or_else(|| bias(&encoder.positions, &x));
+            return T5Hidden { x: block.forward(x, bias.clone(), padding), memory: None, bias: Some(bias) };
+        }
+        let (x, memory, known) = match hidden {
+            T5Hidden { x, memory: Some(memory), bias } => (x, memory, bias),
+            T5Hidden { x, .. } => {
+                let output = decoder.dropout.forward(self.t5.shared.forward(batch.output.clone()));
+                (output, encoder.finish(x), None)
+            }
+        };
+        let bias = known.unwrap_or_else(|| bias(&decoder.positions, &x));
+        let block = &decoder.blocks[index - encoder.blocks.len()];
+        let x = block.forward(x, bias.clone(), memory.clone(), padding);
+        T5Hidden { x, memory: Some(memory), bias: Some(bias) }
+    }
+
+    fn last(&self, hidden: T5Hidden, batch: &T5Batch) -> (Tensor<1>, ClassificationOutput) {
+        let logits = self.t5.logits(hidden.x);
+        let labels = batch.labels.clone();
         let loss = cross_entropy(logits.clone(), labels.clone());
         let [count, length, vocabulary] = logits.dims();
         let targets = labels.clone().mask_fill(labels.equal_elem(IGNORED), 0);
@@ -69,7 +185,7 @@ impl TrainStep for T5Training {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: T5Batch) -> TrainOutput<ClassificationOutput> {
-        let (loss, output) = self.run(batch);
+        let (loss, output) = self.run(&batch);
         TrainOutput::new(self, loss.backward(), output)
     }
 }
@@ -79,6 +195,6 @@ impl InferenceStep for T5Training {
     type Output = ClassificationOutput;
 
     fn step(&self, batch: T5Batch) -> ClassificationOutput {
-        self.run(batch).1
+        self.run(&batch).1
     }
 }

@@ -7,7 +7,7 @@ use burn_megatron::learner::{BertBatch, BertTraining};
 use burn_megatron::prelude::*;
 use models::{Bert, BertConfig};
 
-use crate::{adamw, layouts, proven};
+use crate::{adamw, adapted, layouts, proven};
 
 fn config() -> BertConfig {
     BertConfig {
@@ -71,6 +71,16 @@ fn bert_trains_in_pipelines_as_on_one_device() {
     let layouts = layouts(&["PP2", "PP4", "PP2 VPP2", "PP2 DP2 ZeRO1", "TP2 SP PP2 DP2"]);
     let proof = Proof::default().plan(Bert::plan()).optimizer(adamw);
     proven(verify_stages_as(training, batch, &layouts, &proof), layouts.len());
+}
+
+#[test]
+fn adapters_of_bert_train_as_on_one_device() {
+    let adapted = |device: &Device| BertTraining { bert: adapted(Bert::new(&config(), device)) };
+    let proof = Proof::default().plan(Bert::plan()).optimizer(adamw);
+    let whole = layouts(&["TP2", "TP2 SP DP2 ZeRO1", "DP2 ZeRO2", "TP2 DP2 ZeRO3"]);
+    proven(verify_module_as(adapted, loss, &whole, &proof), whole.len());
+    let stages = layouts(&["PP2", "TP2 SP PP2 DP2 ZeRO1", "PP2 VPP2 DP2 ZeRO3"]);
+    proven(verify_stages_as(adapted, batch, &stages, &proof), stages.len());
 }
 
 /// No operation of the model gathers a tensor because there is no rule for it.

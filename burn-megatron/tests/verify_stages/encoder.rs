@@ -49,7 +49,7 @@ impl Stages for Classifier {
         self.encoder.layers.len()
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         Part::by_path(path, "tokens", "encoder.layers", "head")
     }
 

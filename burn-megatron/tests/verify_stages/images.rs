@@ -12,7 +12,7 @@ use burn::train::{RegressionOutput, TrainOutput, TrainStep};
 use burn_megatron::prelude::*;
 use models::images::{Llava, LlavaConfig, Vit, VitConfig};
 
-use crate::{layouts, proven};
+use crate::{adapted, layouts, proven};
 
 const LAYOUTS: [&str; 9] =
     ["TP2", "TP4", "TP2 SP", "DP2", "TP2 DP2", "DP2 ZeRO3", "TP2 DP2 ZeRO3", "TP2 SP DP2 ZeRO1", "TP2 SP DP2 ZeRO3"];
@@ -83,6 +83,16 @@ fn llava_with_a_frozen_tower() {
     proven(verify_module_as(make_model, llava_loss, &layouts(&list), &proof), list.len());
 }
 
+#[test]
+fn adapters_of_vision_models_train_as_on_one_device() {
+    let list = layouts(&["TP2", "TP2 DP2 ZeRO1", "DP2 ZeRO3"]);
+    let proof = Proof::default().plan(Vit::plan());
+    proven(verify_module_as(|device: &Device| adapted(vit(device)), vit_loss, &list, &proof), list.len());
+    let proof = Proof::default().plan(Llava::plan());
+    let make_model = |device: &Device| adapted(Llava::new(&config(), device));
+    proven(verify_module_as(make_model, llava_loss, &list, &proof), list.len());
+}
+
 /// Every operation has a rule: none gathers its operands for want of one.
 fn no_fallback<M: Module + ModuleDisplay + 'static>(
     make_model: fn(&Device) -> M,
@@ -107,6 +117,7 @@ fn no_fallback<M: Module + ModuleDisplay + 'static>(
 fn every_operation_has_a_rule() {
     no_fallback(vit, Vit::plan(), vit_loss);
     no_fallback(|device| Llava::new(&config(), device), Llava::plan(), llava_loss);
+    no_fallback(|device| adapted(vit(device)), Vit::plan(), vit_loss);
 }
 
 /// A chain of the tower's blocks and the decoder's. The first block of the decoder begins with the projector and the
@@ -132,7 +143,7 @@ impl Stages for Chain {
         TOWER + self.model.decoder().blocks()
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         let first = "model.tower.patches|model.tower.class|model.tower.positions|model.tower.first_norm";
         let tower = Part::by_path(path, first, "model.tower.blocks", "model.decoder.norm|model.decoder.head");
         match Part::by_path(path, "model.projector|model.decoder.embedding", "model.decoder.blocks", "") {

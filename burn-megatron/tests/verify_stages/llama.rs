@@ -103,7 +103,7 @@ impl Stages for Llama {
         self.blocks.len()
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         Part::by_path(path, "embedding", "blocks", "norm|head")
     }
 
@@ -155,7 +155,7 @@ impl Stages for Tied {
         self.llama.blocks()
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         if path == "llama.embedding.weight" {
             return Some(Part::Tied);
         }

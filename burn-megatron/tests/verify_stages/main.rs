@@ -10,6 +10,8 @@ mod wrong;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn_megatron::prelude::*;
+use models::hf::HfModule;
+use models::lora::{LoraConfig, with_adapters};
 
 fn layouts(list: &[&str]) -> Vec<ParallelLayout> {
     list.iter().map(|layout| layout.parse().unwrap()).collect()
@@ -22,6 +24,12 @@ fn adamw() -> ModuleOptimizer {
 fn sgd() -> ModuleOptimizer {
     let momentum = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: true };
     SgdConfig::new().with_momentum(Some(momentum)).init()
+}
+
+/// With a DoRA adapter of every linear layer.
+fn adapted<M: HfModule>(module: M) -> M {
+    let plan = LoraConfig { rank: 3, dora: true, ..LoraConfig::default() }.module_plan(&module).unwrap();
+    with_adapters(module, &plan, None).unwrap()
 }
 
 /// All layouts ran, and something was compared: sums over micro-batches round differently.

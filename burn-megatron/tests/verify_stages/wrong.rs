@@ -120,7 +120,7 @@ impl<const OWNER: usize> Stages for Chain<OWNER> {
         2
     }
 
-    fn owner(path: &str) -> Option<Part> {
+    fn owner(&self, path: &str) -> Option<Part> {
         match (OWNER, path.starts_with("middle")) {
             (1, true) => None,
             (2, true) => Some(Part::Block(7)),

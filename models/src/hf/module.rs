@@ -59,6 +59,15 @@ pub trait HfModule: Module + ModuleDisplay {
         Vec::new()
     }
 
+    /// The names of a tensor of files in the model that transformers has in memory, by which peft names adapters: those of
+    /// its newest version first.
+    fn names_in_memory(name: &str) -> Vec<String> {
+        vec![name.into()]
+    }
+
+    /// peft's `task_type` of adapters, for families that it has a class for.
+    const PEFT_TASK: Option<&'static str> = None;
+
     /// What tensor parallelism shards.
     fn plan() -> Plan {
         Plan::auto()

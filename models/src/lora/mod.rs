@@ -14,6 +14,7 @@ mod base;
 mod blocks;
 mod experts;
 mod layers;
+mod module;
 mod off;
 mod plan;
 mod share;
@@ -31,6 +32,7 @@ pub(crate) use base::Quantizer;
 pub use experts::WIDTH as EXPERT_WIDTH;
 pub(crate) use experts::{ExpertAdapters, of_tokens};
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
+pub use module::{LowRank, adapter_gradients, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
 pub use share::with_weights_of;
@@ -121,7 +123,8 @@ impl LoraConfig {
             let end = format!("*.{target}");
             let is_named = |theirs: &str| fits(target, theirs) || fits(&end, theirs);
             // A router is no linear layer to peft, nor are experts where transformers 5 has them as one tensor.
-            let in_all = |theirs: &str| !theirs.contains(".experts.") && !is_router(theirs) && theirs != "lm_head";
+            let is_output = |theirs: &str| theirs == "lm_head" || theirs.ends_with(".lm_head");
+            let in_all = |theirs: &str| !theirs.contains(".experts.") && !is_router(theirs) && !is_output(theirs);
             let chosen: Vec<&Linear> =
                 linear.iter().filter(|layer| if all { in_all(layer.theirs) } else { is_named(layer.theirs) }).collect();
             if chosen.is_empty() {

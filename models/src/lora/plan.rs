@@ -17,7 +17,7 @@ pub struct LoraPlan {
 }
 
 /// The parts of an adapter: our ending, and peft's.
-const PARTS: [(&str, &str); 3] = [
+pub(super) const PARTS: [(&str, &str); 3] = [
     ("lora_A.weight", "lora_A.weight"),
     ("lora_B.weight", "lora_B.weight"),
     ("lora_magnitude_vector.weight", "lora_magnitude_vector"),

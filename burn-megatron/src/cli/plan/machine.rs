@@ -6,7 +6,7 @@ use crate::config::RANKS;
 use crate::plan::gpus::{self, GpuModel, Hardware};
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Machine (with a CONFIG)")]
+#[command(next_help_heading = "Machine (with a CONFIG or --hf)")]
 pub(super) struct MachineArgs {
     /// Search the best layouts on this many GPUs; by default as many as the layout of CONFIG has ranks
     #[arg(long, value_name = "N")]
@@ -60,7 +60,7 @@ impl MachineArgs {
             ("all-ranks", self.all_ranks),
         ];
         match flags.into_iter().find(|(_, given)| *given) {
-            Some((flag, _)) => bail!("--{flag} is for a run: name its CONFIG, the TOML file"),
+            Some((flag, _)) => bail!("--{flag} is for a run: name its CONFIG, the TOML file, or --hf"),
             None => Ok(()),
         }
     }

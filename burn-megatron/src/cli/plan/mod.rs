@@ -2,6 +2,7 @@
 
 mod args;
 mod machine;
+mod module;
 mod report;
 mod run;
 #[cfg(test)]
@@ -16,6 +17,7 @@ use anyhow::Result;
 
 use args::{DurationArgs, PipelineArgs, StageArgs};
 use machine::MachineArgs;
+use module::ModuleArgs;
 use report::Plan;
 
 use super::layout::LayoutArgs;
@@ -39,6 +41,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
+    module: ModuleArgs,
+    #[command(flatten)]
     machine: MachineArgs,
     #[command(flatten)]
     pipeline: PipelineArgs,
@@ -54,6 +58,10 @@ pub struct Args {
 
 /// Prints the needs of a run, or bubble and activations in flight of a schedule, and draws.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(folder) = &args.module.hf {
+        print(&module::plan(&args, folder)?)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // https://no-color.org
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let colors = if wanted && io::stdout().is_terminal() { Colors::Ansi } else { Colors::Off };

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, FloatDType};
 use models::hf::{ForeignParam, HfModule, ModuleNames, module_classes};
+use models::lora::Adapter;
 use serde_json::Value;
 
+use super::adapter::read_module_adapter;
 use super::error::HfFolderError;
 use super::folder::read_config;
 use super::tensors::{INDEX, Stored, Tensors};
@@ -38,6 +40,7 @@ pub struct ModuleFolder {
     folder: PathBuf,
     original: Value,
     tensors: Tensors,
+    adapter: Option<PathBuf>,
 }
 
 impl ModuleFolder {
@@ -49,7 +52,21 @@ impl ModuleFolder {
         let folder = folder.as_ref().to_path_buf();
         let original = read_config(&folder)?;
         let tensors = Tensors::safetensors(&folder)?;
-        Ok(Self { folder, original, tensors })
+        Ok(Self { folder, original, tensors, adapter: None })
+    }
+
+    /// The same with the folder of an adapter that peft wrote, which `forward_module` adds to the model.
+    pub fn with_adapter(mut self, adapter: impl AsRef<Path>) -> Self {
+        self.adapter = Some(adapter.as_ref().to_path_buf());
+        self
+    }
+
+    /// The adapter, if there is one.
+    ///
+    /// # Errors
+    /// As [`read_module_adapter`].
+    pub(crate) fn adapter<M: HfModule>(&self, module: &M) -> Result<Option<Adapter>, HfFolderError> {
+        self.adapter.as_ref().map(|folder| read_module_adapter(folder, module)).transpose()
     }
 
     /// Whether the model of a folder is a plain Burn module, by the `model_type` of its `config.json`.

@@ -34,7 +34,7 @@ impl Default for ModuleExport<'_> {
 }
 
 impl ModuleExport<'_> {
-    /// Writes `folder`, which must not exist or be empty. Gives the number of files of weights.
+    /// Writes `folder`, which must not exist or be empty. Gives the number of files of weights. Adapters are merged into them.
     ///
     /// # Errors
     /// If the disk says no.
@@ -45,7 +45,8 @@ impl ModuleExport<'_> {
         config: &M::Config,
     ) -> Result<usize, HfFolderError> {
         refuse_full(folder.as_ref())?;
-        let source = Weights(named_tensors(module, Wanted::Weights));
+        // What adapters add is a part of the weights.
+        let source = Weights(named_tensors(&module.clone().materialize(), Wanted::Weights));
         let same = |original: &&Value| {
             let read = M::from_hf(original).map(|read| M::present(read, &|name| source.0.contains_key(name)));
             read.is_ok_and(|read| M::to_hf(&read) == M::to_hf(config))

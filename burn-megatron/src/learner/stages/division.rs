@@ -1,6 +1,6 @@
 //! Which rank of a pipeline holds which parts of a model. Decided before anything starts, the same on every rank.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use backend_dist::mesh::{Nearest, ParallelLayout};
 use backend_dist::paths::PathVisitor;
@@ -70,7 +70,7 @@ impl Division {
 
     /// The same for a model that has other ids, by the paths of its parameters.
     pub fn with_ids_of<M: Module>(&self, model: &M) -> Self {
-        let part = |(path, id)| Some((id, *self.paths.get(&path)?));
+        let part = |(path, id)| Some((id, self.paths.get(&path)?.clone()));
         Self { owners: Parameters::default().walk(model).0.into_iter().filter_map(part).collect(), ..self.clone() }
     }
 
@@ -110,48 +110,55 @@ impl Division {
     }
 
     /// The ranks that hold a part, the first of them first.
-    fn ranks_of(&self, part: Part) -> Vec<usize> {
-        let last = self.stages() - 1;
-        let stages = match part {
-            Part::First => vec![0],
-            Part::Last => vec![last],
-            Part::Tied => vec![0, last],
-            Part::Block(index) => {
-                self.stages.iter().position(|stage| stage.layers.contains(&index)).into_iter().collect()
+    fn ranks_of(&self, part: &Part) -> Vec<usize> {
+        let mut ranks = Vec::new();
+        for stage in self.stages_of(part) {
+            let rank = self.holder(stage).0;
+            if !ranks.contains(&rank) {
+                ranks.push(rank);
             }
-        };
-        let mut ranks: Vec<usize> = stages.into_iter().map(|stage| self.holder(stage).0).collect();
-        ranks.dedup();
+        }
         ranks
+    }
+
+    /// The stages that use a part, in their order.
+    fn stages_of(&self, part: &Part) -> BTreeSet<usize> {
+        let last = self.stages() - 1;
+        match part {
+            Part::First => [0].into(),
+            Part::Last => [last].into(),
+            Part::Tied => [0, last].into(),
+            Part::Block(index) => {
+                self.stages.iter().position(|stage| stage.layers.contains(index)).into_iter().collect()
+            }
+            Part::Shared(parts) => parts.iter().flat_map(|part| self.stages_of(part)).collect(),
+        }
     }
 
     /// Whether a pipeline rank holds the parameter with this path.
     pub fn is_path_on(&self, path: &str, rank: usize) -> bool {
-        self.paths.get(path).is_some_and(|part| self.ranks_of(*part).contains(&rank))
+        self.paths.get(path).is_some_and(|part| self.ranks_of(part).contains(&rank))
     }
 
     /// Whether a pipeline rank holds a parameter.
     pub fn is_on(&self, id: ParamId, rank: usize) -> bool {
-        self.owners.get(&id).is_some_and(|part| self.ranks_of(*part).contains(&rank))
+        self.owners.get(&id).is_some_and(|part| self.ranks_of(part).contains(&rank))
     }
 
     /// The pipeline rank whose value and optimizer state of a parameter are saved.
     pub fn saver(&self, id: ParamId) -> usize {
-        self.owners.get(&id).map_or(0, |part| self.ranks_of(*part)[0])
+        self.owners.get(&id).map_or(0, |part| self.ranks_of(part)[0])
     }
 
     /// The part that uses the parameter with this path.
     pub fn part(&self, path: &str) -> Option<Part> {
-        self.paths.get(path).copied()
+        self.paths.get(path).cloned()
     }
 
-    /// The ranks at both ends of the pipeline, if they are two and hold this parameter together.
-    pub fn ends(&self, id: ParamId) -> Option<(usize, usize)> {
-        let part = self.owners.get(&id).filter(|part| **part == Part::Tied)?;
-        match self.ranks_of(*part)[..] {
-            [first, last] => Some((first, last)),
-            _ => None,
-        }
+    /// The ranks that hold this parameter together, the first of them first, if they are several.
+    pub fn sharers(&self, id: ParamId) -> Option<Vec<usize>> {
+        let part = self.owners.get(&id).filter(|part| matches!(part, Part::Tied | Part::Shared(_)))?;
+        Some(self.ranks_of(part)).filter(|ranks| ranks.len() > 1)
     }
 }
 
@@ -179,17 +186,17 @@ fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
     let mut names: HashMap<ParamId, String> = HashMap::new();
     let mut nearest = Part::First;
     for (path, id) in Parameters::default().walk(model).0 {
-        let Some(part) = M::owner(&path) else { return Err(StagesError::NoOwner { path, nearest }) };
-        if matches!(part, Part::Block(index) if index >= blocks) {
+        let Some(part) = model.owner(&path) else { return Err(StagesError::NoOwner { path, nearest }) };
+        if !part.is_of(blocks) {
             return Err(StagesError::NoBlock { path, part, blocks });
         }
         if let Some(other) = names.get(&id).filter(|other| paths[*other] != part) {
-            let (other, other_part) = (other.clone(), paths[other]);
+            let (other, other_part) = (other.clone(), paths[other].clone());
             return Err(StagesError::TwoOwners { path, part, other, other_part });
         }
-        nearest = part;
+        nearest = part.clone();
         names.insert(id, path.clone());
-        owners.insert(id, part);
+        owners.insert(id, part.clone());
         paths.insert(path, part);
     }
     Ok((owners, paths))

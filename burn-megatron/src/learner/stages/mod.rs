@@ -73,7 +73,7 @@ pub type TrainBatch<M> = <M as TrainStep>::Input;
 ///         self.hidden.len()
 ///     }
 ///
-///     fn owner(path: &str) -> Option<Part> {
+///     fn owner(&self, path: &str) -> Option<Part> {
 ///         Part::by_path(path, "input", "hidden", "output")
 ///     }
 ///
@@ -124,8 +124,8 @@ pub trait Stages: TrainStep<Input: Module> + Module {
     fn blocks(&self) -> usize;
 
     /// Which part uses the parameter with this path, such as `encoder.layers.3.norm_1.gamma`. A parameter that both
-    /// [`first`](Self::first) and [`last`](Self::last) use is [`Part::Tied`].
-    fn owner(path: &str) -> Option<Part>;
+    /// [`first`](Self::first) and [`last`](Self::last) use is [`Part::Tied`], one that others use together [`Part::Shared`].
+    fn owner(&self, path: &str) -> Option<Part>;
 
     /// From a batch to what goes into the first block.
     fn first(&self, batch: &Self::Input) -> Self::Activation;

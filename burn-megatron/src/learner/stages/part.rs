@@ -12,7 +12,7 @@ use std::fmt;
 /// assert_eq!(owner("encoder.layers.12.norm_1.gamma"), Some(Part::Block(12)));
 /// assert_eq!(owner("header.weight"), None);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Part {
     /// [`Stages::first`](super::Stages::first).
     First,
@@ -23,6 +23,9 @@ pub enum Part {
     /// The first and the last part, as an embedding whose transpose is the weight of the output layer. Both stages hold
     /// it; its gradient is the sum of both.
     Tied,
+    /// Several parts, as the numbers for distances of all blocks of T5's encoder. All their stages hold it; its gradient is
+    /// the sum of theirs.
+    Shared(Vec<Part>),
 }
 
 impl Part {
@@ -39,6 +42,15 @@ impl Part {
         let index = below(path, blocks)?.split('.').next()?;
         index.parse().ok().map(Self::Block)
     }
+
+    /// Whether a model with so many blocks has this part.
+    pub(super) fn is_of(&self, blocks: usize) -> bool {
+        match self {
+            Self::Block(index) => *index < blocks,
+            Self::Shared(parts) => !parts.is_empty() && parts.iter().all(|part| part.is_of(blocks)),
+            Self::First | Self::Last | Self::Tied => true,
+        }
+    }
 }
 
 /// What follows the field `field` in `path`, if the path begins with it.
@@ -54,6 +66,13 @@ impl fmt::Display for Part {
             Self::Block(index) => write!(f, "Part::Block({index})"),
             Self::Last => f.write_str("Part::Last"),
             Self::Tied => f.write_str("Part::Tied"),
+            Self::Shared(parts) => {
+                f.write_str("Part::Shared(")?;
+                for (index, part) in parts.iter().enumerate() {
+                    write!(f, "{}{part}", if index > 0 { ", " } else { "" })?;
+                }
+                f.write_str(")")
+            }
         }
     }
 }

@@ -48,7 +48,7 @@ impl Reparameterization for Elsewhere {
     fn apply<const D: usize>(&self, _: Tensor<D>) -> Tensor<D> {
         panic!(
             "a stage uses parameter `{}`, which `Stages::owner` gives to {}, and that is on another rank; nearest legal: the \
-             part that uses it, or Part::Tied if the first and the last do",
+             part that uses it, or Part::Tied if the first and the last do, or Part::Shared",
             self.path, self.part
         )
     }

@@ -41,8 +41,8 @@ impl StageZero {
             let owners = Owners::of(&model, if stage > 0 { groups.dp.size() } else { 1 }).into();
             return (Self { stage, division, owners, shards: None, states }, model);
         }
-        // Both ends have a tied parameter, and would have to agree on its owner.
-        let is_sharded = |id| division.is_on(id, here) && division.ends(id).is_none();
+        // Several stages have a shared parameter, and would have to agree on its owner.
+        let is_sharded = |id| division.is_on(id, here) && division.sharers(id).is_none();
         let shards = FullyShard::of_some(&model, &groups.dp, units, is_sharded);
         let model = shards.shard(model);
         (Self { stage, owners: shards.owners().clone(), division, shards: Some(shards), states }, model)
@@ -65,12 +65,12 @@ impl StageZero {
         let grads = place_gradients(model, grads, &groups.tp);
         match &self.shards {
             Some(shards) => shards.end_pass(model, grads),
-            // Those of tied parameters are added over both ends first.
+            // Those of shared parameters are added over their stages first.
             None => reduce_some_to_owners(model, grads, |id| !self.is_tied(id), &self.owners, &groups.dp),
         }
     }
 
-    /// The gradients of a step, of which those of both ends have been added.
+    /// The gradients of a step, of which those of shared parameters have been added.
     pub fn reduced<M: Module>(&self, model: &M, grads: GradientsParams, dp: &Group) -> GradientsParams {
         match self.stage {
             0 => average_gradients(model, grads, dp),
@@ -81,7 +81,7 @@ impl StageZero {
     }
 
     fn is_tied(&self, id: ParamId) -> bool {
-        self.division.ends(id).is_some()
+        self.division.sharers(id).is_some()
     }
 
     /// Clips the gradients of a step by the norm of those of all ranks.
@@ -94,7 +94,7 @@ impl StageZero {
     ) -> GradientsParams {
         let alone = Group::single();
         let among = if self.stage > 0 { &groups.dp } else { &alone };
-        // A tied parameter is on two stages.
+        // A shared parameter is on several stages.
         let counts = |id| self.is_first_of(id, among.rank()) && self.division.saver(id) == groups.pp.rank();
         clip_grad_norm(model, grads, max_norm, counts, &[among, &groups.pp]).0
     }

@@ -47,7 +47,7 @@ impl MeshStrategy {
     ///   are the same in every pipeline, and with recomputation.
     /// - ZeRO is that of [`zero_on`](crate::learner::MegatronStrategy::zero_on), 0 to 3, among the ranks with the same stages. From 2
     ///   on gradients are reduced after each backward pass of a stage, and only their owners keep sums. With 3 a pass gathers
-    ///   the values of its stage; those of [`Part::Tied`](super::Part::Tied) stay whole.
+    ///   the values of its stage; those of [`Part::Tied`](super::Part::Tied) and `Part::Shared` stay whole.
     /// - The ranks of a pipeline are next to each other (Megatron-LM's `--use-tp-pp-dp-mapping`), in one process unless
     ///   [`across_processes`](StagesStrategy::across_processes) follows, and activations go through host memory.
     pub fn stages(self) -> StagesStrategy {

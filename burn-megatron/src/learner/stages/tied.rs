@@ -1,4 +1,4 @@
-//! Parameters that the first and the last stage share: their gradient is the sum of both.
+//! Parameters that several stages share, such as a tied embedding: their gradient is the sum of all.
 
 use backend_dist::collective::{recv, send};
 use backend_dist::comm::Group;
@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::Division;
 
-/// `grads` with the sums over both ends of the pipeline. Both must call it, with the same model.
+/// `grads` with the sums over the stages that share a parameter. All of them must call it, with the same model.
 pub(super) fn sum_tied<M: Module>(
     model: &M,
     grads: GradientsParams,
@@ -31,19 +31,19 @@ struct Tied<'a> {
 
 impl ModuleVisitor for Tied<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some((first, last)) = self.division.ends(param.id) else { return };
-        let here = self.pipeline.rank();
-        if !param.is_require_grad() || (here != first && here != last) {
+        let Some(ranks) = self.division.sharers(param.id) else { return };
+        let (here, first) = (self.pipeline.rank(), ranks[0]);
+        if !param.is_require_grad() || !ranks.contains(&here) {
             return;
         }
         let value = param.base().without_autodiff();
         let (shape, dtype, placements) = (value.dims(), value.dtype(), Placements::of(&value));
         let other = |from| placements.moved(recv(shape, dtype, self.device, from, self.pipeline));
         let own = self.grads.remove::<D>(param.id).unwrap_or_else(|| value.zeros_like());
-        // Only the first rank adds, so that both have the same bits.
+        // Only the first rank adds, so that all have the same bits.
         let sum = if here == first {
-            let sum = own + other(last);
-            send(sum.clone(), last, self.pipeline);
+            let sum = ranks[1..].iter().fold(own, |sum, rank| sum + other(*rank));
+            ranks[1..].iter().for_each(|rank| send(sum.clone(), *rank, self.pipeline));
             sum
         } else {
             send(own, first, self.pipeline);

@@ -81,6 +81,8 @@ impl HfModule for T5 {
         NAMES
     }
 
+    const PEFT_TASK: Option<&'static str> = Some("SEQ_2_SEQ_LM");
+
     fn plan() -> Plan {
         Self::plan()
     }

@@ -173,12 +173,10 @@ impl T5 {
 
     /// Hidden states `[batch, sequence, d_model]` of the input's tokens `[batch, sequence]`; `padding` says which are none.
     pub fn encode(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Tensor<3> {
-        let [_, length] = tokens.dims();
-        let encoder = &self.encoder;
-        let (bias, mask) = (encoder.positions.forward(0, length, length), padding.map(of_keys));
+        let ([_, length], encoder) = (tokens.dims(), &self.encoder);
+        let bias = encoder.positions.forward(0, length, length);
         let x = encoder.dropout.forward(self.shared.forward(tokens));
-        let x = encoder.blocks.iter().fold(x, |x, block| block.forward(x, bias.clone(), mask.clone()));
-        encoder.dropout.forward(encoder.norm.forward(x))
+        encoder.finish(encoder.blocks.iter().fold(x, |x, block| block.forward(x, bias.clone(), padding.clone())))
     }
 
     /// What the decoder needs of the encoder's hidden states, and of their padding.
@@ -197,26 +195,16 @@ impl T5 {
         let mask = (length > 1).then(|| after(past, length, &tokens.device()));
         let mut x = decoder.dropout.forward(self.shared.forward(tokens));
         for (block, (own, encoder)) in decoder.blocks.iter().zip(&mut cache.blocks) {
-            let normed = block.attention_norm.forward(x.clone());
-            let new = block.attention.keys_values(normed.clone());
-            let all = match own.take() {
-                Some([keys, values]) => {
-                    let [new_keys, new_values] = new;
-                    [Tensor::cat(vec![keys, new_keys], 2), Tensor::cat(vec![values, new_values], 2)]
-                }
-                None => new,
-            };
-            *own = Some(all.clone());
-            let attended = block.attention.forward(normed, all, Some(bias.clone()), mask.clone());
-            x = x + block.dropout.forward(attended);
-            let normed = block.cross_attention_norm.forward(x.clone());
-            let attended = block.cross_attention.forward(normed, encoder.clone(), None, cache.padding.clone());
-            x = x + block.dropout.forward(attended);
-            let normed = block.feed_forward_norm.forward(x.clone());
-            x = x + block.dropout.forward(block.feed_forward.forward(normed));
+            let to_own = (bias.clone(), mask.clone());
+            x = block.after_cache(x, own, to_own, (encoder.clone(), cache.padding.clone()));
         }
         cache.length = keys;
-        let x = decoder.dropout.forward(decoder.norm.forward(x)) * self.scale;
+        self.logits(x)
+    }
+
+    /// Logits `[batch, sequence, vocabulary]` of what comes out of the decoder's last block.
+    pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
+        let x = self.decoder.dropout.forward(self.decoder.norm.forward(x)) * self.scale;
         let head = self.head.as_ref().unwrap_or(&self.shared).weight.val();
         x.matmul(head.transpose().unsqueeze_dim::<3>(0))
     }
@@ -244,11 +232,63 @@ impl T5 {
     }
 }
 
+impl T5Encoder {
+    /// The encoder's hidden states of what comes out of its last block.
+    pub fn finish(&self, x: Tensor<3>) -> Tensor<3> {
+        self.dropout.forward(self.norm.forward(x))
+    }
+}
+
 impl T5EncoderBlock {
-    fn forward(&self, x: Tensor<3>, bias: Tensor<4>, mask: Option<Tensor<4, Bool>>) -> Tensor<3> {
+    /// From and to `[batch, sequence, d_model]`. `bias` is what [`T5Positions`] adds to scores; `padding [batch, sequence]`.
+    pub fn forward(&self, x: Tensor<3>, bias: Tensor<4>, padding: Option<Tensor<2, Bool>>) -> Tensor<3> {
         let normed = self.attention_norm.forward(x.clone());
         let own = self.attention.keys_values(normed.clone());
-        let x = x + self.dropout.forward(self.attention.forward(normed, own, Some(bias), mask));
+        let attended = self.attention.forward(normed, own, Some(bias), padding.map(of_keys));
+        let x = x + self.dropout.forward(attended);
+        let normed = self.feed_forward_norm.forward(x.clone());
+        x + self.dropout.forward(self.feed_forward.forward(normed))
+    }
+}
+
+impl T5DecoderBlock {
+    /// From and to `[batch, output, d_model]`, of whole outputs. `bias` is what [`T5Positions`] adds to scores of
+    /// self-attention; `memory [batch, input, d_model]` are the encoder's hidden states, with their `padding [batch, input]`.
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        bias: Tensor<4>,
+        memory: Tensor<3>,
+        padding: Option<Tensor<2, Bool>>,
+    ) -> Tensor<3> {
+        let mask = after(0, x.dims()[1], &x.device());
+        let encoder = self.cross_attention.keys_values(memory);
+        self.after_cache(x, &mut None, (bias, Some(mask)), (encoder, padding.map(of_keys)))
+    }
+
+    /// The same of tokens that follow those whose keys and values are in `own`, which gets theirs.
+    fn after_cache(
+        &self,
+        x: Tensor<3>,
+        own: &mut Option<KeysValues>,
+        (bias, mask): (Tensor<4>, Option<Tensor<4, Bool>>),
+        (encoder, padding): (KeysValues, Option<Tensor<4, Bool>>),
+    ) -> Tensor<3> {
+        let normed = self.attention_norm.forward(x.clone());
+        let new = self.attention.keys_values(normed.clone());
+        let all = match own.take() {
+            Some([keys, values]) => {
+                let [new_keys, new_values] = new;
+                [Tensor::cat(vec![keys, new_keys], 2), Tensor::cat(vec![values, new_values], 2)]
+            }
+            None => new,
+        };
+        *own = Some(all.clone());
+        let attended = self.attention.forward(normed, all, Some(bias), mask);
+        let x = x + self.dropout.forward(attended);
+        let normed = self.cross_attention_norm.forward(x.clone());
+        let attended = self.cross_attention.forward(normed, encoder, None, padding);
+        let x = x + self.dropout.forward(attended);
         let normed = self.feed_forward_norm.forward(x.clone());
         x + self.dropout.forward(self.feed_forward.forward(normed))
     }

@@ -82,6 +82,17 @@ impl HfModule for Llava {
         vec![one_part(name), one_part(&nested), nested]
     }
 
+    /// As one part and the output layer: those of versions from 5 on, from 4.52 on, and before.
+    fn names_in_memory(name: &str) -> Vec<String> {
+        Self::older_names(name)
+            .into_iter()
+            .take(2)
+            .chain([name.replacen("vision_tower.", "vision_tower.vision_model.", 1)])
+            .collect()
+    }
+
+    const PEFT_TASK: Option<&'static str> = Some("CAUSAL_LM");
+
     fn plan() -> Plan {
         Self::plan()
     }

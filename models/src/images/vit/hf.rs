@@ -51,6 +51,21 @@ impl HfModule for Vit {
         NAMES
     }
 
+    /// Files keep the names of the first versions.
+    fn names_in_memory(name: &str) -> Vec<String> {
+        const NEW: [(&str, &str); 7] = [
+            ("encoder.layer.", "layers."),
+            ("attention.attention.query.", "attention.q_proj."),
+            ("attention.attention.key.", "attention.k_proj."),
+            ("attention.attention.value.", "attention.v_proj."),
+            ("attention.output.dense.", "attention.o_proj."),
+            ("intermediate.dense.", "mlp.fc1."),
+            ("output.dense.", "mlp.fc2."),
+        ];
+        let new = NEW.iter().fold(name.to_string(), |name, (old, new)| name.replacen(old, new, 1));
+        vec![new, name.into()]
+    }
+
     fn plan() -> Plan {
         Self::plan()
     }

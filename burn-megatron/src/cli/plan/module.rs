@@ -1,0 +1,75 @@
+//! Planning the training of a plain Burn module.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, anyhow};
+use backend_dist::mesh::ParallelLayout;
+use models::lora::{ALL_LINEAR, LoraConfig};
+
+use super::Args;
+use crate::plan::bytes;
+use crate::plan_module::{ModuleRun, Subject, plan_folder};
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Plain Burn modules")]
+pub(super) struct ModuleArgs {
+    /// Folder with the config.json of a BERT, T5, ViT or LLaVA: prints memory and arithmetic of a step under AdamW
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["config", "schedule_file", "draw", "svg"])]
+    pub(super) hf: Option<PathBuf>,
+    /// Sequences or images of a micro-batch [default: 1]
+    #[arg(long, value_name = "N", requires = "hf")]
+    micro_batch: Option<usize>,
+    /// Tokens of a sequence, with image tokens; of T5's input [default: 512]
+    #[arg(long, value_name = "N", requires = "hf")]
+    seq_length: Option<usize>,
+    /// Tokens of T5's output [default: a quarter of its input]
+    #[arg(long, value_name = "N", requires = "hf")]
+    target_length: Option<usize>,
+    /// Mixed precision: GEMMs in bf16, parameters in fp32
+    #[arg(long, requires = "hf")]
+    autocast: bool,
+    /// Rank of LoRA adapters of the linear layers; everything else is frozen
+    #[arg(long, value_name = "R", requires = "hf")]
+    lora_rank: Option<usize>,
+    /// Which linear layers have adapters [default: all-linear]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "lora_rank")]
+    lora_target_modules: Vec<String>,
+}
+
+/// The plan of the module in a folder, as text.
+pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
+    let module = &args.module;
+    let named = [
+        ("micro-batch", module.micro_batch),
+        ("micro-batches", args.pipeline.micro_batches),
+        ("seq-length", module.seq_length),
+        ("target-length", module.target_length),
+        ("lora-rank", module.lora_rank),
+    ];
+    if let Some((key, _)) = named.into_iter().find(|(_, value)| *value == Some(0)) {
+        return Err(anyhow!("--{key} 0 is nothing to plan; nearest legal: 1"));
+    }
+    let length = module.seq_length.unwrap_or(512);
+    let lora = module.lora_rank.map(|rank| {
+        let all = || vec![ALL_LINEAR.into()];
+        let targets = Some(module.lora_target_modules.clone()).filter(|targets| !targets.is_empty());
+        LoraConfig { rank, target_modules: targets.unwrap_or_else(all), ..LoraConfig::default() }
+    });
+    let target = module.target_length.unwrap_or((length / 4).max(1));
+    let subject = Subject { batch: module.micro_batch.unwrap_or(1), length, target, lora };
+    let run = ModuleRun {
+        layout: args.layout.over(ParallelLayout::default())?,
+        micro_batches: args.pipeline.micro_batches.unwrap_or(1),
+        autocast: module.autocast,
+        ..ModuleRun::default()
+    };
+    let plan = plan_folder(folder, &subject, &run).map_err(|error| anyhow!(error))?;
+    let (hardware, name) = args.machine.hardware(if module.autocast { 2 } else { 4 })?;
+    let [least, most] = plan.seconds(&hardware).map(|seconds| seconds * 1e3);
+    let verdict = if plan.peak() <= hardware.memory { "fits into" } else { "DOES NOT FIT into" };
+    Ok(format!(
+        "{plan}{name:<12} {verdict} its {}; passes of a step {least:.1} ms of arithmetic, {most:.1} ms with every operation in \
+         a kernel of its own\n",
+        bytes(hardware.memory)
+    ))
+}
