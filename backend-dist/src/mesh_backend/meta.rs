@@ -18,7 +18,8 @@ use burn_std::future::DynFut;
 use kinds::{flops, is_in_place, is_view, keeps_half, makes_half, writes_strides};
 use ranks::collective_ops::Collective;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// What a rank has kept, computed and sent on a [meta device](super::MetaDevice).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -99,7 +100,7 @@ impl Meta {
     }
 
     fn count(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock()
     }
 
     fn new_number(&mut self) -> u64 {
@@ -173,7 +174,7 @@ impl Meta {
                 _ => continue,
             };
             if axis.ranks > 1 {
-                let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut counts = self.counts.lock();
                 counts.collectives.entry(name).or_default().add(whole);
             }
         }
