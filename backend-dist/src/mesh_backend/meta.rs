@@ -16,9 +16,9 @@ use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, TensorId, Tenso
 use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
 use kinds::{flops, is_in_place, is_view, keeps_half, makes_half, writes_strides};
+use parking_lot::{Mutex, MutexGuard};
 use ranks::collective_ops::Collective;
 use std::collections::{BTreeMap, HashMap};
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
 /// What a rank has kept, computed and sent on a [meta device](super::MetaDevice).
