@@ -93,7 +93,7 @@ pub trait GatedDeltaStages<B: LocalKernels>: SsdStages<B> {
         operands: &PassOperands<B>,
         decays: &Decays<B>,
         first: Option<&FloatTensor<B>>,
-        [until, last]: [bool; 2],
+        until_and_last: [bool; 2],
         shape: SsdShape,
     ) -> Passed<B>;
 
