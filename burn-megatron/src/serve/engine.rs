@@ -125,10 +125,14 @@ impl First {
                     sequences.fail_all("the server stops");
                     break Command::Stop;
                 }
-                Err(RecvTimeoutError::Timeout) => match sequences.next_passes() {
-                    passes if passes.is_empty() => break Command::Idle,
-                    passes => break Command::Read(sequences.take_released(), passes),
-                },
+                Err(RecvTimeoutError::Timeout) => {
+                    let passes = sequences.next_passes();
+                    let released = sequences.take_released();
+                    break match passes.is_empty() && released.is_empty() {
+                        true => Command::Idle,
+                        false => Command::Read(released, passes),
+                    };
+                }
             }
         };
         *locked(&queue.statistics) = sequences.statistics();

@@ -29,7 +29,7 @@ pub enum StagesError {
     /// Two fields with one parameter, in different parts.
     #[error(
         "parameter `{path}` ({part}) is `{other}` ({other_part}) under another name; nearest legal: one field that both \
-         parts use, owned by Part::Tied"
+         parts use, owned by Part::Tied or Part::Shared"
     )]
     TwoOwners { path: String, part: Part, other: String, other_part: Part },
     /// Burn's autodiff computes gradients of inputs and weights together.

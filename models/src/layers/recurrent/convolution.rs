@@ -26,7 +26,10 @@ pub(in crate::layers) fn convolve(
 
 /// What comes in front of the positions behind `x` in a convolution of `kernel` positions.
 pub(in crate::layers) fn tail(x: Tensor<3>, before: Option<Tensor<3>>, kernel: usize) -> Tensor<3> {
-    let [seq, samples, features] = x.dims();
-    let before = before.unwrap_or_else(|| Tensor::zeros([kernel - 1, samples, features], (&x.device(), x.dtype())));
-    Tensor::cat(vec![before.cast(x.dtype()), x], 0).narrow(0, seq, kernel - 1)
+    let ([seq, samples, features], kept) = (x.dims(), kernel - 1);
+    let before = before.unwrap_or_else(|| Tensor::zeros([kept, samples, features], (&x.device(), x.dtype())));
+    // A part of all of `x` may be a view, which would keep a whole prompt.
+    let own = seq.min(kept);
+    let end = x.clone().narrow(0, seq - own, own);
+    Tensor::cat(vec![before.cast(x.dtype()), end], 0).narrow(0, own, kept)
 }
