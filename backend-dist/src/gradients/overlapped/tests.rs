@@ -109,7 +109,7 @@ fn the_bits_are_those_of_a_reduction_after_the_backward_pass() {
         for (bytes, owned) in [(1, false), (300, false), (1 << 20, false), (1, true), (300, true)] {
             data_parallel(size, |rank| {
                 let (group, plain) = (rank.group(Axis::Dp), net.clone().fork(&device()));
-                let number = |id| Trained::of(&plain).known.get(&id).map(|index| index % size);
+                let number = |id| Trained::default().walk(&plain).known.get(&id).map(|index| index % size);
                 let owner = |id| number(id).filter(|_| owned);
                 let reducer = Reducer::with_buckets(&plain, &group, owner, bytes);
                 let hooked = reducer.attach(plain.clone());
@@ -132,7 +132,7 @@ fn the_bits_are_those_of_a_reduction_after_the_backward_pass() {
                     assert!(expected.contains_key("sometimes.weight") && !expected.contains_key("never.weight"));
                     assert!(expected["sometimes.weight"].iter().any(|value| *value != 0.0));
                     if owned {
-                        let trained = Trained::of(&plain);
+                        let trained = Trained::default().walk(&plain);
                         expected.retain(|path, _| trained.indices[path] % size == rank.rank);
                     }
                     assert_eq!(found, expected, "{size} ranks, buckets of {bytes}, owned {owned}, step {step}");
