@@ -187,7 +187,10 @@ impl<C: DecoderConfig> Decoder<C> {
     /// The logits of a decode step, if all of it can run on the GPU without the host.
     fn decode(&self, step: &Step, cache: &mut PagedKvCache) -> Option<Tensor<2>> {
         let (layers, tokens) = (self.layers.iter().enumerate(), PagedKvCache::decoded_tokens(step));
-        let is_known = !self.parallel.sequence && self.embed_positions.is_none();
+        let group = &self.parallel.group;
+        // Ranks of one process would record while others call the driver.
+        let may_record = group.size() == 1 || !group.is_in_one_process();
+        let is_known = may_record && !self.parallel.sequence && self.embed_positions.is_none();
         if !is_known || !layers.clone().all(|(index, layer)| layer.decodes(index, tokens, cache)) {
             return None;
         }

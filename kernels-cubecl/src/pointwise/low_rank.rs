@@ -18,7 +18,7 @@ pub(super) const LINES: usize = 8;
 pub(super) const ROWS: usize = 128;
 /// Longest row of `x`.
 const LONGEST: usize = 64;
-/// Registers are what limits a multiprocessor, so that small cubes fill it better.
+/// Registers are what limits an SM, so that small cubes fill it better.
 pub(super) const CUBE: CubeShape = CubeShape { units: 128, plane: 32 };
 /// Four neighbours.
 pub(super) type Vec4<E> = Vector<E, Const<4>>;
@@ -141,9 +141,9 @@ pub(super) fn rows_of<E: Float>(x: &[Vec4<E>], row: u32, #[comptime] plan: Plan)
     all
 }
 
-/// A unit's eight columns of the product in two rows, of the eight with number `a`.
+/// A unit's eight columns of the GEMM in two rows, of the eight with number `a`.
 #[cube]
-pub(super) fn product<E: Float>(
+pub(super) fn multiplied<E: Float>(
     columns: &Sequence<Array<Pair<E>>>,
     rows: &Sequence<Array<Pair<E>>>,
     #[comptime] a: usize,
@@ -164,7 +164,7 @@ pub(super) fn product<E: Float>(
     acc
 }
 
-/// Number `i` of eight neighbours of `y`, with what a [`product`] adds to it in the first or second row.
+/// Number `i` of eight neighbours of `y`, with what [`multiplied`] adds to it in the first or second row.
 #[cube]
 pub(super) fn plus<E: Float>(
     y: Vec8<E>,
@@ -193,7 +193,7 @@ pub fn low_rank<E: Float>(x: &[Vec4<E>], w: &[Vec4<E>], y: &mut [Vec8<E>], colum
         let of_x = rows_of::<E>(x, row, plan);
         #[unroll]
         for a in 0..plan.ahead {
-            let acc = product::<E>(&of_w, &of_x, a, plan);
+            let acc = multiplied::<E>(&of_w, &of_x, a, plan);
             #[unroll]
             for of in 0..2usize {
                 let mut sum = Vec8::<E>::empty();

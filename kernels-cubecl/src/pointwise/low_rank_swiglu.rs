@@ -1,6 +1,6 @@
 //! `silu(gate) · up` of `[gate | up] = y + x · wᵀ` where a row of `x` is short, as for adapters, and its gradient: the sum is
 //! never written. See [`low_rank`](super::low_rank).
-use super::low_rank::{COLUMNS, CUBE, LINES, LowRank, Plan, ROWS, Vec4, columns_of, plus, product, rows_of};
+use super::low_rank::{COLUMNS, CUBE, LINES, LowRank, Plan, ROWS, Vec4, columns_of, multiplied, plus, rows_of};
 use super::swiglu::{gate_gradient, gated, sigmoid};
 use super::{PointwiseError, Vec8, buffer, cube_max};
 use crate::fp8::amax::{greatest, reduce};
@@ -55,8 +55,8 @@ pub fn low_rank_swiglu<E: Float>(
         let of_x = rows_of::<E>(x, row, plan);
         #[unroll]
         for a in 0..plan.ahead {
-            let to_gate = product::<E>(&of_gate, &of_x, a, plan);
-            let to_up = product::<E>(&of_up, &of_x, a, plan);
+            let to_gate = multiplied::<E>(&of_gate, &of_x, a, plan);
+            let to_up = multiplied::<E>(&of_up, &of_x, a, plan);
             #[unroll]
             for of in 0..2usize {
                 let nth = comptime![2 * a + of];

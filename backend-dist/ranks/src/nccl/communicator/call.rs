@@ -37,7 +37,8 @@ impl Call<'_> {
     }
 
     /// Whether the compute stream's work is recorded for a CUDA graph, not run. The communicator's stream is recorded
-    /// with it from [`follow`](Self::follow) to [`lead`](Self::lead).
+    /// with it from [`follow`](Self::follow) to [`lead`](Self::lead). Replays do not pass through here: the watchdog
+    /// times none of their collectives.
     pub(crate) fn is_recorded(self) -> Result<bool, String> {
         let mut status = cuda_sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream is CubeCL's, alive in a call.
