@@ -45,7 +45,9 @@ impl UnitBuilder<'_> {
             // Where states are passed back, or systems: operands, states, and what is between the positions of a chunk.
             let operands = 2 * own_keys + 2 * of_groups + 4 * of_heads + 4 * values + queries + states;
             let passed = 4 * values + 2 * queries + of_heads + 3 * states;
-            let systems = 3 * values + queries + 9 * of_heads + states;
+            // Scores of groups that serve several heads are copied for each, and their copies are written over.
+            let scores = if of_groups == of_heads { 8 } else { 7 };
+            let systems = 3 * values + queries + scores * of_heads + states;
             op.temporary = local.tokens * (operands + passed.max(systems)) * self.element;
         });
         self.head_all_to_all(chain, values);
