@@ -74,9 +74,13 @@ fn read(
     let config = config_of(&json).map_err(|what| HfFolderError::file(&path, what))?;
     let mut plans = versions.iter().map(|names| {
         config.plan(names).map_err(|error| {
-            let error = explained(error);
-            let what = "the adapter belongs to another model, name its base with --hf (model.hf)";
-            HfFolderError::file(&path, format!("{error}; {what}"))
+            let what = match explained(error) {
+                error @ LoraError::Target { .. } => {
+                    format!("{error}; the adapter belongs to another model, name its base with --hf (model.hf)")
+                }
+                error => error.to_string(),
+            };
+            HfFolderError::file(&path, what)
         })
     });
     let first = plans.next().expect("a model has names");
