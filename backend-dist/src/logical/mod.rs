@@ -17,6 +17,6 @@ mod tests;
 pub(crate) use by_tensor::ByTensor;
 pub use placement::{ParsePlacementError, Placement};
 #[cfg(feature = "decorator")]
-pub(crate) use plan::keeps_weights;
+pub(crate) use plan::makes_weights;
 pub use plan::{Homes, OpPlan, TensorState, plan};
 pub use rules::MeshAxis;

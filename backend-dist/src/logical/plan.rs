@@ -5,7 +5,10 @@ use super::by_tensor::ByTensor;
 use super::localize::localize;
 use super::rules::{Completion, Decision, MeshAxis, Operand, decide};
 use burn::tensor::{DType, Shape};
-use burn_ir::{BaseOperationIr, FloatOperationIr, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_ir::{
+    BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
+    TensorStatus,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -14,7 +17,7 @@ use std::collections::HashMap;
 pub struct TensorState {
     /// Its placement along every axis. A dimension sharded along several axes is divided by the first of them first.
     pub at: Vec<Placement>,
-    /// Whether it is a parameter that was placed, or a view of one.
+    /// Whether it is a parameter that was placed, a view of one, or a matrix computed from one.
     pub weight: bool,
 }
 
@@ -128,7 +131,7 @@ pub fn plan<'s>(
 ) -> OpPlan {
     let mut local = op.clone();
     let mut inputs: ByTensor<Vec<Placement>> = op.inputs().map(|x| (x.id, Vec::with_capacity(axes.len()))).collect();
-    let weight = keeps_weights(op) && op.inputs().any(|x| state(x.id).weight);
+    let weight = makes_weights(op, |id| state(id).weight);
     let output = |x: &TensorIr| (x.id, TensorState { at: Vec::with_capacity(axes.len()), weight });
     let mut outputs: Vec<_> = op.outputs().map(output).collect();
     let (mut scale, mut completion, mut fell_back) = (None, None, false);
@@ -212,13 +215,25 @@ fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPl
     is_complete.then_some(AxisPlan { placements, scale, completion, fell_back: false })
 }
 
-/// Whether the output is a view of the first input, or its values in another type.
-pub(crate) fn keeps_weights(op: &OperationIr) -> bool {
+/// Whether the outputs of `op` are weights, of whose inputs `is_weight` says whether they are.
+///
+/// A view of a weight is one, and its values in another type. So is a matrix that is computed element by element from one of
+/// its shape with factors, rows, or another matrix, as an adapted weight `m / ‖W + s A B‖ (W + s A B)`, or one after an
+/// update. A matrix of one row is taken for an activation with a bias.
+pub(crate) fn makes_weights(op: &OperationIr, is_weight: impl Fn(TensorId) -> bool) -> bool {
     use BaseOperationIr as Op;
-    matches!(
-        op,
+    use NumericOperationIr as Numeric;
+    let of_matrix = |x: &TensorIr, out: &TensorIr| {
+        x.shape == out.shape && x.shape.num_dims() == 2 && x.shape[0] > 1 && is_weight(x.id)
+    };
+    match op {
         OperationIr::BaseFloat(
-            Op::Reshape(_) | Op::SwapDims(_) | Op::Permute(_) | Op::Expand(_) | Op::Cast(_) | Op::Flip(_)
-        )
-    )
+            Op::Reshape(_) | Op::SwapDims(_) | Op::Permute(_) | Op::Expand(_) | Op::Cast(_) | Op::Flip(_),
+        ) => op.inputs().any(|x| is_weight(x.id)),
+        OperationIr::NumericFloat(_, Numeric::Add(op) | Numeric::Sub(op) | Numeric::Mul(op) | Numeric::Div(op)) => {
+            of_matrix(&op.lhs, &op.out) || of_matrix(&op.rhs, &op.out)
+        }
+        OperationIr::NumericFloat(_, Numeric::MulScalar(op) | Numeric::DivScalar(op)) => of_matrix(&op.lhs, &op.out),
+        _ => false,
+    }
 }

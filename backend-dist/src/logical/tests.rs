@@ -1,13 +1,17 @@
 //! What rules choose. That their choices are right is tested with tensors, in `tests/logical`.
 
 use super::Placement::{self, Partial, Replicate, Shard, Strided};
+use super::plan::makes_weights;
 use super::rules::elementwise::{Linearity, elementwise};
 use super::rules::matmul::matmul;
 use super::rules::shape::reshape;
 use super::rules::{Decision, Operand, Policy};
 use super::{Homes, MeshAxis, OpPlan, TensorState, plan};
 use burn::tensor::{DType, Shape, Slice};
-use burn_ir::{BaseOperationIr, MatmulOpIr, OperationIr, SliceOpIr, TensorId, TensorIr, TensorStatus};
+use burn_ir::{
+    BaseOperationIr, BinaryOpIr, MatmulOpIr, NumericOperationIr, OperationIr, SliceOpIr, TensorId, TensorIr,
+    TensorStatus,
+};
 
 fn operand(shape: &[usize], at: Placement) -> Operand<'_> {
     Operand { shape, at, weight: false, home: None, ends: false, is_half: false }
@@ -114,6 +118,21 @@ fn two_axes_divide_an_operation_one_after_the_other() {
     let shapes: Vec<Vec<usize>> = plan.local.inputs().chain(plan.local.outputs()).map(|x| x.shape.to_vec()).collect();
     assert_eq!(shapes, [[2, 6], [6, 4], [2, 4]]);
     assert!(!plan.fell_back);
+}
+
+#[test]
+fn a_matrix_computed_from_a_weight_is_a_weight() {
+    let is_weight = |weights: [bool; 2], shapes: [&[usize]; 2], out: &[usize]| {
+        let [lhs, rhs] = [0, 1].map(|i| tensor(i, shapes[i as usize]));
+        let add = NumericOperationIr::Add(BinaryOpIr { lhs, rhs, out: tensor(2, out) });
+        makes_weights(&OperationIr::NumericFloat(DType::F64, add), |id| weights[id.value() as usize])
+    };
+    let (matrix, row) = (&[4, 6][..], &[1, 6][..]);
+    assert!(is_weight([true, false], [matrix, matrix], matrix) && is_weight([false, true], [matrix, matrix], matrix));
+    assert!(is_weight([true, false], [matrix, row], matrix));
+    // Activations with a bias, of many tokens or one, and with a table of positions.
+    assert!(!is_weight([false, true], [matrix, row], matrix) && !is_weight([false, true], [row, row], row));
+    assert!(!is_weight([false, true], [&[2, 4, 6], &[1, 4, 6]], &[2, 4, 6]));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! counts what a rank would keep, compute and send.
 
 mod kinds;
+mod views;
 
 use super::command::Command;
 use super::ids::ById;
@@ -30,9 +31,9 @@ pub struct Counts {
     pub peak: u64,
     /// Floating-point operations of GEMMs, convolutions and attention.
     pub flops: f64,
-    /// Bytes that all operations read and write, each alone.
+    /// Bytes that all other operations read and write, each alone.
     pub moved: u64,
-    /// Number of operations that move bytes.
+    /// Number of operations that compute or move bytes.
     pub operations: usize,
     /// Tensors that a collective moved, by the collective's name; bytes are those of the whole tensor.
     pub collectives: BTreeMap<&'static str, Count>,
@@ -47,6 +48,8 @@ struct Kept {
     share: Share,
     /// The same tensor in other placements.
     copies: Vec<(Vec<Placement>, Share)>,
+    /// The tensor that this is a view of.
+    source: Option<TensorIr>,
 }
 
 /// What the rank holds of a tensor, as several tensors may that are views.
@@ -140,7 +143,7 @@ impl Meta {
     }
 
     fn keep(&mut self, id: TensorId, state: TensorState, share: Share) {
-        self.table.insert(id, Kept { state, share, copies: Vec::new() });
+        self.table.insert(id, Kept { state, share, copies: Vec::new(), source: None });
     }
 
     fn replicated(&self) -> TensorState {
@@ -196,7 +199,7 @@ impl Meta {
 
     /// The input of an operation in the placements `to`, and whether it is released after the operation.
     fn place(&mut self, x: &TensorIr, to: &[Placement]) -> (Share, bool) {
-        let Kept { state, share, copies } = &self.table[&x.id];
+        let Kept { state, share, copies, .. } = &self.table[&x.id];
         if state.at == to {
             return (*share, false);
         }
@@ -210,7 +213,10 @@ impl Meta {
             return (self.table[&x.id].share, false);
         }
         let is_kept = !is_weight && changed.any(|(from, _)| *from != Replicate);
-        let copy = self.moved(x, &from, to, is_half);
+        let copy = match self.whole_from_source(x.id, to) {
+            Some(whole) => whole,
+            None => self.moved(x, &from, to, is_half),
+        };
         if is_kept {
             self.table.get_mut(&x.id).expect("it was there").copies.push((to.to_vec(), copy));
         }
@@ -239,9 +245,9 @@ impl Meta {
         if viewed.is_none() {
             let read: u64 = plan.local.inputs().map(|x| local(x, false)).sum();
             let written: u64 = outputs.iter().map(|x| local(x, is_half)).sum();
-            let mut counts = self.count();
-            counts.moved += read + written;
-            counts.flops += flops(&plan.local);
+            let (mut counts, flops) = (self.count(), flops(&plan.local));
+            counts.moved += if flops > 0.0 { 0 } else { read + written };
+            counts.flops += flops;
             counts.operations += 1;
         }
         let mut made = Vec::new();
@@ -256,6 +262,13 @@ impl Meta {
             };
             made.push((out.id, share));
         }
+        for ((id, share), (_, state)) in made.into_iter().zip(plan.outputs) {
+            self.keep(id, state, share);
+        }
+        if viewed.is_some() {
+            let out = op.outputs().next().expect("a view is a tensor");
+            self.link_view(&inputs[0], out);
+        }
         for (id, share, is_temporary) in placed {
             if is_temporary {
                 self.release(share);
@@ -263,9 +276,6 @@ impl Meta {
             if inputs.iter().any(|x| x.id == id && x.status == TensorStatus::ReadWrite) {
                 self.forget(id);
             }
-        }
-        for ((id, share), (_, state)) in made.into_iter().zip(plan.outputs) {
-            self.keep(id, state, share);
         }
         if let Some((_, Completion::Max | Completion::Min)) = plan.completion {
             let bytes = outputs.iter().map(|x| local(x, is_half) as usize).sum();

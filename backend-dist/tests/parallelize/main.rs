@@ -1,6 +1,7 @@
 //! Unmodified modules of burn-nn on a logical device equal one device: losses and every gradient within 1e-10 of their
 //! norms, in f64.
 
+mod adapted;
 mod classifier;
 mod convolution;
 mod decoder;

@@ -4,7 +4,7 @@ use crate::harness::{Step, compare, cpu, determined, gradients, ints, tensor};
 use backend_dist::launch::launch;
 use backend_dist::logical::Placement::Shard;
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{Redistribute, Report, Teams, explain};
+use backend_dist::mesh_backend::{Counts, MetaDevice, Redistribute, Report, Teams, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::{Module, ModuleDisplay};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -12,9 +12,9 @@ use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{Device, Tensor};
 
 /// A module, and its activations after the last layer.
-struct Case<M> {
-    init: fn(&Device) -> M,
-    encode: fn(&M, &Device) -> Tensor<3>,
+pub struct Case<M> {
+    pub init: fn(&Device) -> M,
+    pub encode: fn(&M, &Device) -> Tensor<3>,
 }
 
 fn loss(y: Tensor<3>) -> Tensor<1> {
@@ -33,7 +33,7 @@ impl<M: Module + ModuleDisplay> Case<M> {
 
     /// Compares a team with one device. What the team did until gradients were read, and whether the activations were
     /// sharded along the sequence.
-    fn check(&self, layout: &str) -> (Report, bool) {
+    pub fn check(&self, layout: &str) -> (Report, bool) {
         let alone = cpu().autodiff();
         let (expected, _) = self.step(&determined((self.init)(&alone)), &alone);
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
@@ -51,11 +51,27 @@ impl<M: Module + ModuleDisplay> Case<M> {
                 Ok((report, is_sharded))
             })
         });
-        led.as_mut().unwrap().swap_remove(0).unwrap()
+        let (report, is_sharded) = led.as_mut().unwrap().swap_remove(0).unwrap();
+        // A device without data counts the same.
+        assert_eq!(self.planned(&mesh).collectives, report.collectives, "{layout}");
+        (report, is_sharded)
+    }
+
+    fn planned(&self, mesh: &Mesh) -> Counts {
+        let sequence = mesh.layout().sequence_parallel();
+        let mut counts = launch(mesh, &[cpu()], |rank| {
+            let meta = MetaDevice::new(&rank, &[Axis::Tp], sequence, false);
+            let device = meta.device().autodiff();
+            let model = parallelize(determined((self.init)(&device)), &rank, &Plan::auto())?;
+            meta.reset();
+            drop(loss((self.encode)(&model, &device)).backward());
+            Ok(meta.counts())
+        });
+        counts.as_mut().unwrap().swap_remove(0)
     }
 }
 
-fn encoder(device: &Device) -> TransformerEncoder {
+pub fn encoder(device: &Device) -> TransformerEncoder {
     TransformerEncoderConfig::new(16, 32, 4, 2).with_dropout(0.0).with_norm_first(true).init(device)
 }
 

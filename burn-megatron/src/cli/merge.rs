@@ -8,7 +8,7 @@ use anyhow::bail;
 use indicatif::HumanBytes;
 
 use crate::element::Element;
-use crate::hf::{Export, Format, HfFolder, HfFolderError, Merged, export, parse_size, read_adapter};
+use crate::hf::{Export, Format, HfFolder, HfFolderError, Merged, ModuleFolder, export, parse_size, read_adapter};
 
 /// Arguments of `merge`.
 #[derive(Debug, clap::Args)]
@@ -38,6 +38,9 @@ pub struct Args {
 /// # Errors
 /// If base and adapter do not belong together, or a file cannot be read or written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if ModuleFolder::is_one(&args.hf)? {
+        return module(&args);
+    }
     let base = HfFolder::open(&args.hf)?;
     let (adapters, weights) = (&args.adapters, &args.weights);
     if !weights.is_empty() && weights.len() != adapters.len() {
@@ -66,10 +69,29 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         export(&args.output, &what, &Merged { base: &base, adapters: &adapters, element: args.dtype })?;
     let layers: BTreeSet<&str> =
         adapters.iter().flat_map(|(adapter, _)| adapter.plan.targets().map(|(ours, ..)| ours)).collect();
+    report(&args, layers.len(), files, bytes)
+}
+
+/// Writes the folder of a plain Burn module.
+fn module(args: &Args) -> anyhow::Result<ExitCode> {
+    let [adapter] = &args.adapters[..] else {
+        bail!(
+            "{} adapters (--adapter) of a plain Burn module; nearest legal: 1, whose --output is the --hf of the next",
+            args.adapters.len()
+        );
+    };
+    if let Some(weight) = args.weights.first() {
+        bail!("--weight {weight} is not for adapters of a plain Burn module; nearest legal: none, which is 1");
+    }
+    let folder = ModuleFolder::open(&args.hf)?.with_adapter(adapter);
+    let (layers, files, bytes) = folder.write_merged(&args.output, args.dtype, args.max_shard_size)?;
+    report(args, layers, files, bytes)
+}
+
+fn report(args: &Args, layers: usize, files: usize, bytes: u64) -> anyhow::Result<ExitCode> {
     super::print(&format!(
-        "{}: {} of the model's layers with their adapters, in {files} file{} of weights, {}\n",
+        "{}: {layers} of the model's layers with their adapters, in {files} file{} of weights, {}\n",
         args.output.display(),
-        layers.len(),
         if files == 1 { "" } else { "s" },
         HumanBytes(bytes)
     ))?;

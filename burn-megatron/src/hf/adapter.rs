@@ -8,7 +8,7 @@ use std::sync::Arc;
 use backend_dist::launch::BoxError;
 use backend_dist::shard::HostTensor;
 use models::hf::HfModule;
-use models::lora::{ALL_LINEAR, Adapter, LoraConfig, LoraPlan, linear_names, module_adapter};
+use models::lora::{ALL_LINEAR, Adapter, LoraConfig, LoraError, LoraPlan, explained, linear_names, module_adapter};
 use models::names::NameMap;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use safetensors::tensor::TensorView;
@@ -49,7 +49,7 @@ const UNSUPPORTED: [(&str, &str); 14] = [
 /// # Errors
 /// If a file is missing, a key says what is not supported, or the tensors are not those of an adapter of this model.
 pub fn read_adapter(folder: &Path, model: &FamilyConfig) -> Result<Adapter, HfFolderError> {
-    read(folder, &[model.hf_names()])
+    read(folder, &[model.hf_names()], |error| error)
 }
 
 /// Reads an adapter of a plain Burn module, for [`with_adapters`](models::lora::with_adapters).
@@ -57,11 +57,16 @@ pub fn read_adapter(folder: &Path, model: &FamilyConfig) -> Result<Adapter, HfFo
 /// # Errors
 /// As [`read_adapter`].
 pub fn read_module_adapter<M: HfModule>(folder: &Path, module: &M) -> Result<Adapter, HfFolderError> {
-    read(folder, &linear_names(module))
+    read(folder, &linear_names(module), |error| explained(module, error))
 }
 
-/// Reads an adapter of a model with one of these sets of names: the first whose names the file has.
-fn read(folder: &Path, versions: &[NameMap]) -> Result<Adapter, HfFolderError> {
+/// Reads an adapter of a model with one of these sets of names: the first whose names the file has. `explained` may say more
+/// of a layer that cannot have one.
+fn read(
+    folder: &Path,
+    versions: &[NameMap],
+    explained: impl Fn(LoraError) -> LoraError,
+) -> Result<Adapter, HfFolderError> {
     let path = folder.join(CONFIG);
     let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
     let json: Value =
@@ -69,8 +74,13 @@ fn read(folder: &Path, versions: &[NameMap]) -> Result<Adapter, HfFolderError> {
     let config = config_of(&json).map_err(|what| HfFolderError::file(&path, what))?;
     let mut plans = versions.iter().map(|names| {
         config.plan(names).map_err(|error| {
-            let what = "the adapter belongs to another model, name its base with --hf (model.hf)";
-            HfFolderError::file(&path, format!("{error}; {what}"))
+            let what = match explained(error) {
+                error @ LoraError::Target { .. } => {
+                    format!("{error}; the adapter belongs to another model, name its base with --hf (model.hf)")
+                }
+                error => error.to_string(),
+            };
+            HfFolderError::file(&path, what)
         })
     });
     let first = plans.next().expect("a model has names");

@@ -2,6 +2,7 @@
 //! [device without data](backend_dist::mesh_backend::MetaDevice).
 
 mod families;
+mod owned;
 mod report;
 
 use backend_dist::launch::{BoxError, launch};
@@ -14,6 +15,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::learner::for_any_module;
 pub use families::{Subject, plan_folder};
+use owned::{again, of_fullest};
 
 /// How a module is trained.
 ///
@@ -46,7 +48,7 @@ impl Default for ModuleRun {
     }
 }
 
-/// What a training step needs of one rank. Displayed, it is a table.
+/// What a training step needs of one rank, with ZeRO of the one that owns most. Displayed, it is a table.
 ///
 /// ```
 /// use burn_megatron::prelude::*;
@@ -71,7 +73,7 @@ pub struct ModulePlan {
     pub states: u64,
     /// The most bytes of a micro-batch's passes next to weights: what the backward pass needs, and its gradients.
     pub passes: u64,
-    /// The most bytes of the optimizer's step next to weights, gradients and states.
+    /// The most bytes of the optimizer's steps next to weights, gradients and states.
     pub step: u64,
     /// What the passes of a micro-batch compute and send.
     pub counts: Counts,
@@ -140,23 +142,30 @@ pub fn plan_module<M: Module + ModuleDisplay>(
         drop(loss);
         let counts = meta.counts();
         let whole = counts.live - weights;
+        // Owners hold whole parameters, with their states.
+        let own = of_fullest(&model, gradients, [if zero > 0 { dp } else { 1 }, tp]);
+        let owned = meta.counts().live - weights;
+        let second = again(&model, &own);
+        let for_second = meta.counts().live - weights - owned;
         meta.reset();
         let mut optimizer = (run.optimizer)();
-        let model = optimizer.step(1e-3, model, gradients);
-        let stepped = meta.counts();
-        let states = stepped.live - weights;
+        // The first step makes states, the second computes with them.
+        let model = optimizer.step(1e-3, model, own);
+        let first = meta.counts();
+        let states = first.live - weights - for_second;
+        meta.reset();
+        let model = optimizer.step(1e-3, model, second);
+        let most = (first.peak - for_second).max(meta.counts().peak);
         drop(model);
-        let share = |bytes: u64, stage: u8| if zero >= stage { bytes.div_ceil(dp as u64) } else { bytes };
         Ok(ModulePlan {
             layout: run.layout.clone(),
             micro_batches: run.micro_batches,
             parameters,
             weights,
-            gradients: share(whole, 2),
-            states: share(states, 1),
+            gradients: if zero == 2 { owned } else { whole },
+            states,
             passes: counts.peak - weights,
-            // It begins without states.
-            step: stepped.peak.saturating_sub(weights + whole + states),
+            step: most.saturating_sub(weights + owned + states),
             counts,
         })
     })?;

@@ -32,7 +32,7 @@ pub(crate) use base::Quantizer;
 pub use experts::WIDTH as EXPERT_WIDTH;
 pub(crate) use experts::{ExpertAdapters, of_tokens};
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
-pub use module::{LowRank, adapter_gradients, linear_names, module_adapter, with_adapters};
+pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
 pub use share::with_weights_of;
@@ -168,7 +168,7 @@ struct Linear<'a> {
 impl Linear<'_> {
     fn refused(&self) -> Option<&'static str> {
         match () {
-            _ if self.theirs == "lm_head" => Some("it is the output layer, whose loss is computed in chunks"),
+            _ if self.theirs == "lm_head" => Some("it is the output layer, where adapters are not implemented"),
             _ if is_router(self.theirs) => Some("it is a router"),
             _ if self.foreign.stack.is_some() => Some("Hugging Face stores the experts of a layer as one tensor"),
             _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),

@@ -11,7 +11,7 @@ use burn::tensor::{Device, Distribution, Gradients, Tensor, TensorData};
 use super::plan::PARTS;
 use super::{Adapter, LoraConfig, LoraError, LoraPlan};
 use crate::hf::{HfModule, ModuleNames};
-use crate::names::NameMap;
+use crate::names::{NameMap, fits};
 
 /// What is added to a weight `W [in, out]` of Burn: `W + s A B`, and with magnitudes `m / ‖W + s A B‖` times that, the norm
 /// of each column without gradient. `W` has no gradient.
@@ -51,23 +51,37 @@ impl LoraConfig {
     /// [`ALL_LINEAR`](super::ALL_LINEAR).
     ///
     /// # Errors
-    /// As [`plan`](Self::plan).
+    /// As [`plan`](Self::plan); of a layer that is no linear one, what it is.
     pub fn module_plan<M: HfModule>(&self, module: &M) -> Result<LoraPlan, LoraError> {
         let versions = linear_names(module);
         let mut plans = versions.iter().map(|names| self.plan(names));
         let first = plans.next().expect("every weight has a name");
         match first {
-            Err(error @ LoraError::Target { .. }) => plans.find_map(Result::ok).ok_or(error),
+            Err(error @ LoraError::Target { .. }) => plans.find_map(Result::ok).ok_or_else(|| explained(module, error)),
             first => first,
         }
     }
 }
 
+/// The error that says what a target is, if it is a layer of `module` that cannot have an adapter.
+pub fn explained<M: HfModule>(module: &M, error: LoraError) -> LoraError {
+    let LoraError::Target { target, .. } = &error else { return error };
+    let end = format!("*.{target}");
+    let (layers, copies) = (Linears::of(module).others.into_iter(), M::names().copies.iter());
+    let tied = "its weight is the embedding's (tied), which an adapter would change too";
+    let others = layers.chain(copies.map(|(copy, _)| (copy.to_string(), tied)));
+    let found = others.flat_map(|(name, why)| M::names_in_memory(&name).into_iter().map(move |name| (name, why)));
+    let named = |(name, why): (String, &'static str)| {
+        let module = name.strip_suffix(".weight")?;
+        (fits(target, module) || fits(&end, module)).then(|| LoraError::Unsupported { module: module.into(), why })
+    };
+    found.into_iter().find_map(named).unwrap_or(error)
+}
+
 /// The weights of a module's linear layers, `[out, in]`, under our paths, with their names in the memory of each version of
 /// transformers, the newest first.
 pub fn linear_names<M: HfModule>(module: &M) -> Vec<NameMap> {
-    let mut linears = Linears { names: M::names(), fields: Vec::new(), found: Vec::new() };
-    module.visit(&mut linears);
+    let linears = Linears::of(module);
     let all = linears.found.iter().map(|(ours, theirs, shape)| (ours, M::names_in_memory(theirs), shape));
     let all: Vec<_> = all.collect();
     let versions = all.iter().map(|(_, names, _)| names.len()).max().unwrap_or(1);
@@ -87,6 +101,16 @@ struct Linears {
     fields: Vec<(String, String)>,
     /// Our path of a layer, the name of its weight in files, and its shape `[out, in]`.
     found: Vec<(String, String, [usize; 2])>,
+    /// The names of other layers' weights in files, and why these cannot have adapters.
+    others: Vec<(String, &'static str)>,
+}
+
+impl Linears {
+    fn of<M: HfModule>(module: &M) -> Self {
+        let mut linears = Self { names: M::names(), fields: Vec::new(), found: Vec::new(), others: Vec::new() };
+        module.visit(&mut linears);
+        linears
+    }
 }
 
 impl ModuleVisitor for Linears {
@@ -99,14 +123,17 @@ impl ModuleVisitor for Linears {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let is_linear =
-            |(name, container): &(String, String)| name == "weight" && container.rsplit(':').next() == Some("Linear");
-        if !self.fields.last().is_some_and(is_linear) {
-            return;
-        }
-        let path = joined(&self.fields);
-        let (Some(foreign), Some(ours)) = (self.names.foreign(&path, "Linear"), path.strip_suffix(".weight")) else {
-            return;
+        let Some((leaf, container)) = self.fields.last() else { return };
+        let layer = container.rsplit(':').next().unwrap_or_default();
+        let (path, is_linear) = (joined(&self.fields), leaf == "weight" && layer == "Linear");
+        let why = match layer {
+            "Embedding" => "it is an embedding, and adapters are of linear layers",
+            _ if layer.starts_with("Conv") => "it is a convolution, and adapters are of linear layers",
+            _ => "it is no linear layer",
+        };
+        let Some(foreign) = self.names.foreign(&path, layer) else { return };
+        let Some(ours) = path.strip_suffix(".weight").filter(|_| is_linear) else {
+            return self.others.push((foreign.name, why));
         };
         let shape = param.lazy_shape();
         self.found.push((ours.into(), foreign.name, [shape[1], shape[0]]));

@@ -26,7 +26,7 @@ pub struct Operand<'a> {
     pub shape: &'a [usize],
     /// Where it is now.
     pub at: Placement,
-    /// Whether it is a parameter that was placed, or a view of one.
+    /// Whether it is a parameter that was placed, a view of one, or a matrix computed from one.
     pub weight: bool,
     /// Where activations of this shape are kept, if they have been gathered for a weight: a sum of this shape is
     /// scattered there.

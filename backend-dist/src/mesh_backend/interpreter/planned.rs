@@ -4,7 +4,7 @@ use super::super::inner::Inner;
 use super::Interpreter;
 use super::inputs::{Local, Locals, Rename};
 use crate::logical::Placement::{self, Replicate};
-use crate::logical::{ByTensor, TensorState, keeps_weights, plan};
+use crate::logical::{ByTensor, TensorState, makes_weights, plan};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, TensorStatus};
 
 impl<B: Inner> Interpreter<B> {
@@ -26,7 +26,7 @@ impl<B: Inner> Interpreter<B> {
         if !is_alone && (!is_whole || is_embedding || self.homes.has_scatter(&op)) {
             return Some(op);
         }
-        let weight = from_weight && keeps_weights(&op);
+        let weight = from_weight && makes_weights(&op, |id| self.table.get(id).state.weight);
         for out in op.outputs() {
             let at = if is_whole { None } else { self.at_of_updated(&op, out) };
             let state = TensorState { weight, at: at.unwrap_or_else(|| self.replicated().at) };

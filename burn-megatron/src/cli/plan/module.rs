@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use backend_dist::mesh::ParallelLayout;
 use models::lora::{ALL_LINEAR, LoraConfig};
 
@@ -10,11 +10,38 @@ use super::Args;
 use crate::plan::bytes;
 use crate::plan_module::{ModuleRun, Subject, plan_folder};
 
+/// Flags that say nothing about a plain Burn module.
+const OF_OTHER_PLANS: [&str; 23] = [
+    "config",
+    "schedule",
+    "schedule_file",
+    "microbatch_group_size",
+    "forward_only",
+    "layers",
+    "first_stage_layers",
+    "last_stage_layers",
+    "count_embedding",
+    "count_loss",
+    "pipeline_layout",
+    "mtp_num_layers",
+    "durations",
+    "transfer",
+    "draw",
+    "svg",
+    "gpus",
+    "gpus_per_host",
+    "link",
+    "network",
+    "documents",
+    "no_overlap",
+    "all_ranks",
+];
+
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Plain Burn modules")]
 pub(super) struct ModuleArgs {
     /// Folder with the config.json of a BERT, T5, ViT or LLaVA: prints memory and arithmetic of a step under AdamW
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["config", "schedule_file", "draw", "svg"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = OF_OTHER_PLANS)]
     pub(super) hf: Option<PathBuf>,
     /// Sequences or images of a micro-batch [default: 1]
     #[arg(long, value_name = "N", requires = "hf")]
@@ -39,6 +66,12 @@ pub(super) struct ModuleArgs {
 /// The plan of the module in a folder, as text.
 pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
     let module = &args.module;
+    if let Some((key, _)) = args.overrides.0.first() {
+        bail!(
+            "--{key} is a key of a CONFIG, and --hf has none: leave it out; --hf has --micro-batch, --micro-batches, \
+             --seq-length, --target-length, --autocast, --lora-rank, --lora-target-modules and the flags of the layout"
+        );
+    }
     let named = [
         ("micro-batch", module.micro_batch),
         ("micro-batches", args.pipeline.micro_batches),
@@ -47,7 +80,7 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
         ("lora-rank", module.lora_rank),
     ];
     if let Some((key, _)) = named.into_iter().find(|(_, value)| *value == Some(0)) {
-        return Err(anyhow!("--{key} 0 is nothing to plan; nearest legal: 1"));
+        bail!("--{key} 0 is nothing to plan; nearest legal: 1");
     }
     let length = module.seq_length.unwrap_or(512);
     let lora = module.lora_rank.map(|rank| {

@@ -115,6 +115,49 @@ fn plan(line: &str) -> Result<String> {
     super::run::plan(&args).map(|(text, _)| text)
 }
 
+/// None is ignored.
+#[test]
+fn what_says_nothing_about_a_module_is_refused() {
+    let module = |flags: &str| -> Result<String> {
+        let line = ["plan", "--hf", "DIR"].into_iter().chain(flags.split_whitespace());
+        let args = Command::try_parse_from(line)?.args;
+        super::module::plan(&args, std::path::Path::new("DIR"))
+    };
+    for flags in [
+        "--schedule 1f1b",
+        "--microbatch-group-size 2",
+        "--forward-only",
+        "--layers 4",
+        "--first-stage-layers 1",
+        "--last-stage-layers 1",
+        "--count-embedding",
+        "--count-loss",
+        "--pipeline-layout EtL",
+        "--durations 1,1,1",
+        "--transfer 1",
+        "--draw",
+        "--svg FILE",
+        "--gpus 8",
+        "--gpus-per-host 8",
+        "--link 400",
+        "--network 50",
+        "--documents 100",
+        "--no-overlap",
+        "--all-ranks",
+    ] {
+        let flag = flags.split(' ').next().unwrap();
+        let error = module(flags).unwrap_err().to_string();
+        assert!(error.contains("cannot be used with") && error.contains(flag), "{flags}: {error}");
+    }
+    let error = module("--training.micro-batch 4").unwrap_err().to_string();
+    assert!(
+        error.contains("--training.micro-batch is a key of a CONFIG") && error.contains("--micro-batch,"),
+        "{error}"
+    );
+    let error = module("--micro-batch 0").unwrap_err().to_string();
+    assert!(error.contains("--micro-batch 0") && error.contains("nearest legal: 1"), "{error}");
+}
+
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/configs/llama3_8b_8gpus.toml");
 
 #[test]

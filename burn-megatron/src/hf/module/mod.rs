@@ -1,6 +1,7 @@
 //! Hugging Face folders of plain Burn modules, read and written.
 
 mod fill;
+mod merge;
 mod tensors;
 mod write;
 
@@ -55,7 +56,8 @@ impl ModuleFolder {
         Ok(Self { folder, original, tensors, adapter: None })
     }
 
-    /// The same with the folder of an adapter that peft wrote, which `forward_module` adds to the model.
+    /// The same with the folder of an adapter that peft wrote, which `forward_module` and
+    /// [`write_merged`](Self::write_merged) add to the model.
     pub fn with_adapter(mut self, adapter: impl AsRef<Path>) -> Self {
         self.adapter = Some(adapter.as_ref().to_path_buf());
         self

@@ -1,7 +1,8 @@
 //! Adapters of plain Burn modules: what peft computes, its files both ways, merged weights.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::element::Element;
@@ -88,6 +89,48 @@ fn adapters_of_modules_are_written_as_peft_writes_them() {
     both_ways::<Llava>("llava", "CAUSAL_LM".into());
 }
 
+/// `merge` is `merge_and_unload` from the command line; what has no adapter is as it was.
+#[test]
+fn adapters_of_modules_are_merged() {
+    let merge = |model: &str, to: &Path, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+        command.arg("merge").arg("--hf").arg(golden(model)).arg("--adapter").arg(lora(model).join("adapter"));
+        command.arg("--output").arg(to).args(more).output().unwrap()
+    };
+    for (model, _) in MODELS {
+        let folder = tempfile::tempdir().unwrap();
+        let (exact, own) = (folder.path().join("f64"), folder.path().join("own"));
+        for (to, more) in [(&exact, &["--dtype", "f64"][..]), (&own, &[])] {
+            let output = merge(model, to, more);
+            let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success() && said.contains("layers with their adapters"), "{model}: {said}{error}");
+        }
+        let tensors = |folder: &Path| read(&folder.join("model.safetensors"));
+        let (base, expected) = (tensors(&golden(model)), read(&lora(model).join("merged.safetensors")));
+        let (exact, own) = (tensors(&exact), tensors(&own));
+        assert_eq!((exact.len(), own.len()), (base.len(), base.len()), "{model}");
+        for (name, base) in &base {
+            match expected.get(name) {
+                Some(expected) => {
+                    let gap = difference(&exact[name].values(), &expected.values());
+                    assert!(gap < 1e-6, "{model}: {name} {gap:e}");
+                    assert!(difference(&own[name].values(), &expected.values()) < 1e-6, "{model}: {name}");
+                }
+                None => assert!(own[name] == *base, "{model}: {name}"),
+            }
+        }
+        assert_eq!(expected.keys().filter(|name| base.contains_key(*name)).count(), expected.len(), "{model}");
+    }
+    let to = tempfile::tempdir().unwrap();
+    let adapter = lora("bert").join("adapter");
+    for (more, words) in
+        [(["--weight", "0.5"], "nearest legal: none"), (["--adapter", adapter.to_str().unwrap()], "nearest legal: 1")]
+    {
+        let output = merge("bert", &to.path().join("out"), &more);
+        assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains(words), "{more:?}");
+    }
+}
+
 /// peft before transformers 5 named layers of ViT as files do.
 #[test]
 fn names_of_every_version_of_transformers() {
@@ -133,5 +176,19 @@ fn adapters_that_do_not_fit_are_refused() {
     let other = ModuleFolder::open(golden("t5")).unwrap();
     let t5: T5 = other.read(&other.config::<T5>().unwrap(), FloatDType::F32, &Device::flex()).unwrap();
     let error = read_module_adapter(&lora("bert").join("adapter"), &t5).unwrap_err().to_string();
-    assert!(error.contains("no linear layer `query`") && error.contains("belongs to another model"), "{error}");
+    // The first of the file's list.
+    assert!(error.contains("no linear layer `key`") && error.contains("belongs to another model"), "{error}");
+    let refused = |targets: &[&str]| {
+        let target_modules = targets.iter().map(|target| target.to_string()).collect();
+        LoraConfig { target_modules, ..LoraConfig::default() }.module_plan(&t5).unwrap_err().to_string()
+    };
+    let error = refused(&["q", "lm_head"]);
+    assert!(error.contains("adapters of `lm_head` are not supported: its weight is the embedding's (tied)"), "{error}");
+    let error = refused(&["shared"]);
+    assert!(error.contains("adapters of `shared` are not supported: it is an embedding"), "{error}");
+    let folder = ModuleFolder::open(golden("vit")).unwrap();
+    let vit: Vit = folder.read(&folder.config::<Vit>().unwrap(), FloatDType::F32, &Device::flex()).unwrap();
+    let config = LoraConfig { target_modules: vec!["projection".into()], ..LoraConfig::default() };
+    let error = config.module_plan(&vit).unwrap_err().to_string();
+    assert!(error.contains("patch_embeddings.projection` are not supported: it is a convolution"), "{error}");
 }
