@@ -98,7 +98,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     options.check(folder.config(), &[0])?;
     // A conversation may need all positions, as far as there is memory for their keys and values.
     let each = cache_bytes(folder.config(), args.device, args.dtype, args.tensor_parallel);
-    let fitting = memory(args.device).and_then(|bytes| bytes.checked_div(each)).map_or(usize::MAX, |most| most as usize);
+    let fitting =
+        memory(args.device).and_then(|bytes| bytes.checked_div(each)).map_or(usize::MAX, |most| most as usize);
     let room = positions.unwrap_or(usize::MAX).min(fitting).saturating_sub(args.max_new_tokens);
     if room == 0 {
         bail!("--max-new-tokens {}: there is memory for the keys and values of {fitting} tokens", args.max_new_tokens);

@@ -5,7 +5,9 @@
 //! (DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, section 2.1.2). Chunks of more tokens have so many queries that
 //! keys and values of whole heads, which are narrower, take fewer operations.
 
-use backend_dist::ops::{AttentionOptions, LinearOptions, Prologue, attention, embedding, latent_keys, linear_with};
+use backend_dist::ops::{
+    AttentionOptions, LinearOptions, Prologue, attention, embedding, latent_keys, linear_with, matmul,
+};
 use burn::tensor::Tensor;
 
 use super::{PagedKvCache, Step, attend};
@@ -33,13 +35,13 @@ impl LatentHeads {
         let up = self.up.clone().reshape([heads, unrotated + value, latent]);
         let of_keys = up.clone().narrow(1, 0, unrotated);
         let own = q.clone().narrow(3, rotated, unrotated).reshape([b, heads, unrotated]);
-        let own = own.swap_dims(0, 1).matmul(of_keys).swap_dims(0, 1).reshape([b, 1, heads, latent]);
+        let own = matmul(own.swap_dims(0, 1), of_keys).swap_dims(0, 1).reshape([b, 1, heads, latent]);
         let q = Tensor::cat(vec![q.narrow(3, 0, rotated), own], 3);
         let latents = rows.clone().narrow(2, rotated, latent);
         let of = attend::single_tokens(q, [rows, latents], bias, options, None);
         let of = of.reshape([b, heads, latent]).swap_dims(0, 1);
         let of_values = up.narrow(1, unrotated, value).swap_dims(1, 2);
-        of.matmul(of_values).swap_dims(0, 1).reshape([b, 1, heads, value])
+        matmul(of, of_values).swap_dims(0, 1).reshape([b, 1, heads, value])
     }
 
     /// Keys `[t, 1, heads, rotated + unrotated]` and values `[t, 1, heads, value]` of `rows [t, 1, rotated + latent]`.
