@@ -71,12 +71,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
     alone("chat")?;
     let folder = HfFolder::open(&args.hf)?;
     let tokenizer = ChatTokenizer::open(&args.hf, args.chat_template.as_deref())?;
+    if args.max_new_tokens == 0 {
+        bail!("--max-new-tokens 0: an answer has a token at least; nearest legal: 1");
+    }
     let positions = positions(folder.config());
-    if args.max_new_tokens == 0 || args.max_new_tokens >= positions {
-        let nearest = args.max_new_tokens.clamp(1, positions - 1);
+    if let Some(positions) = positions.filter(|positions| args.max_new_tokens >= *positions) {
         bail!(
-            "--max-new-tokens {}: an answer and what was said before have {positions} positions; nearest legal: {nearest}",
-            args.max_new_tokens
+            "--max-new-tokens {}: an answer and what was said before have {positions} positions; nearest legal: {}",
+            args.max_new_tokens,
+            positions - 1
         );
     }
     let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
@@ -94,9 +97,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     options.check(folder.config(), &[0])?;
     // A conversation may need all positions, as far as there is memory for their keys and values.
-    let each = cache_bytes(folder.config(), args.device, args.dtype, args.tensor_parallel).max(1);
-    let fitting = memory(args.device).map_or(usize::MAX, |bytes| (bytes / each) as usize);
-    let room = positions.min(fitting).saturating_sub(args.max_new_tokens);
+    let each = cache_bytes(folder.config(), args.device, args.dtype, args.tensor_parallel);
+    let fitting =
+        memory(args.device).and_then(|bytes| bytes.checked_div(each)).map_or(usize::MAX, |most| most as usize);
+    let room = positions.unwrap_or(usize::MAX).min(fitting).saturating_sub(args.max_new_tokens);
     if room == 0 {
         bail!("--max-new-tokens {}: there is memory for the keys and values of {fitting} tokens", args.max_new_tokens);
     }
@@ -127,12 +131,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Positions that a model is made for.
-pub(super) fn positions(config: &FamilyConfig) -> usize {
+/// Positions that a model is made for. `None` is no limit: states alone (Mamba-2) are as large at every length, and
+/// transformers' configuration of such a model has no `max_position_embeddings`.
+pub(super) fn positions(config: &FamilyConfig) -> Option<usize> {
     let sizes = serde_json::to_value(config).unwrap_or_default();
     let trained = sizes["max_position_embeddings"].as_u64().map(|positions| positions as usize);
-    let cached = config.cached_positions();
-    trained.or(cached).unwrap_or(2048).min(cached.unwrap_or(usize::MAX)).max(2)
+    trained.into_iter().chain(config.cached_positions()).min().map(|positions| positions.max(2))
 }
 
 /// The adapters of the command line with their names; the first is none.

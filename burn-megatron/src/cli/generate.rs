@@ -130,12 +130,12 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Bytes of the keys and values of a position in the memory that one rank or, on the CPU, all ranks have.
+/// Bytes that a position takes in the cache, in the memory that one rank or, on the CPU, all ranks have.
 pub(super) fn cache_bytes(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize) -> u64 {
-    let (decoder, element) = (Decoder::from(config), dtype.bytes());
-    let ranks = if device == DeviceKind::Cuda { tp.max(1) } else { 1 };
+    let (decoder, tp) = (Decoder::from(config), tp.max(1));
+    let ranks = if device == DeviceKind::Cuda { 1 } else { tp };
     let layers = (0..decoder.layers).filter(|layer| decoder.has_keys(*layer)).count();
-    let sizes = [2, layers, decoder.kv_heads.div_ceil(ranks), decoder.head_dim, element];
+    let sizes = [layers, ranks, decoder.cached_features(tp), dtype.bytes()];
     sizes.iter().fold(1, |bytes: u64, &size| bytes.saturating_mul(size as u64))
 }
 

@@ -1,4 +1,4 @@
-mod recurrent;
+mod families;
 
 use std::ops::ControlFlow;
 use std::sync::Mutex;

@@ -113,6 +113,15 @@ impl ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
+    /// The rank's weight `[out/tp, in]` with its adapter, of a layer with one output that records no gradients.
+    pub(super) fn whole_weight(&self) -> Tensor<2> {
+        let weight = self.weight.value(false);
+        match &self.adapters {
+            Some(adapters) => adapters.merged(weight),
+            None => weight,
+        }
+    }
+
     /// The outputs with the adapters' for the layer's own input `x`.
     fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters, batch: &MicroBatch) -> Tensor<3> {
         let (base, x) = self.base(x, self.fp8.clone(), batch);

@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::{Norm, NormKind};
-use super::paged::{PagedKvCache, Step};
+use super::paged::{LatentHeads, PagedKvCache, Step};
 use super::replicated::ReplicatedLinear;
 use super::rope::{Angles, rotate};
 use super::tensor_parallel::enter_tensor_parallel;
@@ -141,7 +141,7 @@ impl LatentAttention {
     }
 
     /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as
-    /// `layer`'s.
+    /// `layer`'s: of each the rotated key and the normalised latent, the same on all tensor-parallel ranks.
     pub fn extend(
         &self,
         x: impl Into<Residual>,
@@ -150,27 +150,40 @@ impl LatentAttention {
         angles: &Angles,
         (layer, cache): (usize, &mut PagedKvCache),
     ) -> Tensor<3> {
-        let batch = &MicroBatch::default();
-        let projected = self.projected(x.into(), norm, batch);
-        let positions = projected[0].dims()[0];
-        let heads = self.heads(projected.map(|features| features.narrow(0, 0, step.len())), angles);
-        let of = cache.attend(layer, step, heads, self.options, None);
+        let (batch, tokens) = (&MicroBatch::default(), step.len());
+        let Sizes { kv_latent, rotated, unrotated, value, heads, .. } = self.sizes;
+        let [q, latent, shared] = self.down(x.into(), norm, batch);
+        let positions = q.dims()[0];
+        let q = rotate(q.narrow(0, 0, tokens).reshape([tokens, 1, heads, rotated + unrotated]), heads, angles);
+        let rows = Tensor::cat(vec![shared, self.kv_norm.forward(latent)], 2);
+        let rows = enter_tensor_parallel(rows, &self.parallel).narrow(0, 0, tokens);
+        let rows = rotate(rows.reshape([tokens, 1, 1, rotated + kv_latent]), 1, angles);
+        let of = LatentHeads { up: self.kv.whole_weight(), heads, rotated, unrotated, value };
+        let of = cache.attend_latents(layer, step, [q, rows], &of, self.options);
         self.finish(pad_sequence(of, positions), batch)
     }
 
     /// The rank's query heads, its key and value heads, and the shared key, each `[s, b, features]`, before rotation.
     fn projected(&self, x: Residual, norm: &Norm, batch: &MicroBatch) -> [Tensor<3>; 3] {
-        let Sizes { q_latent, kv_latent, rotated, .. } = self.sizes;
-        let latents = self.down.forward(x.clone(), norm, batch);
-        let (q, [kv, shared]) = match &self.q_norm {
-            Some(q_norm) => {
-                let [q, kv, shared] = split(latents, [q_latent, kv_latent, rotated]);
-                (self.q.forward(q, q_norm, batch), [kv, shared])
-            }
-            None => (self.q.forward(x, norm, batch), split(latents, [kv_latent, rotated])),
-        };
+        let [q, kv, shared] = self.down(x, norm, batch);
         // Every rank uses the shared key for its own heads: its gradient is a sum over the ranks.
         [q, self.kv.forward(kv, &self.kv_norm, batch), enter_tensor_parallel(shared, &self.parallel)]
+    }
+
+    /// The rank's query heads of all positions, and of its own positions the latent of keys and values and the shared key.
+    fn down(&self, x: Residual, norm: &Norm, batch: &MicroBatch) -> [Tensor<3>; 3] {
+        let Sizes { q_latent, kv_latent, rotated, .. } = self.sizes;
+        let latents = self.down.forward(x.clone(), norm, batch);
+        match &self.q_norm {
+            Some(q_norm) => {
+                let [q, kv, shared] = split(latents, [q_latent, kv_latent, rotated]);
+                [self.q.forward(q, q_norm, batch), kv, shared]
+            }
+            None => {
+                let [kv, shared] = split(latents, [kv_latent, rotated]);
+                [self.q.forward(x, norm, batch), kv, shared]
+            }
+        }
     }
 
     /// Rotated queries and keys `[s, b, heads, rotated + unrotated]`, and values `[s, b, heads, value]`.

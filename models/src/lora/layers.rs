@@ -138,6 +138,22 @@ impl ColumnAdapters {
         }
     }
 
+    /// The weight `w` of a layer with one output, and its adapter.
+    ///
+    /// # Panics
+    /// If there are several outputs.
+    pub fn merged(&self, w: Tensor<2>) -> Tensor<2> {
+        assert_eq!(self.outputs.len(), 1, "one output has one matrix A and one B");
+        let whole = merged(w, self.a.val(), self.b.val(), self.scale);
+        match self.magnitude.first() {
+            Some(magnitude) => {
+                let factors = divided(magnitude.val(), row_norms(whole.clone(), None));
+                whole * factors.unsqueeze_dim(1)
+            }
+            None => whole,
+        }
+    }
+
     /// All B as one matrix `[features, adapters rank]`, scaled: each has its own rows and columns, elsewhere it is zero. One
     /// GEMM then reads and writes the wide output once.
     fn scaled_b(&self, blocks: &Blocks) -> Tensor<2> {

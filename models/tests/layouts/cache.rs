@@ -14,11 +14,20 @@ use crate::paged::assert_neighbours_change_nothing;
 use crate::{gpt, llama, relatives};
 
 pub fn assert_cache_changes_nothing<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
+    assert_cache_changes_nothing_in::<M>(config, layouts, |params| params);
+}
+
+/// The same for a model that is built in another way.
+pub fn assert_cache_changes_nothing_in<M: CausalLm>(
+    config: &M::Config,
+    layouts: &[&str],
+    how: impl Fn(ParamBuilder<'_>) -> ParamBuilder<'_> + Sync,
+) {
     for layout in layouts {
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         launch(&mesh, &[Device::flex()], |rank: Rank| {
             let params = ParamBuilder::new(&rank, FloatDType::F64, 0).with_source(&Noise).without_autodiff();
-            let (model, vocab) = (M::build(config, params)?, config.vocab_size());
+            let (model, vocab) = (M::build(config, how(params))?, config.vocab_size());
             let batch = Batch::synthetic(vocab);
             let full = host(model.logits(batch.ids(&batch.tokens, &rank.device)));
             assert_neighbours_change_nothing(layout, &model, &batch, &full, vocab);

@@ -10,6 +10,9 @@ use crate::cli::generate::{cache_bytes, memory};
 use crate::plan::Decoder;
 use crate::serve::SchedulerConfig;
 
+/// Default length of a sequence where the model has no limit, as in vLLM.
+const UNLIMITED: usize = 2048;
+
 /// Sizes of the scheduler, by vLLM's names.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Scheduler")]
@@ -17,7 +20,8 @@ pub(super) struct SizeArgs {
     /// Most sequences that run at a time
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_num_seqs: usize,
-    /// Most tokens of a sequence, prompt and answer together. Default: the model's positions, as far as there is memory
+    /// Most tokens of a sequence, prompt and answer together. Default: the model's positions, as far as there is memory;
+    /// 2048 for a model without a limit
     #[arg(long, value_name = "N")]
     pub max_model_len: Option<usize>,
     /// Most tokens of a step; a longer prompt is read in several steps
@@ -49,8 +53,20 @@ impl SizeArgs {
         dtype: Precision,
         tp: usize,
     ) -> Result<SchedulerConfig> {
+        self.resolve_within(memory(device), config, device, dtype, tp)
+    }
+
+    /// The same where so many bytes of memory are known of.
+    fn resolve_within(
+        &self,
+        memory: Option<u64>,
+        config: &FamilyConfig,
+        device: DeviceKind,
+        dtype: Precision,
+        tp: usize,
+    ) -> Result<SchedulerConfig> {
         let positions = positions(config);
-        if let Some(len) = self.max_model_len.filter(|len| *len > positions) {
+        if let Some((len, positions)) = self.max_model_len.zip(positions).filter(|(len, most)| len > most) {
             bail!("--max-model-len {len}: the model is made for {positions} positions; nearest legal: {positions}");
         }
         let default = if device == DeviceKind::Cuda { 0.85 } else { 0.5 };
@@ -60,26 +76,17 @@ impl SizeArgs {
                 "--gpu-memory-utilization {share}: a share above 0 and at most 1 is needed; nearest legal: {default}"
             );
         }
-        let block_size = self.block_size.max(1);
+        let (block_size, positions) = (self.block_size.max(1), positions.unwrap_or(UNLIMITED));
         let wanted =
             self.max_model_len.unwrap_or(positions).div_ceil(block_size).saturating_mul(self.max_num_seqs.max(1));
-        let each = cache_bytes(config, device, dtype, tp).saturating_mul(block_size as u64).max(1);
-        let free = memory(device).map(|bytes| {
-            let free = (bytes as f64 * share) as u64;
-            free.saturating_sub(weights(config, device, dtype, tp))
-        });
-        let states = states(config, device, dtype, tp);
-        let of_states = states.saturating_mul(self.max_num_seqs as u64);
-        if let Some(free) = free.filter(|free| *free < of_states) {
-            bail!(
-                "--max-num-seqs {}: the states of recurrent layers take {states} bytes for each sequence, and {free} bytes are left after \
-                 the weights; nearest legal: {}",
-                self.max_num_seqs,
-                (free / states).max(1)
-            );
-        }
-        let fitting = free.map_or(usize::MAX, |free| ((free - of_states) / each) as usize);
-        let num_blocks = self.num_blocks.unwrap_or(wanted.min(fitting));
+        let needs = Needs {
+            weights: weights(config, device, dtype, tp),
+            states: states(config, device, dtype, tp),
+            // Where a block holds nothing, it is a number in the scheduler.
+            block: cache_bytes(config, device, dtype, tp).saturating_mul(block_size as u64).max(4),
+        };
+        let fitting = memory.map_or(Ok(u64::MAX), |bytes| self.fitting_blocks(&needs, bytes, share))?;
+        let num_blocks = self.num_blocks.unwrap_or(wanted.min(fitting.min(u32::MAX.into()) as usize));
         let room = num_blocks.saturating_mul(block_size);
         let sizes = SchedulerConfig {
             max_num_seqs: self.max_num_seqs,
@@ -92,6 +99,49 @@ impl SizeArgs {
         sizes.check()?;
         Ok(sizes)
     }
+
+    /// Blocks that fit into a share of the bytes, next to the weights and the states of all sequences.
+    fn fitting_blocks(&self, needs: &Needs, bytes: u64, share: f64) -> Result<u64> {
+        let Needs { weights, states, block } = *needs;
+        let free = ((bytes as f64 * share) as u64).saturating_sub(weights);
+        // Who gives --num-blocks knows better.
+        let cache = |blocks: usize| if self.num_blocks.is_some() { 0 } else { block.saturating_mul(blocks as u64) };
+        let one = states.saturating_add(cache(1));
+        if free < one {
+            let needed = ((weights.saturating_add(one)) as f64 / bytes as f64 * 100.0).ceil() / 100.0;
+            let nearest = match needed <= 1.0 {
+                true => format!("nearest legal: {needed}"),
+                false => "no share is enough: --layout with more GPUs or --dtype bf16 takes less of each".to_string(),
+            };
+            bail!(
+                "--gpu-memory-utilization {share}: {free} of {bytes} bytes are left after the weights, and one sequence takes {states} of \
+                 recurrent states and {} of cache; {nearest}",
+                cache(1)
+            );
+        }
+        let fits = |blocks: usize| free.saturating_sub(cache(blocks)).checked_div(states).unwrap_or(u64::MAX);
+        // One of them as long as asked for. If there is no memory for that, it is the length that will be refused.
+        let most = match fits(self.max_model_len.unwrap_or(1).div_ceil(self.block_size.max(1))) {
+            0 => fits(1),
+            most => most,
+        };
+        if most < self.max_num_seqs as u64 {
+            bail!(
+                "--max-num-seqs {}: the states of recurrent layers take {states} bytes for each sequence, and {free} bytes are left after \
+                 the weights; nearest legal: {most}",
+                self.max_num_seqs
+            );
+        }
+        Ok((free - states * self.max_num_seqs as u64) / block)
+    }
+}
+
+/// Bytes of what is kept while a model serves.
+struct Needs {
+    weights: u64,
+    /// The recurrent states of a sequence.
+    states: u64,
+    block: u64,
 }
 
 /// Bytes of the weights in the memory that one rank or, on the CPU, all ranks have.
@@ -111,7 +161,7 @@ fn sharing(device: DeviceKind, tp: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use models::{LlamaConfig, Mamba2Config};
+    use models::{DeepSeekV3Config, LlamaConfig, Mamba2Config, NemotronHConfig};
 
     use super::*;
 
@@ -153,9 +203,60 @@ mod tests {
         for (dtype, element) in [(Precision::F32, 4), (Precision::Bf16, 2)] {
             assert_eq!(states(&config, DeviceKind::Cpu, dtype, 1), kept(element));
         }
-        let none = SizeArgs { gpu_memory_utilization: Some(1e-12), ..args() };
-        let refused = none.resolve(&config, DeviceKind::Cpu, Precision::F32, 1).unwrap_err().to_string();
-        assert!(refused.starts_with("--max-num-seqs 4: the states of recurrent layers take"), "{refused}");
+    }
+
+    /// transformers' configuration of Mamba-2 has no `max_position_embeddings`.
+    #[test]
+    fn states_alone_have_no_positional_limit() {
+        let config = FamilyConfig::Mamba2(Mamba2Config::tiny());
+        let len = |max_model_len| {
+            let args = SizeArgs { max_model_len, ..args() };
+            args.resolve(&config, DeviceKind::Cpu, Precision::F32, 1).unwrap().max_model_len
+        };
+        assert_eq!([len(None), len(Some(100_000))], [2048, 100_000]);
+    }
+
+    /// What an error names as the nearest legal value is legal, and one more or less is not.
+    #[test]
+    fn what_is_named_as_legal_is() {
+        let mamba = FamilyConfig::Mamba2(Mamba2Config::tiny());
+        let hybrid = FamilyConfig::NemotronH(NemotronHConfig::tiny());
+        for config in [&mamba, &hybrid] {
+            let at = (DeviceKind::Cpu, Precision::F32);
+            let [weights, states] = [weights(config, at.0, at.1, 1), states(config, at.0, at.1, 1)];
+            let block = (cache_bytes(config, at.0, at.1, 1) * 16).max(4);
+            let resolve = |of: SizeArgs, memory: u64| {
+                let sizes = of.resolve_within(Some(memory), config, at.0, at.1, 1);
+                sizes.map(|sizes| sizes.num_blocks).map_err(|error| error.to_string())
+            };
+            let whole = || SizeArgs { gpu_memory_utilization: Some(1.0), ..args() };
+            let memory = weights + 3 * states + 2 * block;
+            let refused = resolve(SizeArgs { max_model_len: Some(32), ..whole() }, memory).unwrap_err();
+            assert!(refused.starts_with("--max-num-seqs 4: the states"), "{refused}");
+            assert!(refused.ends_with("nearest legal: 3"), "{refused}");
+            resolve(SizeArgs { max_num_seqs: 3, max_model_len: Some(32), ..whole() }, memory).unwrap();
+
+            // Not one sequence fits.
+            let half = |share| SizeArgs { max_num_seqs: 1, gpu_memory_utilization: Some(share), ..args() };
+            let (memory, one) = (2 * (weights + states + block), SizeArgs { max_num_seqs: 1, ..whole() });
+            let refused = resolve(half(0.4), memory).unwrap_err();
+            assert!(refused.starts_with("--gpu-memory-utilization 0.4"), "{refused}");
+            assert!(refused.ends_with("nearest legal: 0.5"), "{refused}");
+            assert!(resolve(half(0.5), memory).is_ok());
+            let refused = resolve(one, memory / 2 - 1).unwrap_err();
+            assert!(refused.contains("no share is enough"), "{refused}");
+        }
+    }
+
+    /// The latent and the rotated key of each layer, on every rank.
+    #[test]
+    fn latents_take_less_than_heads() {
+        let of = DeepSeekV3Config::tiny();
+        let (layers, width) = (of.num_hidden_layers, of.kv_lora_rank + of.qk_rope_head_dim);
+        let config = FamilyConfig::DeepSeekV3(of);
+        let bytes = |device, tp| cache_bytes(&config, device, Precision::F32, tp) as usize;
+        assert_eq!([1, 2].map(|tp| bytes(DeviceKind::Cuda, tp)), [layers * width * 4; 2]);
+        assert_eq!(bytes(DeviceKind::Cpu, 2), 2 * layers * width * 4);
     }
 
     #[test]

@@ -1,9 +1,18 @@
-//! The sizes of layers whose states take the place of attention.
+//! What is kept of a sequence that is generated, and the sizes of layers whose states take the place of attention.
 
 use super::Decoder;
 use crate::flops::LinearFlops;
 
 impl Decoder {
+    /// Features of a position that one of `tp` ranks has in the cache of a layer with attention: keys and values of its
+    /// heads, or the latent and the rotated key, which all ranks have.
+    pub fn cached_features(&self, tp: usize) -> usize {
+        match &self.latent {
+            Some(latent) => latent.keys + latent.rotated,
+            None => 2 * self.kv_heads.div_ceil(tp) * self.head_dim,
+        }
+    }
+
     /// Bytes of the states that one of `tp` ranks keeps of a sequence, whatever its length, if elements have so many bytes.
     pub fn state_bytes(&self, tp: usize, element: usize) -> usize {
         let linear = self.linear.as_ref().map_or(0, |linear| linear.kept(tp, element));

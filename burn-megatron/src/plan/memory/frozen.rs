@@ -55,15 +55,21 @@ pub(super) fn drawing(job: &Job, chunks: &[&StageMemory], (placement, rank): (Pl
     let (prompts, local, stages) = (job.reading_prompts(&completions), job.local(), job.stages.stages());
     let own = || (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]);
     let sequences = job.drawn_sequences() as u64;
-    let of_layer = sequences * (job.seq.next_multiple_of(BLOCK) as u64) * 2 * local.keys * job.element;
+    let features = job.decoder.cached_features(job.layout.tp) as u64;
+    let of_layer = sequences * (job.seq.next_multiple_of(BLOCK) as u64) * features * job.element;
     let layers = own().flat_map(|stage| stage.layers.clone()).filter(|layer| job.decoder.has_keys(*layer)).count();
     let read = own().flat_map(|stage| prompts.units(stage)).filter(|unit| !unit.head);
     let read = read.map(|unit| UnitMemory::new(&unit, &prompts).forward).max().unwrap_or(0);
-    // Without a kernel each sequence's keys and values are gathered, and the keys transposed, for scores and their softmax.
+    // Without a kernel what is cached of each sequence is gathered, and the keys transposed, for scores and their softmax.
+    // Latents are keys, and but for the rotated key values too, whose copy is apart.
     let positions = sequences * job.seq as u64;
     let scores = 3 * local.heads * job.element.max(4);
-    let places = local.keys / job.decoder.head_dim.max(1) as u64 * ID;
-    let decode = if job.gpu { 0 } else { of_layer + of_layer / 2 + positions * (scores + places) };
+    let (heads, copies) = match job.decoder.latent {
+        Some(_) => (1, 2 * of_layer),
+        None => (local.keys / job.decoder.head_dim.max(1) as u64, of_layer / 2),
+    };
+    let has_kernel = job.gpu && job.decoder.latent.is_none();
+    let decode = if has_kernel { 0 } else { of_layer + copies + positions * (scores + heads * ID) };
     let logits = sequences * job.decoder.vocab as u64 * job.element.max(4);
     Some(RankMemory {
         states,

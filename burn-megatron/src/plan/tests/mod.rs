@@ -1,5 +1,6 @@
 //! Plans against papers, model cards and measurements.
 
+mod cache;
 mod dynamic;
 mod flops;
 mod memory;

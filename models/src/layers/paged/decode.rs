@@ -100,7 +100,7 @@ impl PagedKvCache {
         layer: usize,
         (heads, options): (PackedHeads, AttentionOptions),
     ) -> Option<(PagedAttention, [&Tensor<2>; 2])> {
-        let [keys, values] = self.layers.get(layer)?.as_ref()?;
+        let [keys, values] = self.layers.get(layer)?.as_slice() else { return None };
         let head_dim = keys.dims()[1] / heads.kv_heads;
         Some((PagedAttention { heads, head_dim, block_size: self.block_size, options }, [keys, values]))
     }

@@ -4,12 +4,14 @@
 
 mod attend;
 mod decode;
+mod latent;
 mod state;
 mod step;
 mod view;
 
 use std::collections::{HashMap, HashSet};
 
+use attend::Gather;
 use backend_dist::gpu;
 use backend_dist::ops::context::attention_with_sinks;
 use backend_dist::ops::decode::{PagedAttention, paged_attention};
@@ -17,6 +19,7 @@ use backend_dist::ops::{AttentionOptions, PackedHeads, PassContext, attention, e
 use burn::tensor::{DType, Device, IndexingUpdateOp, Int, Tensor, TensorData};
 
 pub(crate) use decode::Decode;
+pub(crate) use latent::LatentHeads;
 pub(crate) use state::RecurrentState;
 pub use step::{Chunk, Outputs, Step};
 use view::{View, block_table, most_blocks};
@@ -29,8 +32,9 @@ use view::{View, block_table, most_blocks};
 pub struct PagedKvCache {
     block_size: usize,
     num_blocks: usize,
-    /// Of each layer `[num_blocks block_size, kv_heads d]` each.
-    layers: Vec<Option<[Tensor<2>; 2]>>,
+    /// Of each layer keys and values, `[num_blocks block_size, kv_heads d]` each, or latents alone; nothing before its
+    /// first step.
+    layers: Vec<Vec<Tensor<2>>>,
     /// Of linear attention: by layer and the first block of a sequence.
     states: HashMap<(usize, u32), RecurrentState>,
     step: Prepared,
@@ -49,15 +53,6 @@ struct Prepared {
     table: Option<[Tensor<1, Int>; 2]>,
     /// What longer chunks read, by chunk.
     long: Vec<(usize, Tensor<2, Int>)>,
-}
-
-/// The matrix rows of `[slots kv_heads, d]` that every sequence reads, and what is added to its scores.
-#[derive(Clone, Debug)]
-struct Gather {
-    /// `[sequences kv_heads, t]`.
-    ids: Tensor<2, Int>,
-    /// `[sequences, 1, t]`: zero, or minus infinity at positions that are not seen.
-    bias: Tensor<3>,
 }
 
 impl PagedKvCache {
@@ -90,6 +85,11 @@ impl PagedKvCache {
     /// Number of blocks.
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
+    }
+
+    /// Bytes of the blocks of all layers that have read a step.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().flatten().map(|pool| pool.dims().iter().product::<usize>() * pool.dtype().size()).sum()
     }
 
     /// Forgets what was prepared for the last step, before the first layer of `step`
@@ -156,7 +156,8 @@ impl PagedKvCache {
                 }
                 None => {
                     let gather = self.gather_of_single_tokens(step, single, options.window, kv_heads, &q);
-                    attend::single_tokens(q, &pools, &gather, kv_heads, options, sinks.as_ref())
+                    let read = pools.each_ref().map(|pool| gather.read(pool, kv_heads));
+                    attend::single_tokens(q, read, gather.bias, options, sinks.as_ref())
                 }
             });
         }
@@ -207,8 +208,8 @@ impl PagedKvCache {
         self.step.table.get_or_insert_with(of_chunks).clone()
     }
 
-    /// The keys and values of a layer with those of the new tokens.
-    fn write(&mut self, layer: usize, step: &Step, new: [Tensor<4>; 2]) -> [Tensor<2>; 2] {
+    /// A layer's pools with what is `new` of the step's tokens, `[n, 1, heads, d]` each.
+    fn write<const N: usize>(&mut self, layer: usize, step: &Step, new: [Tensor<4>; N]) -> [Tensor<2>; N] {
         let (block_size, device) = (self.block_size, new[0].device());
         let slots = self.step.slots.get_or_insert_with(|| {
             let slots: Vec<i64> = step.chunks().iter().flat_map(|chunk| chunk.new_slots(block_size)).collect();
@@ -216,22 +217,18 @@ impl PagedKvCache {
             Tensor::from_data(TensorData::new(slots, [count]), (&device, DType::I64))
         });
         if self.layers.len() <= layer {
-            self.layers.resize(layer + 1, None);
+            self.layers.resize(layer + 1, Vec::new());
         }
         let rows = self.num_blocks * block_size;
         // Taken out, so that nothing else holds them and they are written in place.
-        let pools = self.layers[layer].take().map_or([None, None], |pools| pools.map(Some));
-        let mut new = new.into_iter().zip(pools).map(|(new, pool)| {
+        let mut pools = std::mem::take(&mut self.layers[layer]).into_iter();
+        let pools = new.map(|new| {
             let [count, _, heads, head_dim] = new.dims();
             let empty = || Tensor::zeros([rows, heads * head_dim], (&device, new.dtype()));
-            let pool: Tensor<2> = pool.unwrap_or_else(empty);
-            let new = new.reshape([count, heads * head_dim]);
-            write(pool, slots.clone(), new)
+            let pool: Tensor<2> = pools.next().unwrap_or_else(empty);
+            write(pool, slots.clone(), new.reshape([count, heads * head_dim]))
         });
-        let (keys, values) = (new.next().expect("keys"), new.next().expect("values"));
-        drop(new);
-        let pools = [keys, values];
-        self.layers[layer] = Some(pools.clone());
+        self.layers[layer] = pools.to_vec();
         pools
     }
 

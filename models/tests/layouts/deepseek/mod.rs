@@ -2,13 +2,16 @@
 
 mod plain;
 
+use std::sync::Arc;
+
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData};
-use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, MicroBatch, ParamBuilder};
+use models::lora::LoraConfig;
+use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, MicroBatch, ModelConfig, ParamBuilder};
 
-use crate::cache::assert_cache_changes_nothing;
+use crate::cache::{assert_cache_changes_nothing, assert_cache_changes_nothing_in};
 use crate::harness::{BATCH, Batch, Noise, Outcome, SEQ, assert_close, host, initial_weights, largest, run};
 use crate::{assert_layouts_agree, assert_same};
 use plain::Plain;
@@ -51,9 +54,24 @@ fn latent_attention_whose_queries_have_no_latent() {
     assert_layouts_agree::<DeepSeekV3>(&DeepSeekV3Config { q_lora_rank: None, ..dense() }, &LAYOUTS, None);
 }
 
+/// Single tokens attend to latents, with the matrices of keys and values in the query and the output; chunks to heads.
 #[test]
 fn latent_attention_with_a_cache() {
     assert_cache_changes_nothing::<DeepSeekV3>(&dense(), &["TP1", "TP2", "TP2 SP", "TP4 SP"]);
+    let direct = DeepSeekV3Config { q_lora_rank: None, ..dense() };
+    assert_cache_changes_nothing::<DeepSeekV3>(&direct, &["TP1", "TP2 SP"]);
+}
+
+/// The matrices that are absorbed have their adapters with them.
+#[test]
+fn adapted_latent_attention_with_a_cache() {
+    for dora in [false, true] {
+        let config = LoraConfig { dora, target_modules: vec!["kv_b_proj".into()], ..LoraConfig::default() };
+        let plan = Arc::new(config.plan(&dense().hf_names()).unwrap());
+        assert_cache_changes_nothing_in::<DeepSeekV3>(&dense(), &["TP1", "TP2", "TP2 SP"], |params| {
+            params.with_lora(&plan, Some(&Noise))
+        });
+    }
 }
 
 #[test]

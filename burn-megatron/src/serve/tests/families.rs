@@ -1,6 +1,6 @@
-//! Families with recurrent states: what each sequence of a server has read is in its own states.
+//! Families that keep something else of a sequence than keys and values: recurrent states, latents.
 
-use models::{Mamba2, Mamba2Config, Mixtral, MixtralConfig, NemotronH, NemotronHConfig};
+use models::{DeepSeekV3, DeepSeekV3Config, Mamba2, Mamba2Config, Mixtral, MixtralConfig, NemotronH, NemotronHConfig};
 
 use super::*;
 
@@ -36,4 +36,11 @@ fn mamba2() {
 fn nemotron_h() {
     let config = NemotronHConfig { vocab_size: 61, initializer_range: 0.4, ..NemotronHConfig::tiny() };
     assert_serves_what_generate_says::<NemotronH>(&config);
+}
+
+/// A sequence that gave its blocks up is read again as one chunk, by heads and not by latents.
+#[test]
+fn deepseek_v3() {
+    let config = DeepSeekV3Config { vocab_size: 61, initializer_range: 0.4, ..DeepSeekV3Config::tiny() };
+    assert_serves_what_generate_says::<DeepSeekV3>(&config);
 }
