@@ -13,6 +13,7 @@ pub mod model;
 mod nvml;
 mod out_of_memory;
 mod recording;
+mod settle;
 
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
@@ -22,6 +23,7 @@ pub use memory_use::{MemoryUse, StreamUse, memory_use};
 pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
 pub use recording::{Recording, overwrite};
+pub use settle::settle;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

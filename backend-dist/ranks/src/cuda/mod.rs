@@ -14,7 +14,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl_common::device::DeviceId;
+use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
@@ -111,6 +111,18 @@ pub fn fill(x: &CubeTensor, byte: u8) {
         },
         failed::noting(device.index_id),
     );
+}
+
+/// Waits until the GPU with this CUDA index has done all that this process has queued for it: CubeCL's thread first, whose
+/// queue others may have left, then every stream.
+pub(crate) fn wait_for(gpu: usize) {
+    let device = cubecl::cuda::CudaDevice { index: gpu }.to_id();
+    // A thread that has failed launches nothing more, and neither does a GPU that has.
+    let _ = DeviceHandle::<CudaServer>::new(device).submit_blocking(|_: &mut CudaServer| ());
+    // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
+    let current =
+        unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) };
+    let _ = current.and_then(|()| driver::ctx::synchronize());
 }
 
 /// Passes all launches of this thread on to CubeCL's thread. Needed before the host waits for a device without CubeCL.
