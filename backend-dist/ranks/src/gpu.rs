@@ -23,8 +23,8 @@ pub use memory_use::{MemoryUse, StreamUse, memory_use};
 pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
 pub use recording::{Recording, overwrite};
-pub use settle::settle;
 use serde::{Deserialize, Serialize};
+pub use settle::settle;
 use std::fmt;
 
 /// CUDA's stream-ordered pool, which allocates CubeCL's pages, in bytes.

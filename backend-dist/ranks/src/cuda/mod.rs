@@ -24,6 +24,7 @@ use cubecl_server::stream::{FailureStore, WriteScoped};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use std::ffi::c_void;
+use std::sync::LazyLock;
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
 
@@ -74,17 +75,25 @@ pub fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send + 'stat
     });
 }
 
-/// An uninitialised contiguous tensor on the device of `like`, in a buffer of a [`size_class`].
+/// An uninitialised contiguous tensor on the device of `like`, in a buffer of a [`size_class`]. With
+/// `BURN_MEGATRON_POISON=1` it is filled with NaN, so that a read of what nobody has written shows.
 pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    static POISON: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("BURN_MEGATRON_POISON").is_some_and(|on| on == "1"));
     let (client, device) = (like.client.clone(), like.device.clone());
     let bytes = shape.num_elements() * dtype.size();
     let held = size_class(bytes);
-    if held == bytes {
-        return empty_device_contiguous_dtype(client, device, shape, dtype);
+    let tensor = if held == bytes {
+        empty_device_contiguous_dtype(client, device, shape, dtype)
+    } else {
+        let whole = Shape::from([held / dtype.size()]);
+        let buffer = empty_device_contiguous_dtype(client.clone(), device.clone(), whole, dtype);
+        CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
+    };
+    if *POISON {
+        fill(&tensor, 0xff);
     }
-    let whole = Shape::from([held / dtype.size()]);
-    let buffer = empty_device_contiguous_dtype(client.clone(), device.clone(), whole, dtype);
-    CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
+    tensor
 }
 
 /// Sets all bytes of the contiguous tensor to zero, in the order of the compute stream.
