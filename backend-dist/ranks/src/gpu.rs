@@ -13,6 +13,7 @@ pub mod model;
 mod nvml;
 mod out_of_memory;
 mod recording;
+mod settle;
 
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
@@ -23,6 +24,7 @@ pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
 pub use recording::{Recording, overwrite};
 use serde::{Deserialize, Serialize};
+pub use settle::settle;
 use std::fmt;
 
 /// CUDA's stream-ordered pool, which allocates CubeCL's pages, in bytes.

@@ -6,6 +6,7 @@
 
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
+use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::column_sum;
 
@@ -51,9 +52,10 @@ pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
 }
 
 pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
-    if !is_written_in_place(&y, &x) {
-        return Cube::float_add(y, forward(x, w));
-    }
+    let y = match summand(y, &x) {
+        Ok(y) => y,
+        Err(y) => return Cube::float_add(y, forward(x, w)),
+    };
     if !low_rank::add(&y, &x, &w, true) {
         multiply(Operand::flat(x), Operand::flat(w).transposed(), &y, Onto::Add);
     }
@@ -61,18 +63,28 @@ pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
 }
 
 pub fn add_input_grad(sum: Float, grad: Float, w: Float) -> Float {
-    if !is_written_in_place(&sum, &grad) {
-        return Cube::float_add(sum, input_grad(grad, w));
-    }
+    let sum = match summand(sum, &grad) {
+        Ok(sum) => sum,
+        Err(sum) => return Cube::float_add(sum, input_grad(grad, w)),
+    };
     if !low_rank::add(&sum, &grad, &w, false) {
         multiply(Operand::flat(grad), Operand::flat(w), &sum, Onto::Add);
     }
     sum
 }
 
-/// Whether nothing else holds `y`, and a GEMM of `x` can be added to it.
-fn is_written_in_place(y: &CubeTensor, x: &CubeTensor) -> bool {
-    y.can_mut() && y.is_contiguous() && y.dtype == x.dtype
+/// `y`, for a GEMM of `x` to be added to: itself, or a copy where something else holds it, which may be no more than a
+/// collective that CubeCL's thread has yet to queue. That is a matter of time and must not decide how often the sum is
+/// rounded.
+///
+/// # Errors
+/// Returns `y` if the types differ.
+fn summand(y: CubeTensor, x: &CubeTensor) -> Result<CubeTensor, CubeTensor> {
+    match y.dtype == x.dtype {
+        false => Err(y),
+        true if y.can_mut() && y.is_contiguous() => Ok(y),
+        true => Ok(copy_contiguous(y)),
+    }
 }
 
 /// Whether cuBLASLt adds `b` to the GEMM of `x` and `w`.

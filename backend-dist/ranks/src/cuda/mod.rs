@@ -14,7 +14,7 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl_common::device::DeviceId;
+use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
@@ -24,6 +24,7 @@ use cubecl_server::stream::{FailureStore, WriteScoped};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use std::ffi::c_void;
+use std::sync::LazyLock;
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
 
@@ -74,17 +75,25 @@ pub fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send + 'stat
     });
 }
 
-/// An uninitialised contiguous tensor on the device of `like`, in a buffer of a [`size_class`].
+/// An uninitialised contiguous tensor on the device of `like`, in a buffer of a [`size_class`]. With
+/// `BURN_MEGATRON_POISON=1` it is filled with NaN, so that a read of what nobody has written shows.
 pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
+    static POISON: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os("BURN_MEGATRON_POISON").is_some_and(|on| on == "1"));
     let (client, device) = (like.client.clone(), like.device.clone());
     let bytes = shape.num_elements() * dtype.size();
     let held = size_class(bytes);
-    if held == bytes {
-        return empty_device_contiguous_dtype(client, device, shape, dtype);
+    let tensor = if held == bytes {
+        empty_device_contiguous_dtype(client, device, shape, dtype)
+    } else {
+        let whole = Shape::from([held / dtype.size()]);
+        let buffer = empty_device_contiguous_dtype(client.clone(), device.clone(), whole, dtype);
+        CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
+    };
+    if *POISON {
+        fill(&tensor, 0xff);
     }
-    let whole = Shape::from([held / dtype.size()]);
-    let buffer = empty_device_contiguous_dtype(client.clone(), device.clone(), whole, dtype);
-    CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
+    tensor
 }
 
 /// Sets all bytes of the contiguous tensor to zero, in the order of the compute stream.
@@ -111,6 +120,18 @@ pub fn fill(x: &CubeTensor, byte: u8) {
         },
         failed::noting(device.index_id),
     );
+}
+
+/// Waits until the GPU with this CUDA index has done all that this process has queued for it: CubeCL's thread first, whose
+/// queue others may have left, then every stream.
+pub(crate) fn wait_for(gpu: usize) {
+    let device = cubecl::cuda::CudaDevice { index: gpu }.to_id();
+    // A thread that has failed launches nothing more, and neither does a GPU that has.
+    let _ = DeviceHandle::<CudaServer>::new(device).submit_blocking(|_: &mut CudaServer| ());
+    // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
+    let current =
+        unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) };
+    let _ = current.and_then(|()| driver::ctx::synchronize());
 }
 
 /// Passes all launches of this thread on to CubeCL's thread. Needed before the host waits for a device without CubeCL.

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -88,6 +89,8 @@ impl HostMemory {
         if Arc::strong_count(&self.pages) > 1 {
             return None;
         }
+        // The count orders nothing: what others have read of the bytes lies before what is copied over them.
+        fence(Ordering::Acquire);
         let (sender, receiver) = channel();
         let under_way = UnderWay {
             pages: Some(self.pages.clone()),

@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use backend_dist::comm::RunError;
+use backend_dist::gpu::settle;
 use backend_dist::mesh::ParallelLayout;
 use models::CausalLm;
 
@@ -14,6 +16,9 @@ use super::logs::say;
 use super::placement::Placement;
 use super::restarts::Restarts;
 use crate::checkpoint::Checkpoint;
+
+/// How long GPUs may take to end what failed ranks have queued, once their communicators are gone.
+const SETTLE: Duration = Duration::from_secs(30);
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
     /// After a failure: where the run begins again, which is where it first `begun` if there is nothing else.
@@ -36,6 +41,8 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         if placement.devices() != devices {
             restarts.on_other_devices();
         }
+        // The next ranks find GPUs and memory as those of a new process do.
+        settle(placement.devices(), SETTLE).map_err(|busy| format!("no restart: {busy}"))?;
         if let Some(saves) = &start.saves {
             // A save that has failed, if only for lack of a rank's share, does not keep the run from beginning again.
             let (reports, errors) = saves.settled();
