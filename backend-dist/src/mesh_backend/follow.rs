@@ -2,11 +2,11 @@
 //! in the same order, from a channel or from another process.
 
 use super::command::Command;
+use super::flight::Across;
 use super::interpreter::Interpret;
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};
-use ranks::collective_ops::Collective;
 use ranks::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -27,8 +27,10 @@ pub(super) enum Message {
     Drop(Vec<TensorId>),
     /// Begin the stream of random numbers.
     Seed(u64),
-    /// A collective over the group of this name, of half precision if that is enough and autocast computes with it.
-    Collective { x: TensorIr, out: TensorId, what: Collective, group: String, half: bool },
+    /// Collectives with ranks that have other tensors.
+    Across(Across),
+    /// What such collectives give is about to be used.
+    Land(TensorId),
     /// Another name for what the rank holds.
     Alias { x: TensorId, out: TensorId, state: TensorState },
     /// Make a tensor whole on every rank.
@@ -48,10 +50,12 @@ impl Message {
             Self::Data(id, data) => interpreter.register_data(id, data),
             Self::Drop(tensors) => tensors.into_iter().for_each(|id| interpreter.drop_tensor(id)),
             Self::Seed(seed) => interpreter.seed(seed),
-            Self::Collective { x, out, what, group, half } => {
-                interpreter.collective((x, half), out, what, &group)();
-                interpreter.arrived(out);
+            Self::Across(across) => {
+                let outs = across.outs();
+                interpreter.across(across)();
+                interpreter.arrived(&outs);
             }
+            Self::Land(flight) => interpreter.land(flight),
             Self::Whole(tensor) => interpreter.make_whole(tensor),
             Self::Alias { x, out, state } => interpreter.alias(x, out, state),
             Self::End | Self::Failed => unreachable!("a follower ends before it obeys"),

@@ -32,6 +32,7 @@ mod channel;
 mod command;
 mod device;
 mod executor;
+pub(crate) mod flight;
 mod follow;
 pub(crate) mod formula;
 mod ids;

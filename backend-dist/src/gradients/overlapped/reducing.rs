@@ -7,10 +7,15 @@ use parking_lot::Mutex;
 
 use super::buckets::{Bucket, Reduced, buckets};
 use crate::gradients::flat::{FlatGrad, used_anywhere};
+#[cfg(feature = "decorator")]
+use crate::mesh_backend::flight::{self, Held};
+use crate::pending::Pending;
 use ranks::collective;
+#[cfg(feature = "decorator")]
+use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
-use ranks::overlap::{self, Pending};
+use ranks::overlap;
 
 /// How many buckets were reduced since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,17 +65,13 @@ struct Started {
     buffer: Tensor<1>,
     /// What the sum is divided by.
     ranks: usize,
-    #[cfg(feature = "cuda")]
-    pending: Option<Pending>,
+    pending: Pending,
 }
 
 impl Started {
     /// The mean, on those who get it.
     fn wait(self) -> Tensor<1> {
-        #[cfg(feature = "cuda")]
-        if let Some(pending) = self.pending {
-            pending.wait();
-        }
+        self.pending.wait();
         if self.ranks == 1 { self.buffer } else { self.buffer.div_scalar(self.ranks as f64) }
     }
 }
@@ -223,17 +224,23 @@ impl Reducing {
                 Some(owner) => (overlap::reduce_mean_into(&buffer, &buffer, owner, &self.group), 1),
                 None => (overlap::all_reduce_in_place(&buffer, &self.group), ranks),
             };
-            return Started { buffer, ranks, pending: Some(pending) };
+            return Started { buffer, ranks, pending: Pending::Gpu(pending) };
         }
+        #[cfg(feature = "decorator")]
+        let buffer = {
+            let what = owner.map_or(Collective::AllReduce(ReduceOp::Sum), Collective::Reduce);
+            let held = Held { length: buffer.dims()[0], tensor: buffer, what, for_gemms: false };
+            match flight::begin(vec![held], false, &self.group) {
+                Ok((mut sums, flight)) => {
+                    return Started { buffer: sums.remove(0), ranks, pending: Pending::Flight(flight) };
+                }
+                Err(mut held) => held.remove(0).tensor,
+            }
+        };
         let buffer = match owner {
             Some(owner) => collective::reduce(buffer, owner, &self.group),
             None => collective::all_reduce(buffer, ReduceOp::Sum, &self.group),
         };
-        Started {
-            buffer,
-            ranks,
-            #[cfg(feature = "cuda")]
-            pending: None,
-        }
+        Started { buffer, ranks, pending: Pending::Done }
     }
 }

@@ -1,0 +1,31 @@
+//! Collectives on their way, between GPUs and on logical devices.
+
+#[cfg(feature = "decorator")]
+use crate::mesh_backend::flight::Flight;
+#[cfg(feature = "cuda")]
+use ranks::overlap;
+use std::sync::Arc;
+
+/// What a tensor waits for before it is used.
+pub(crate) enum Pending {
+    /// Nothing.
+    Done,
+    #[cfg(feature = "cuda")]
+    Gpu(overlap::Pending),
+    /// Of all tensors that come together.
+    #[cfg(feature = "decorator")]
+    Flight(Arc<Flight>),
+}
+
+impl Pending {
+    /// What is computed from now on comes after it.
+    pub fn wait(self) {
+        match self {
+            Self::Done => {}
+            #[cfg(feature = "cuda")]
+            Self::Gpu(pending) => pending.wait(),
+            #[cfg(feature = "decorator")]
+            Self::Flight(flight) => flight.wait(),
+        }
+    }
+}
