@@ -228,15 +228,6 @@ impl Gathers {
     /// Starts to bring the mean of gradients to the owner of parameter `index`.
     fn start_mean(&self, index: usize, gradient: Tensor<1>) -> (Tensor<1>, Pending) {
         let owner = self.params[index].owner;
-        #[cfg(feature = "cuda")]
-        if overlap::has_device_link(&self.group, &gradient.device()) {
-            let target = match self.is_owner(index) {
-                true => Tensor::empty(gradient.dims(), (&gradient.device(), gradient.dtype())),
-                false => gradient.clone(),
-            };
-            let pending = overlap::reduce_mean_into(&gradient, &target, owner, &self.group);
-            return (target, Pending::Gpu(pending));
-        }
         #[cfg(feature = "decorator")]
         let gradient = {
             let length = gradient.dims()[0];
@@ -246,6 +237,15 @@ impl Gathers {
                 Err(mut held) => held.remove(0).tensor,
             }
         };
+        #[cfg(feature = "cuda")]
+        if overlap::has_device_link(&self.group, &gradient.device()) {
+            let target = match self.is_owner(index) {
+                true => Tensor::empty(gradient.dims(), (&gradient.device(), gradient.dtype())),
+                false => gradient.clone(),
+            };
+            let pending = overlap::reduce_mean_into(&gradient, &target, owner, &self.group);
+            return (target, Pending::Gpu(pending));
+        }
         let sum = collective::reduce(gradient, owner, &self.group);
         let mean = if self.is_owner(index) { sum.div_scalar(self.group.size() as f64) } else { sum };
         (mean, Pending::Done)

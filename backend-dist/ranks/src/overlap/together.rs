@@ -67,8 +67,9 @@ pub fn begin(parts: Vec<(CubeTensor, Collective)>, mean: bool, group: &Group) ->
         let (bytes, suffix) = (parts.iter().map(Part::bytes).sum(), format!(", {} together, overlapped", parts.len()));
         collective_operation(&parts[0].op(), bytes, group.size(), &suffix)
     });
-    let issued = parts.iter().map(|part| (group.issue(part.op()), part.op())).last().expect("there is a part");
-    let slot = link.events.take();
+    let sequences: Vec<u64> = parts.iter().map(|part| group.issue(part.op())).collect();
+    let last = parts.len() - 1;
+    let (issued, slot) = ((sequences[last], parts[last].op()), link.events.take());
     let tensors: Vec<&CubeTensor> = parts.iter().flat_map(Part::buffers).collect();
     let held = tensors.iter().map(|&x| PinnedBuffer::new(x.clone())).collect();
     let call_of = |part: &Part| {
@@ -77,8 +78,7 @@ pub fn begin(parts: Vec<(CubeTensor, Collective)>, mean: bool, group: &Group) ->
     };
     let calls: Vec<_> = parts.iter().map(call_of).collect();
     link.queue_all(issued, &tensors, move |call, pointers| {
-        let pairs = pointers.chunks(2).map(|pair| (pair[0], pair[1])).zip(calls);
-        let pairs: Vec<_> = pairs.collect();
+        let pairs: Vec<_> = pointers.chunks(2).map(|pair| (pair[0], pair[1])).zip(calls).collect();
         for &((from, to), (.., bytes)) in &pairs {
             let [source, target] = [from, to].map(|pointer| (pointer as usize, bytes));
             if !is_in_place_or_apart(source, target, rank) {

@@ -218,14 +218,6 @@ impl Reducing {
 
     fn reduce(&self, buffer: Tensor<1>, owner: Option<usize>) -> Started {
         let ranks = self.group.size();
-        #[cfg(feature = "cuda")]
-        if overlap::has_device_link(&self.group, &buffer.device()) {
-            let (pending, ranks) = match owner {
-                Some(owner) => (overlap::reduce_mean_into(&buffer, &buffer, owner, &self.group), 1),
-                None => (overlap::all_reduce_in_place(&buffer, &self.group), ranks),
-            };
-            return Started { buffer, ranks, pending: Pending::Gpu(pending) };
-        }
         #[cfg(feature = "decorator")]
         let buffer = {
             let what = owner.map_or(Collective::AllReduce(ReduceOp::Sum), Collective::Reduce);
@@ -237,6 +229,14 @@ impl Reducing {
                 Err(mut held) => held.remove(0).tensor,
             }
         };
+        #[cfg(feature = "cuda")]
+        if overlap::has_device_link(&self.group, &buffer.device()) {
+            let (pending, ranks) = match owner {
+                Some(owner) => (overlap::reduce_mean_into(&buffer, &buffer, owner, &self.group), 1),
+                None => (overlap::all_reduce_in_place(&buffer, &self.group), ranks),
+            };
+            return Started { buffer, ranks, pending: Pending::Gpu(pending) };
+        }
         let buffer = match owner {
             Some(owner) => collective::reduce(buffer, owner, &self.group),
             None => collective::all_reduce(buffer, ReduceOp::Sum, &self.group),
