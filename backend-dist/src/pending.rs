@@ -1,7 +1,7 @@
 //! Collectives on their way, between GPUs and on logical devices.
 
 #[cfg(feature = "decorator")]
-use crate::mesh_backend::flight::Flight;
+use crate::mesh_backend::async_collectives::Work;
 #[cfg(feature = "cuda")]
 use ranks::overlap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) enum Pending {
     Gpu(overlap::Pending),
     /// Of all tensors that come together.
     #[cfg(feature = "decorator")]
-    Flight(Arc<Flight>),
+    Logical(Arc<Work>),
 }
 
 impl Pending {
@@ -25,7 +25,7 @@ impl Pending {
             #[cfg(feature = "cuda")]
             Self::Gpu(pending) => pending.wait(),
             #[cfg(feature = "decorator")]
-            Self::Flight(flight) => flight.wait(),
+            Self::Logical(work) => work.wait(),
         }
     }
 }

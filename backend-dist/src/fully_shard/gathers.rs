@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::sequence::Sequence;
 #[cfg(feature = "decorator")]
-use crate::mesh_backend::flight::{self, Held};
+use crate::mesh_backend::async_collectives::{self, Held};
 use crate::pending::Pending;
 use ranks::collective;
 #[cfg(feature = "decorator")]
@@ -232,8 +232,8 @@ impl Gathers {
         let gradient = {
             let length = gradient.dims()[0];
             let held = Held { tensor: gradient, length, what: Collective::Reduce(owner), for_gemms: false };
-            match flight::begin(vec![held], true, &self.group) {
-                Ok((mut means, flight)) => return (means.remove(0), Pending::Flight(flight)),
+            match async_collectives::begin(vec![held], true, &self.group) {
+                Ok((mut means, work)) => return (means.remove(0), Pending::Logical(work)),
                 Err(mut held) => held.remove(0).tensor,
             }
         };
@@ -266,9 +266,9 @@ impl Gathers {
                 let Gathered { owner, length, is_matrix, .. } = self.params[index];
                 Held { tensor, length, what: Collective::Broadcast(owner), for_gemms: to_compute && is_matrix }
             });
-            match flight::begin(held.collect(), false, &self.group) {
-                Ok((values, flight)) => {
-                    let pending = || Pending::Flight(flight.clone());
+            match async_collectives::begin(held.collect(), false, &self.group) {
+                Ok((values, work)) => {
+                    let pending = || Pending::Logical(work.clone());
                     return values.into_iter().map(|value| Coming { value, pending: pending() }).collect();
                 }
                 Err(held) => held.into_iter().map(|held| held.tensor).collect(),

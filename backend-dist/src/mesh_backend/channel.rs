@@ -1,7 +1,7 @@
 //! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
 
+use super::async_collectives::Across;
 use super::command::{self, Command};
-use super::flight::Across;
 use super::follow::{Followers, Message};
 use super::ids::ById;
 use super::slot::MeshDevice;

@@ -1,8 +1,8 @@
 //! Ranks that do what another does. One rank, the leader, runs a program; the others get what its interpreter is told,
 //! in the same order, from a channel or from another process.
 
+use super::async_collectives::Across;
 use super::command::Command;
-use super::flight::Across;
 use super::interpreter::Interpret;
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
@@ -29,8 +29,8 @@ pub(super) enum Message {
     Seed(u64),
     /// Collectives with ranks that have other tensors.
     Across(Across),
-    /// What such collectives give is about to be used.
-    Land(TensorId),
+    /// What collectives give of which this is the first output is about to be used.
+    Wait(TensorId),
     /// Another name for what the rank holds.
     Alias { x: TensorId, out: TensorId, state: TensorState },
     /// Make a tensor whole on every rank.
@@ -55,7 +55,7 @@ impl Message {
                 interpreter.across(across)();
                 interpreter.arrived(&outs);
             }
-            Self::Land(flight) => interpreter.land(flight),
+            Self::Wait(first) => interpreter.wait(first),
             Self::Whole(tensor) => interpreter.make_whole(tensor),
             Self::Alias { x, out, state } => interpreter.alias(x, out, state),
             Self::End | Self::Failed => unreachable!("a follower ends before it obeys"),

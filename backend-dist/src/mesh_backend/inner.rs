@@ -35,13 +35,13 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
     }
 
     /// Whether collectives over `group` continue while the device computes.
-    fn flies(_: &Group) -> bool {
+    fn is_async(_: &Group) -> bool {
         false
     }
 
-    /// Begins collectives, where they [`fly`](Self::flies). What is returned with their results must be dropped before the
+    /// Begins collectives, where they [are](Self::is_async). What is returned with their results must be dropped before the
     /// results are used.
-    fn fly(
+    fn begin_async(
         _: Vec<(FloatTensor<Self>, Collective)>,
         _mean: bool,
         group: &Group,

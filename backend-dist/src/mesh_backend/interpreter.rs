@@ -8,9 +8,9 @@ mod inputs;
 mod planned;
 mod views;
 
+use super::async_collectives::Across;
 use super::command::Command;
 use super::executor::Executor;
-use super::flight::Across;
 use super::ids::ById;
 use super::inner::Inner;
 use super::options::LogicalOptions;
@@ -42,10 +42,10 @@ pub(super) trait Interpret: Send {
     /// Collectives on the rank's shares. The caller runs what is returned, without a lock: ranks that it waits for may free
     /// tensors of this one. Then the outputs have [arrived](Self::arrived).
     fn across(&mut self, across: Across) -> Box<dyn FnOnce() + Send>;
-    /// `outs` are what collectives have given, in the placements of their inputs; of a flight, what they will give.
+    /// `outs` are what collectives have given, in the placements of their inputs; if they are asynchronous, what they will give.
     fn arrived(&mut self, outs: &[TensorId]);
-    /// The outputs of this flight are about to be used.
-    fn land(&mut self, flight: TensorId);
+    /// The outputs of the collectives whose first one this is are about to be used.
+    fn wait(&mut self, first: TensorId);
     /// The tensors from `id` on that are not whole on every rank.
     fn distributed_since(&self, id: TensorId) -> Vec<TensorIr>;
     /// Makes the tensor whole on every rank.
@@ -230,8 +230,8 @@ impl<B: Inner> Interpret for Interpreter<B> {
         self.end_across(outs);
     }
 
-    fn land(&mut self, flight: TensorId) {
-        self.arrivals.land(flight);
+    fn wait(&mut self, first: TensorId) {
+        self.arrivals.wait(first);
     }
 
     fn distributed_since(&self, id: TensorId) -> Vec<TensorIr> {

@@ -1,7 +1,7 @@
 //! A rank's share of a logical tensor as a tensor, and collectives of it with ranks that have other tensors.
 
+use super::async_collectives::{Across, Part};
 use super::command::{self, Command};
-use super::flight::{Across, Part};
 use super::follow::Message;
 use super::formula::Formula;
 use super::live::{Live, live};
@@ -178,7 +178,7 @@ macro_rules! across {
         let client = live(&Device::new(device)).expect("a device group is a logical device").client;
         let out = client.new_id();
         let part = Part { x: x_ir, out, shape: shape.clone(), what: what.clone(), half: false };
-        client.across(Across { parts: vec![part], group: group.name().into(), mean: false, flies: false });
+        client.across(Across { parts: vec![part], group: group.name().into(), mean: false, is_async: false });
         let shape = shape_after(shape, &what, group.size());
         command::send(Command::Adopt(out), || GroupBackend::$empty(shape, &device, dtype.into())).0
     }};

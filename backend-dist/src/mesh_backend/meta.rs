@@ -3,8 +3,8 @@
 
 mod kinds;
 
+use super::async_collectives::Across;
 use super::command::Command;
-use super::flight::Across;
 use super::ids::ById;
 use super::interpreter::Interpret;
 use super::report::{Count, Report};
@@ -365,7 +365,7 @@ impl Interpret for Meta {
 
     fn arrived(&mut self, _: &[TensorId]) {}
 
-    fn land(&mut self, _: TensorId) {}
+    fn wait(&mut self, _: TensorId) {}
 
     fn distributed_since(&self, _: TensorId) -> Vec<TensorIr> {
         Vec::new()

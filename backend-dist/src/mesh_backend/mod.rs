@@ -28,11 +28,11 @@
 //! # Ok::<(), backend_dist::launch::BoxError>(())
 //! ```
 
+pub(crate) mod async_collectives;
 mod channel;
 mod command;
 mod device;
 mod executor;
-pub(crate) mod flight;
 mod follow;
 pub(crate) mod formula;
 mod ids;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::buckets::{Bucket, Reduced, buckets};
 use crate::gradients::flat::{FlatGrad, used_anywhere};
 #[cfg(feature = "decorator")]
-use crate::mesh_backend::flight::{self, Held};
+use crate::mesh_backend::async_collectives::{self, Held};
 use crate::pending::Pending;
 use ranks::collective;
 #[cfg(feature = "decorator")]
@@ -222,9 +222,9 @@ impl Reducing {
         let buffer = {
             let what = owner.map_or(Collective::AllReduce(ReduceOp::Sum), Collective::Reduce);
             let held = Held { length: buffer.dims()[0], tensor: buffer, what, for_gemms: false };
-            match flight::begin(vec![held], false, &self.group) {
-                Ok((mut sums, flight)) => {
-                    return Started { buffer: sums.remove(0), ranks, pending: Pending::Flight(flight) };
+            match async_collectives::begin(vec![held], false, &self.group) {
+                Ok((mut sums, work)) => {
+                    return Started { buffer: sums.remove(0), ranks, pending: Pending::Logical(work) };
                 }
                 Err(mut held) => held.remove(0).tensor,
             }

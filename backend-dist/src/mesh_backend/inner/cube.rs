@@ -47,11 +47,11 @@ impl Inner for Cube {
         <Self as Backend>::memory_persistent_allocations(device, work, |work| work())
     }
 
-    fn flies(group: &Group) -> bool {
+    fn is_async(group: &Group) -> bool {
         together::is_connected(group)
     }
 
-    fn fly(
+    fn begin_async(
         parts: Vec<(FloatTensor<Self>, Collective)>,
         mean: bool,
         group: &Group,

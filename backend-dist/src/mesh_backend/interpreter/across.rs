@@ -5,7 +5,7 @@ use super::Interpreter;
 use super::complete::float;
 use crate::logical::Placement::{self, Replicate};
 use crate::logical::TensorState;
-use crate::mesh_backend::flight::{Across, Part};
+use crate::mesh_backend::async_collectives::{Across, Part};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
 use burn::tensor::Shape;
@@ -19,18 +19,18 @@ use std::sync::Arc;
 impl<B: Inner> Interpreter<B> {
     /// What the caller runs without a lock for collectives with ranks that have other tensors.
     pub(super) fn start_across(&mut self, across: Across) -> Box<dyn FnOnce() + Send> {
-        let Across { parts, group, mean, flies } = across;
+        let Across { parts, group, mean, is_async } = across;
         let groups = || self.groups.iter().chain(&self.across);
         let names = || groups().map(|group| group.name()).collect::<Vec<_>>();
         let found = groups().find(|candidate| candidate.name() == group).cloned();
         let group =
             found.unwrap_or_else(|| panic!("collectives over {group}: the device has the groups {:?}", names()));
-        let flies = flies && B::flies(&group);
+        let is_async = is_async && B::is_async(&group);
         let (mut sources, mut arriving) = (Vec::new(), Vec::new());
         for Part { x, out, shape, what, half } in parts {
             let state = self.table.get(x.id).state.clone();
             let receives = matches!(what, Collective::Broadcast(root) if root != group.rank());
-            let (source, is_half) = match flies && receives {
+            let (source, is_half) = match is_async && receives {
                 true => {
                     let half = self.executor.half_of(&x).filter(|_| half);
                     let dtype = half.unwrap_or(x.dtype);
@@ -46,15 +46,15 @@ impl<B: Inner> Interpreter<B> {
         }
         let arrivals = self.arrivals.clone();
         Box::new(move || {
-            let results = match flies {
+            let results = match is_async {
                 true => {
                     let floats = sources.into_iter().map(|(source, what)| (float(source), what)).collect();
-                    let (results, pending) = B::fly(floats, mean, &group);
-                    arrivals.0.lock().flights.insert(arriving[0].0, pending);
+                    let (results, pending) = B::begin_async(floats, mean, &group);
+                    arrivals.0.lock().in_flight.insert(arriving[0].0, pending);
                     results.into_iter().map(HandleKind::Float).collect()
                 }
                 false => {
-                    sources.into_iter().map(|(source, what)| landed(source, what, mean, &group)).collect::<Vec<_>>()
+                    sources.into_iter().map(|(source, what)| waited_for(source, what, mean, &group)).collect::<Vec<_>>()
                 }
             };
             let mut arrivals = arrivals.0.lock();
@@ -134,7 +134,7 @@ impl<B: Inner> Interpreter<B> {
 }
 
 /// A collective that is waited for; with `mean`, a sum is divided by the number of members.
-fn landed<B: Inner>(x: HandleKind<B>, what: Collective, mean: bool, group: &Group) -> HandleKind<B> {
+fn waited_for<B: Inner>(x: HandleKind<B>, what: Collective, mean: bool, group: &Group) -> HandleKind<B> {
     let is_sum = match what {
         Collective::AllReduce(op) => op == ReduceOp::Sum,
         Collective::Reduce(root) => root == group.rank(),
@@ -158,20 +158,20 @@ struct Arrived<B: Inner> {
     /// By the tensor to be.
     tensors: HashMap<TensorId, (HandleKind<B>, bool, TensorState)>,
     /// By their first tensor; what is dropped is waited for.
-    flights: HashMap<TensorId, Box<dyn Send>>,
+    in_flight: HashMap<TensorId, Box<dyn Send>>,
 }
 
 impl<B: Inner> Arrivals<B> {
-    /// What runs from now on comes after the collectives of this flight.
-    pub fn land(&self, flight: TensorId) {
-        let pending = self.0.lock().flights.remove(&flight);
+    /// What runs from now on comes after the collectives whose first output this is.
+    pub fn wait(&self, first: TensorId) {
+        let pending = self.0.lock().in_flight.remove(&first);
         drop(pending);
     }
 }
 
 impl<B: Inner> Default for Arrivals<B> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(Arrived { tensors: HashMap::new(), flights: HashMap::new() })))
+        Self(Arc::new(Mutex::new(Arrived { tensors: HashMap::new(), in_flight: HashMap::new() })))
     }
 }
 

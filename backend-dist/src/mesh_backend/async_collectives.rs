@@ -23,8 +23,8 @@ pub(super) struct Across {
     pub group: String,
     /// Whether a sum is divided by the number of members.
     pub mean: bool,
-    /// Whether the device may compute meanwhile: the outputs are used after [`Message::Land`], which names the first.
-    pub flies: bool,
+    /// Whether the device may compute meanwhile: the outputs are used after [`Message::Wait`], which names the first.
+    pub is_async: bool,
 }
 
 /// One of them, on the rank's share of `x`.
@@ -55,9 +55,9 @@ pub(crate) struct Held {
 }
 
 /// Begins collectives over `group`, of at least one tensor, together. With `mean`, sums are divided by the number of
-/// members. The results must not be used before the flight was [waited for](Flight::wait). `Err` if the tensors are on no
+/// members. The results must not be used before [`Work::wait`]. `Err` if the tensors are on no
 /// logical device, or the group has one member.
-pub(crate) fn begin(held: Vec<Held>, mean: bool, group: &Group) -> Result<(Vec<Tensor<1>>, Arc<Flight>), Vec<Held>> {
+pub(crate) fn begin(held: Vec<Held>, mean: bool, group: &Group) -> Result<(Vec<Tensor<1>>, Arc<Work>), Vec<Held>> {
     let device = held[0].tensor.device();
     let Some(live) = live(&device).filter(|_| group.size() > 1) else { return Err(held) };
     let client = live.client;
@@ -69,31 +69,31 @@ pub(crate) fn begin(held: Vec<Held>, mean: bool, group: &Group) -> Result<(Vec<T
         (x, Part { x: ir, out, shape, what: held.what, half: held.for_gemms })
     };
     let (tensors, parts): (Vec<_>, Vec<_>) = held.into_iter().map(on_device).unzip();
-    let across = Across { parts, group: group.name().into(), mean, flies: true };
+    let across = Across { parts, group: group.name().into(), mean, is_async: true };
     client.across(across.clone());
     let adopt = |(x, part): (LogicalTensor, &Part)| {
         let empty = || GroupBackend::float_empty(part.shape.clone(), &x.device(), x.dtype().into());
         Tensor::from_primitive::<GroupBackend>(command::send(Command::Adopt(part.out), empty).0)
     };
-    let flight = Flight { device, first: across.parts[0].out, has_landed: AtomicBool::new(false) };
-    Ok((tensors.into_iter().zip(&across.parts).map(adopt).collect(), Arc::new(flight)))
+    let work = Work { device, first: across.parts[0].out, was_waited_for: AtomicBool::new(false) };
+    Ok((tensors.into_iter().zip(&across.parts).map(adopt).collect(), Arc::new(work)))
 }
 
-/// Collectives on their way.
-pub(crate) struct Flight {
+/// Collectives that have begun, as PyTorch's `Work`.
+pub(crate) struct Work {
     device: Device,
     first: TensorId,
-    has_landed: AtomicBool,
+    was_waited_for: AtomicBool,
 }
 
-impl Flight {
+impl Work {
     /// What the device is told from now on comes after the collectives.
     pub fn wait(&self) {
-        if self.has_landed.swap(true, Ordering::Relaxed) {
+        if self.was_waited_for.swap(true, Ordering::Relaxed) {
             return;
         }
         if let Some(live) = live(&self.device) {
-            live.client.everywhere(Message::Land(self.first));
+            live.client.everywhere(Message::Wait(self.first));
         }
     }
 }
