@@ -4,6 +4,7 @@
 use crate::mesh_backend::async_collectives::Work;
 #[cfg(feature = "cuda")]
 use ranks::overlap;
+#[cfg(feature = "decorator")]
 use std::sync::Arc;
 
 /// What a tensor waits for before it is used.
