@@ -28,6 +28,7 @@ pub mod mesh_backend;
 #[cfg(feature = "decorator")]
 pub mod parallelize;
 pub mod paths;
+mod pending;
 pub mod random;
 pub mod shard;
 mod step_order;

@@ -9,6 +9,8 @@ pub mod all_to_all;
 pub mod chunks;
 #[doc(hidden)]
 pub mod dma;
+#[doc(hidden)]
+pub mod together;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
 use crate::cuda;

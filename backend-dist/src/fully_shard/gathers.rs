@@ -9,14 +9,16 @@ use parking_lot::Mutex;
 
 use super::sequence::Sequence;
 #[cfg(feature = "decorator")]
-use crate::mesh_backend::local::broadcast_for_gemms;
+use crate::mesh_backend::async_collectives::{self, Held};
+use crate::pending::Pending;
 use ranks::collective;
+#[cfg(feature = "decorator")]
+use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
-use ranks::overlap::{self, Pending};
+use ranks::overlap;
 
 /// Bytes of gradients that are reduced behind the backward pass: more would keep whole gradients alive for nothing.
-#[cfg(feature = "cuda")]
 const LEAVING: usize = 256 << 20;
 
 /// A parameter whose value is on its owner.
@@ -63,7 +65,7 @@ struct State {
     is_backward: bool,
     /// Parameters whose gradient this backward pass has reduced.
     reduced: HashSet<usize>,
-    #[cfg(feature = "cuda")]
+    /// Gradients on their way to their owners, and their bytes.
     leaving: VecDeque<(usize, Pending)>,
     record_on: Option<usize>,
     counts: Counts,
@@ -72,17 +74,27 @@ struct State {
 /// A value on its way.
 struct Coming {
     value: Tensor<1>,
-    #[cfg(feature = "cuda")]
-    pending: Option<Pending>,
+    pending: Pending,
 }
 
 impl Coming {
     fn wait(self) -> Tensor<1> {
-        #[cfg(feature = "cuda")]
-        if let Some(pending) = self.pending {
-            pending.wait();
-        }
+        self.pending.wait();
         self.value
+    }
+}
+
+impl State {
+    /// Throws away what comes ahead of its use.
+    fn forget_coming(&mut self) {
+        self.coming.drain(..).for_each(|(_, coming)| drop(coming.wait()));
+    }
+
+    /// Waits for the oldest gradients until no more than `most` bytes are on their way.
+    fn let_leave(&mut self, most: usize) {
+        while self.leaving.iter().map(|(bytes, _)| bytes).sum::<usize>() > most {
+            self.leaving.pop_front().into_iter().for_each(|(_, pending)| pending.wait());
+        }
     }
 }
 
@@ -141,47 +153,49 @@ impl Gathers {
         state.in_pass = false;
         state.is_backward = false;
         state.bases.clear();
-        state.coming.clear();
+        state.forget_coming();
         state.reduced.clear();
-        #[cfg(feature = "cuda")]
-        state.leaving.clear();
+        state.let_leave(0);
         std::mem::take(&mut state.ids)
     }
 
-    /// The value of parameter `index`, flat. `base` is what this rank holds: the value, or one element of its type and
+    /// The value of parameter `index`, flat. `base` gives what this rank holds: the value, or one element of its type and
     /// device. A collective.
-    pub fn whole(&self, index: usize, base: Tensor<1>, backward: bool) -> Tensor<1> {
+    pub fn whole(&self, index: usize, base: impl FnOnce() -> Tensor<1>, backward: bool) -> Tensor<1> {
         if self.group.size() == 1 {
-            return base;
+            return base();
         }
         let mut state = self.state.lock();
         *(if backward { &mut state.counts.backward } else { &mut state.counts.forward }) += 1;
         if !state.in_pass {
-            return self.start(index, base, false).wait();
+            return self.start(index, base(), false).wait();
         }
         if state.is_backward != backward {
             // A block that runs again in a backward pass goes forward in between.
             state.is_backward = backward;
-            state.coming.clear();
+            state.forget_coming();
             state.forward.interrupt();
             state.backward.interrupt();
         }
         let sequence = if backward { &mut state.backward } else { &mut state.forward };
         if !sequence.follow(index) {
-            state.coming.clear();
+            state.forget_coming();
         }
         let value = match state.coming.pop_front() {
             Some((came, value)) => {
                 debug_assert_eq!(came, index);
                 value.wait()
             }
-            None => self.start(index, base, true).wait(),
+            None => self.start(index, base(), true).wait(),
         };
         let sequence = if backward { &mut state.backward } else { &mut state.forward };
-        for next in sequence.ahead(|index| self.params[index].unit) {
-            let base = state.bases[next].clone().expect("a module is sharded as long as it is trained");
-            let coming = self.start(next, base, true);
-            state.coming.push_back((next, coming));
+        let unit = |index: usize| self.params[index].unit;
+        let ahead = sequence.ahead(unit);
+        for of_unit in ahead.chunk_by(|a, b| unit(*a) == unit(*b)) {
+            let base =
+                |index: &usize| state.bases[*index].clone().expect("a module is sharded as long as it is trained");
+            let coming = self.start_together(of_unit.iter().map(|index| (*index, base(index))).collect(), true);
+            state.coming.extend(of_unit.iter().copied().zip(coming));
         }
         value
     }
@@ -203,45 +217,76 @@ impl Gathers {
         state.counts.reduced += 1;
         // Burn adds up the gradients of a parameter that is used twice: both must be there.
         let again = !state.reduced.insert(index);
+        let bytes = gradient.shape().num_elements() * gradient.dtype().size();
+        let (mean, pending) = self.start_mean(index, gradient);
+        state.leaving.push_back((bytes, pending));
+        let most = if again || !state.in_pass { 0 } else { LEAVING };
+        state.let_leave(most);
+        mean
+    }
+
+    /// Starts to bring the mean of gradients to the owner of parameter `index`.
+    fn start_mean(&self, index: usize, gradient: Tensor<1>) -> (Tensor<1>, Pending) {
+        let owner = self.params[index].owner;
+        #[cfg(feature = "decorator")]
+        let gradient = {
+            let length = gradient.dims()[0];
+            let held = Held { tensor: gradient, length, what: Collective::Reduce(owner), for_gemms: false };
+            match async_collectives::begin(vec![held], true, &self.group) {
+                Ok((mut means, work)) => return (means.remove(0), Pending::Logical(work)),
+                Err(mut held) => held.remove(0).tensor,
+            }
+        };
         #[cfg(feature = "cuda")]
         if overlap::has_device_link(&self.group, &gradient.device()) {
-            let bytes = gradient.shape().num_elements() * gradient.dtype().size();
             let target = match self.is_owner(index) {
                 true => Tensor::empty(gradient.dims(), (&gradient.device(), gradient.dtype())),
                 false => gradient.clone(),
             };
-            let pending = overlap::reduce_mean_into(&gradient, &target, self.params[index].owner, &self.group);
-            state.leaving.push_back((bytes, pending));
-            let limit = if again || !state.in_pass { 0 } else { LEAVING };
-            while state.leaving.iter().map(|(bytes, _)| bytes).sum::<usize>() > limit {
-                state.leaving.pop_front();
-            }
-            return target;
+            let pending = overlap::reduce_mean_into(&gradient, &target, owner, &self.group);
+            return (target, Pending::Gpu(pending));
         }
-        let _ = again;
-        let sum = collective::reduce(gradient, self.params[index].owner, &self.group);
-        if self.is_owner(index) { sum.div_scalar(size) } else { sum }
+        let sum = collective::reduce(gradient, owner, &self.group);
+        let mean = if self.is_owner(index) { sum.div_scalar(self.group.size() as f64) } else { sum };
+        (mean, Pending::Done)
     }
 
     /// Starts to bring the value of parameter `index`, to compute with it or as it is.
     fn start(&self, index: usize, base: Tensor<1>, to_compute: bool) -> Coming {
+        self.start_together(vec![(index, base)], to_compute).remove(0)
+    }
+
+    /// [`start`](Self::start) of several parameters, on a logical device by one operation.
+    #[cfg_attr(not(feature = "decorator"), allow(unused_variables, reason = "no device computes in half precision"))]
+    fn start_together(&self, uses: Vec<(usize, Tensor<1>)>, to_compute: bool) -> Vec<Coming> {
+        let (indices, bases): (Vec<usize>, Vec<Tensor<1>>) = uses.into_iter().unzip();
+        #[cfg(feature = "decorator")]
+        let bases: Vec<Tensor<1>> = {
+            let held = indices.iter().zip(bases).map(|(&index, tensor)| {
+                let Gathered { owner, length, is_matrix, .. } = self.params[index];
+                Held { tensor, length, what: Collective::Broadcast(owner), for_gemms: to_compute && is_matrix }
+            });
+            match async_collectives::begin(held.collect(), false, &self.group) {
+                Ok((values, work)) => {
+                    let pending = || Pending::Logical(work.clone());
+                    return values.into_iter().map(|value| Coming { value, pending: pending() }).collect();
+                }
+                Err(held) => held.into_iter().map(|held| held.tensor).collect(),
+            }
+        };
+        indices.into_iter().zip(bases).map(|(index, base)| self.start_alone(index, base)).collect()
+    }
+
+    fn start_alone(&self, index: usize, base: Tensor<1>) -> Coming {
         let param = &self.params[index];
         let own = self.is_owner(index);
         #[cfg(feature = "cuda")]
         if overlap::has_device_link(&self.group, &base.device()) {
             let value = if own { base } else { Tensor::empty([param.length], (&base.device(), base.dtype())) };
             let pending = overlap::broadcast_in_place(&value, param.owner, &self.group);
-            return Coming { value, pending: Some(pending) };
+            return Coming { value, pending: Pending::Gpu(pending) };
         }
         let value = if own { base } else { base.expand([param.length]) };
-        #[cfg(feature = "decorator")]
-        let broadcast = if to_compute && param.is_matrix { broadcast_for_gemms } else { collective::broadcast };
-        #[cfg(not(feature = "decorator"))]
-        let (broadcast, _) = (collective::broadcast, to_compute);
-        Coming {
-            value: broadcast(value, param.owner, &self.group),
-            #[cfg(feature = "cuda")]
-            pending: None,
-        }
+        Coming { value: collective::broadcast(value, param.owner, &self.group), pending: Pending::Done }
     }
 }

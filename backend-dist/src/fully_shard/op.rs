@@ -60,19 +60,24 @@ pub(super) trait UnshardOps: Backend {
     fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> FloatTensor<Self>;
 }
 
+/// What a rank passes to a gather of `base`, flat: all of it if it is the owner, else the first element.
+pub(super) fn held<B: Backend>(base: FloatTensor<B>, is_owner: bool) -> FloatTensor<B> {
+    if is_owner {
+        let elements = base.shape().num_elements();
+        return B::float_reshape(base, [elements].into());
+    }
+    let first = vec![Slice::from(0..1); base.shape().num_dims()];
+    B::float_reshape(B::float_slice(base, &first), [1].into())
+}
+
 macro_rules! unshard_ops {
     ($backend:ty) => {
         impl UnshardOps for $backend {
             fn unshard(base: FloatTensor<Self>, sharding: Sharding, backward: bool) -> FloatTensor<Self> {
                 let Some(index) = sharding.index else { return base };
                 let shape = base.shape();
-                let held = if sharding.is_owner() {
-                    Self::float_reshape(base, [shape.num_elements()].into())
-                } else {
-                    let first = vec![Slice::from(0..1); shape.num_dims()];
-                    Self::float_reshape(Self::float_slice(base, &first), [1].into())
-                };
-                let whole = sharding.gathers.whole(index, Tensor::from_primitive::<$backend>(held), backward);
+                let held = || Tensor::from_primitive::<$backend>(held::<$backend>(base, sharding.is_owner()));
+                let whole = sharding.gathers.whole(index, held, backward);
                 let whole = whole.try_into_primitive::<$backend>().expect("a value stays on its device");
                 Self::float_reshape(whole, shape)
             }

@@ -1,5 +1,6 @@
 //! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
 
+use super::async_collectives::Across;
 use super::command::{self, Command};
 use super::follow::{Followers, Message};
 use super::ids::ById;
@@ -12,7 +13,6 @@ use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterChannel, RouterClient, RouterTensor};
 use burn_std::future::{DynFut, block_on};
 use parking_lot::{Mutex, MutexGuard};
-use ranks::collective_ops::Collective;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -79,24 +79,19 @@ impl MeshClient {
         worker.tell(message);
     }
 
-    /// A collective of all ranks' shares of `x` over their groups of this name. No lock is held meanwhile.
-    pub fn collective(&self, x: TensorIr, what: Collective, group: &str, half: bool) -> TensorId {
-        let out = self.new_id();
+    /// Collectives of all ranks' shares. No lock is held meanwhile.
+    pub fn across(&self, across: Across) {
+        let outs = across.outs();
         let run = {
             let mut worker = self.worker();
-            let message = || Message::Collective { x: x.clone(), out, what: what.clone(), group: group.into(), half };
-            self.followers.tell(message);
+            self.followers.tell(|| Message::Across(across.clone()));
             match &mut *worker {
-                Worker::Here(interpreter) => interpreter.collective((x, half), out, what, group),
-                ahead => {
-                    ahead.tell(message());
-                    return out;
-                }
+                Worker::Here(interpreter) => interpreter.across(across),
+                ahead => return ahead.tell(Message::Across(across)),
             }
         };
         run();
-        self.worker().ask(move |interpreter| interpreter.arrived(out));
-        out
+        self.worker().ask(move |interpreter| interpreter.arrived(&outs));
     }
 
     /// A name for a tensor to come.

@@ -1,12 +1,12 @@
 //! Ranks that do what another does. One rank, the leader, runs a program; the others get what its interpreter is told,
 //! in the same order, from a channel or from another process.
 
+use super::async_collectives::Across;
 use super::command::Command;
 use super::interpreter::Interpret;
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};
-use ranks::collective_ops::Collective;
 use ranks::comm::Group;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -27,8 +27,10 @@ pub(super) enum Message {
     Drop(Vec<TensorId>),
     /// Begin the stream of random numbers.
     Seed(u64),
-    /// A collective over the group of this name, of half precision if that is enough and autocast computes with it.
-    Collective { x: TensorIr, out: TensorId, what: Collective, group: String, half: bool },
+    /// Collectives with ranks that have other tensors.
+    Across(Across),
+    /// What collectives give of which this is the first output is about to be used.
+    Wait(TensorId),
     /// Another name for what the rank holds.
     Alias { x: TensorId, out: TensorId, state: TensorState },
     /// Make a tensor whole on every rank.
@@ -48,10 +50,12 @@ impl Message {
             Self::Data(id, data) => interpreter.register_data(id, data),
             Self::Drop(tensors) => tensors.into_iter().for_each(|id| interpreter.drop_tensor(id)),
             Self::Seed(seed) => interpreter.seed(seed),
-            Self::Collective { x, out, what, group, half } => {
-                interpreter.collective((x, half), out, what, &group)();
-                interpreter.arrived(out);
+            Self::Across(across) => {
+                let outs = across.outs();
+                interpreter.across(across)();
+                interpreter.arrived(&outs);
             }
+            Self::Wait(first) => interpreter.wait(first),
             Self::Whole(tensor) => interpreter.make_whole(tensor),
             Self::Alias { x, out, state } => interpreter.alias(x, out, state),
             Self::End | Self::Failed => unreachable!("a follower ends before it obeys"),

@@ -11,7 +11,8 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{BackendIr, HandleKind};
 use ops::LocalKernels;
-use ranks::collective_ops::CollectiveOps;
+use ranks::collective_ops::{Collective, CollectiveOps};
+use ranks::comm::Group;
 
 /// A backend that runs a rank's share of every operation.
 pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
@@ -31,6 +32,21 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
     /// Runs `work`, whose allocations are kept for others of their size once they are free.
     fn keeping_memory<T: Send>(_: &Device<Self>, work: impl FnOnce() -> T + Send) -> T {
         work()
+    }
+
+    /// Whether collectives over `group` continue while the device computes.
+    fn is_async(_: &Group) -> bool {
+        false
+    }
+
+    /// Begins collectives, where they [are](Self::is_async). What is returned with their results must be dropped before the
+    /// results are used.
+    fn begin_async(
+        _: Vec<(FloatTensor<Self>, Collective)>,
+        _mean: bool,
+        group: &Group,
+    ) -> (Vec<FloatTensor<Self>>, Box<dyn Send>) {
+        unreachable!("collectives over {group:?} are waited for")
     }
 
     /// Sums over all dimensions but the last, of half precision in `dtype`.

@@ -8,6 +8,7 @@ mod inputs;
 mod planned;
 mod views;
 
+use super::async_collectives::Across;
 use super::command::Command;
 use super::executor::Executor;
 use super::ids::ById;
@@ -24,7 +25,6 @@ use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Distribution, Shape, TensorData};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_std::future::DynFut;
-use ranks::collective_ops::Collective;
 use ranks::comm::Group;
 
 /// An interpreter over any inner backend.
@@ -39,18 +39,13 @@ pub(super) trait Interpret: Send {
     fn gather(&mut self, tensor: TensorIr);
     /// A new tensor of the same data on every rank.
     fn register_data(&mut self, id: TensorId, data: TensorData);
-    /// A collective over the group of this name on the rank's share of `x`, for which half precision may be enough. The
-    /// caller runs what is returned, without a lock: ranks that it waits for may free tensors of this one. Then `out` has
-    /// [arrived](Self::arrived).
-    fn collective(
-        &mut self,
-        x: (TensorIr, bool),
-        out: TensorId,
-        what: Collective,
-        group: &str,
-    ) -> Box<dyn FnOnce() + Send>;
-    /// `out` is what the collective has given, in the placements of its input.
-    fn arrived(&mut self, out: TensorId);
+    /// Collectives on the rank's shares. The caller runs what is returned, without a lock: ranks that it waits for may free
+    /// tensors of this one. Then the outputs have [arrived](Self::arrived).
+    fn across(&mut self, across: Across) -> Box<dyn FnOnce() + Send>;
+    /// `outs` are what collectives have given, in the placements of their inputs; if they are asynchronous, what they will give.
+    fn arrived(&mut self, outs: &[TensorId]);
+    /// The outputs of the collectives whose first one this is are about to be used.
+    fn wait(&mut self, first: TensorId);
     /// The tensors from `id` on that are not whole on every rank.
     fn distributed_since(&self, id: TensorId) -> Vec<TensorIr>;
     /// Makes the tensor whole on every rank.
@@ -227,18 +222,16 @@ impl<B: Inner> Interpret for Interpreter<B> {
         self.table.insert(id, state, id);
     }
 
-    fn collective(
-        &mut self,
-        x: (TensorIr, bool),
-        out: TensorId,
-        what: Collective,
-        group: &str,
-    ) -> Box<dyn FnOnce() + Send> {
-        self.start_across(x, out, what, group)
+    fn across(&mut self, across: Across) -> Box<dyn FnOnce() + Send> {
+        self.start_across(across)
     }
 
-    fn arrived(&mut self, out: TensorId) {
-        self.end_across(out);
+    fn arrived(&mut self, outs: &[TensorId]) {
+        self.end_across(outs);
+    }
+
+    fn wait(&mut self, first: TensorId) {
+        self.arrivals.wait(first);
     }
 
     fn distributed_since(&self, id: TensorId) -> Vec<TensorIr> {

@@ -1,5 +1,6 @@
 //! A rank's share of a logical tensor as a tensor, and collectives of it with ranks that have other tensors.
 
+use super::async_collectives::{Across, Part};
 use super::command::{self, Command};
 use super::follow::Message;
 use super::formula::Formula;
@@ -13,9 +14,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_group::GroupBackend;
 use burn_ir::{TensorId, TensorIr, TensorStatus};
-use ranks::collective;
 use ranks::collective_ops::{Collective, OnGroups};
-use ranks::comm::Group;
 use std::collections::HashSet;
 
 /// A tensor of a logical device.
@@ -141,7 +140,7 @@ fn live_of(x: &LogicalTensor) -> Live {
 }
 
 /// What the device calls `x`.
-fn name(x: &LogicalTensor) -> TensorId {
+pub(super) fn name(x: &LogicalTensor) -> TensorId {
     command::send(Command::Name, || GroupBackend::float_mul_scalar(x.clone(), 1.into())).1
 }
 
@@ -166,7 +165,7 @@ fn shape_after(mut shape: Shape, what: &Collective, ranks: usize) -> Shape {
 }
 
 macro_rules! across {
-    ($x:expr, $half:expr, $what:expr, $group:expr, $carrier:ident, $empty:ident) => {{
+    ($x:expr, $what:expr, $group:expr, $carrier:ident, $empty:ident) => {{
         let (x, what, group) = ($x, $what, $group);
         if group.size() == 1 {
             return x;
@@ -174,31 +173,21 @@ macro_rules! across {
         let (device, shape, dtype): (_, Shape, DType) = (x.device(), x.shape(), x.dtype());
         let carrier = || GroupBackend::$carrier(x.clone(), 1.into());
         let id = command::send(Command::Name, carrier).1;
-        let ir = TensorIr { id, shape: shape.clone(), status: TensorStatus::ReadOnly, dtype };
+        let x_ir = TensorIr { id, shape: shape.clone(), status: TensorStatus::ReadOnly, dtype };
         // Not within an operation, where the device group would be locked: other ranks may free tensors of this one.
         let client = live(&Device::new(device)).expect("a device group is a logical device").client;
-        let out = client.collective(ir, what.clone(), group.name(), $half);
+        let out = client.new_id();
+        let part = Part { x: x_ir, out, shape: shape.clone(), what: what.clone(), half: false };
+        client.across(Across { parts: vec![part], group: group.name().into(), mean: false, is_async: false });
         let shape = shape_after(shape, &what, group.size());
         command::send(Command::Adopt(out), || GroupBackend::$empty(shape, &device, dtype.into())).0
     }};
 }
 
-fn across(x: LogicalTensor, what: Collective, group: &Group, half: bool) -> LogicalTensor {
-    across!(x, half, what, group, float_mul_scalar, float_empty)
-}
-
-/// `root`'s tensor on every member of `group`, for GEMMs: under autocast in half precision, as they read it.
-pub(crate) fn broadcast_for_gemms(x: Tensor<1>, root: usize, group: &Group) -> Tensor<1> {
-    match x.clone().try_into_primitive::<GroupBackend>() {
-        Ok(x) => Tensor::from_primitive::<GroupBackend>(across(x, Collective::Broadcast(root), group, true)),
-        Err(_) => collective::broadcast(x, root, group),
-    }
-}
-
 /// Collectives with ranks that are not of the tensor's device.
 pub(super) const COLLECTIVES: OnGroups = OnGroups {
-    float: |x, what, group| across(x, what, &group, false),
-    int: |x, what, group| across!(x, false, what, group, int_mul_scalar, int_empty),
+    float: |x, what, group| across!(x, what, group, float_mul_scalar, float_empty),
+    int: |x, what, group| across!(x, what, group, int_mul_scalar, int_empty),
 };
 
 /// The tensors of a logical device that did not exist at some time.

@@ -4,6 +4,7 @@
 mod kinds;
 mod views;
 
+use super::async_collectives::Across;
 use super::command::Command;
 use super::ids::ById;
 use super::interpreter::Interpret;
@@ -18,7 +19,6 @@ use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
 use kinds::{flops, is_in_place, is_view, keeps_half, makes_half, writes_strides};
 use parking_lot::{Mutex, MutexGuard};
-use ranks::collective_ops::Collective;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -363,15 +363,19 @@ impl Interpret for Meta {
         self.fill(&TensorIr { id, shape, dtype, status: TensorStatus::NotInit });
     }
 
-    fn collective(&mut self, x: (TensorIr, bool), out: TensorId, _: Collective, _: &str) -> Box<dyn FnOnce() + Send> {
-        let kept = &self.table[&x.0.id];
-        let (state, share) = (kept.state.clone(), kept.share);
-        let share = self.share(share);
-        self.keep(out, state, share);
+    fn across(&mut self, across: Across) -> Box<dyn FnOnce() + Send> {
+        for part in across.parts {
+            let kept = &self.table[&part.x.id];
+            let (state, share) = (kept.state.clone(), kept.share);
+            let share = self.share(share);
+            self.keep(part.out, state, share);
+        }
         Box::new(|| ())
     }
 
-    fn arrived(&mut self, _: TensorId) {}
+    fn arrived(&mut self, _: &[TensorId]) {}
+
+    fn wait(&mut self, _: TensorId) {}
 
     fn distributed_since(&self, _: TensorId) -> Vec<TensorIr> {
         Vec::new()

@@ -28,6 +28,7 @@
 //! # Ok::<(), backend_dist::launch::BoxError>(())
 //! ```
 
+pub(crate) mod async_collectives;
 mod channel;
 mod command;
 mod device;

@@ -109,9 +109,9 @@ impl MeshStrategy {
 
     /// Reduces gradients over data-parallel ranks in buckets, each as soon as the backward pass has its gradients, as
     /// Megatron-LM's `--overlap-grad-reduce` and PyTorch's `DistributedDataParallel`: with ZeRO 0 and 1 in the last
-    /// micro-batch of a step, with ZeRO 2 in every one. It gains nothing on CPU ranks and on logical devices (tensor
-    /// parallelism, autocast, synchronized batch normalization). A step must have one backward pass. Gradients come early
-    /// if the forward pass takes values of parameters where it uses them, as modules of burn-nn do.
+    /// micro-batch of a step, with ZeRO 2 in every one. It gains nothing on CPU ranks. A step must have one backward
+    /// pass. Gradients come early if the forward pass takes values of parameters where it uses them, as modules of burn-nn
+    /// do.
     pub fn overlap_grad_reduce(mut self) -> Self {
         self.overlap = true;
         self

@@ -39,15 +39,29 @@ pub fn submit<const N: usize>(
     work: impl FnOnce([*mut c_void; N], CUstream) -> Result<(), String> + Send + 'static,
     failed: impl FnOnce(String) + Send + 'static,
 ) {
+    let work = move |pointers: Vec<_>, stream| work(std::array::from_fn(|i| pointers[i]), stream);
+    submit_all(&tensors, work, failed);
+}
+
+/// [`submit`] of any number of tensors, but of one at least.
+///
+/// # Panics
+/// As [`submit`].
+pub(crate) fn submit_all(
+    tensors: &[&CubeTensor],
+    work: impl FnOnce(Vec<*mut c_void>, CUstream) -> Result<(), String> + Send + 'static,
+    failed: impl FnOnce(String) + Send + 'static,
+) {
     let device = tensors[0].client.service_id().device;
     failed::check(device.index_id);
     let device = DeviceHandle::<CudaServer>::new(device);
     // Bindings hold the memory as handles do, but whoever has the last handle may still write in place: what is queued
     // before runs before.
-    let (bindings, stream_id) = (tensors.map(|tensor| tensor.handle.clone().binding()), StreamId::current());
+    let bindings: Vec<_> = tensors.iter().map(|tensor| tensor.handle.clone().binding()).collect();
+    let stream_id = StreamId::current();
     device.submit(move |server: &mut CudaServer| {
         let queue = || -> Result<(), String> {
-            let mut resources = Vec::with_capacity(N);
+            let mut resources = Vec::with_capacity(bindings.len());
             for binding in &bindings {
                 let resource = server.get_resource(binding.clone(), stream_id);
                 resources.push(resource.map_err(|error| format!("{error:?}"))?);
@@ -56,7 +70,8 @@ pub fn submit<const N: usize>(
             // Pages that CubeCL has emptied after switching to larger ones stay allocated, but uncounted, until it
             // flushes.
             stream.memory_management_gpu.storage().flush();
-            work(std::array::from_fn(|i| resources[i].resource().ptr as *mut c_void), stream.sys)
+            let pointers = resources.iter().map(|resource| resource.resource().ptr as *mut c_void).collect();
+            work(pointers, stream.sys)
         };
         if let Err(message) = queue() {
             let error = ServerError::Generic { reason: message.clone(), backtrace: BackTrace::default() };

@@ -154,11 +154,21 @@ impl Communicator {
     /// ended.
     pub(crate) fn queue<const N: usize>(
         self: &Arc<Self>,
-        (sequence, op): (u64, DeviceOp),
+        operation: (u64, DeviceOp),
         tensors: [&CubeTensor; N],
         work: impl FnOnce(Call, [*mut c_void; N]) -> Result<(), String> + Send + 'static,
     ) {
-        self.submit(tensors, move |call, buffers| {
+        self.queue_all(operation, &tensors, move |call, buffers| work(call, std::array::from_fn(|i| buffers[i])));
+    }
+
+    /// [`queue`](Self::queue) with any number of tensors, but with one at least.
+    pub(crate) fn queue_all(
+        self: &Arc<Self>,
+        (sequence, op): (u64, DeviceOp),
+        tensors: &[&CubeTensor],
+        work: impl FnOnce(Call, Vec<*mut c_void>) -> Result<(), String> + Send + 'static,
+    ) {
+        self.submit_all(tensors, move |call, buffers| {
             let mut mark = call.link.lock();
             if !call.link.is_live() {
                 return Err("the communicator has ended".into());
@@ -192,9 +202,17 @@ impl Communicator {
         tensors: [&CubeTensor; N],
         work: impl FnOnce(Call, [*mut c_void; N]) -> Result<(), String> + Send + 'static,
     ) {
+        self.submit_all(&tensors, move |call, buffers| work(call, std::array::from_fn(|i| buffers[i])));
+    }
+
+    fn submit_all(
+        self: &Arc<Self>,
+        tensors: &[&CubeTensor],
+        work: impl FnOnce(Call, Vec<*mut c_void>) -> Result<(), String> + Send + 'static,
+    ) {
         let (queued, failed) = (Queued::new(self), self.clone());
         // The communication stream is another one: nobody writes to the buffers in place before its work is queued.
-        let held = tensors.map(|tensor| tensor.handle.clone());
+        let held: Vec<_> = tensors.iter().map(|tensor| tensor.handle.clone()).collect();
         let work = move |buffers, compute| {
             let _held = held;
             // CubeCL would only log a panic, and the peers would wait forever.
@@ -202,7 +220,7 @@ impl Communicator {
             catch_unwind(AssertUnwindSafe(|| work(call, buffers))).unwrap_or_else(|payload| Err(panic_text(&*payload)))
         };
         let index = usize::from(tensors[0].client.service_id().device.index_id);
-        cuda::submit(tensors, work, move |message| {
+        cuda::submit_all(tensors, work, move |message| {
             failed.member.fail(&crate::gpu::out_of_memory_on(index, &message).unwrap_or(message));
         });
         cuda::flush(tensors[0]);

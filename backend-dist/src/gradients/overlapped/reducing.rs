@@ -7,10 +7,15 @@ use parking_lot::Mutex;
 
 use super::buckets::{Bucket, Reduced, buckets};
 use crate::gradients::flat::{FlatGrad, used_anywhere};
+#[cfg(feature = "decorator")]
+use crate::mesh_backend::async_collectives::{self, Held};
+use crate::pending::Pending;
 use ranks::collective;
+#[cfg(feature = "decorator")]
+use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
-use ranks::overlap::{self, Pending};
+use ranks::overlap;
 
 /// How many buckets were reduced since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,17 +65,13 @@ struct Started {
     buffer: Tensor<1>,
     /// What the sum is divided by.
     ranks: usize,
-    #[cfg(feature = "cuda")]
-    pending: Option<Pending>,
+    pending: Pending,
 }
 
 impl Started {
     /// The mean, on those who get it.
     fn wait(self) -> Tensor<1> {
-        #[cfg(feature = "cuda")]
-        if let Some(pending) = self.pending {
-            pending.wait();
-        }
+        self.pending.wait();
         if self.ranks == 1 { self.buffer } else { self.buffer.div_scalar(self.ranks as f64) }
     }
 }
@@ -217,23 +218,29 @@ impl Reducing {
 
     fn reduce(&self, buffer: Tensor<1>, owner: Option<usize>) -> Started {
         let ranks = self.group.size();
+        #[cfg(feature = "decorator")]
+        let buffer = {
+            let what = owner.map_or(Collective::AllReduce(ReduceOp::Sum), Collective::Reduce);
+            let held = Held { length: buffer.dims()[0], tensor: buffer, what, for_gemms: false };
+            match async_collectives::begin(vec![held], false, &self.group) {
+                Ok((mut sums, work)) => {
+                    return Started { buffer: sums.remove(0), ranks, pending: Pending::Logical(work) };
+                }
+                Err(mut held) => held.remove(0).tensor,
+            }
+        };
         #[cfg(feature = "cuda")]
         if overlap::has_device_link(&self.group, &buffer.device()) {
             let (pending, ranks) = match owner {
                 Some(owner) => (overlap::reduce_mean_into(&buffer, &buffer, owner, &self.group), 1),
                 None => (overlap::all_reduce_in_place(&buffer, &self.group), ranks),
             };
-            return Started { buffer, ranks, pending: Some(pending) };
+            return Started { buffer, ranks, pending: Pending::Gpu(pending) };
         }
         let buffer = match owner {
             Some(owner) => collective::reduce(buffer, owner, &self.group),
             None => collective::all_reduce(buffer, ReduceOp::Sum, &self.group),
         };
-        Started {
-            buffer,
-            ranks,
-            #[cfg(feature = "cuda")]
-            pending: None,
-        }
+        Started { buffer, ranks, pending: Pending::Done }
     }
 }

@@ -65,9 +65,14 @@ impl<B: Inner> Executor<B> {
             || (self.half.is_some() && self.chain.is_half(id))
     }
 
+    /// The half precision type in which autocast would compute with `x`.
+    pub fn half_of(&self, x: &TensorIr) -> Option<DType> {
+        self.half.filter(|_| x.dtype == self.limits.dtype)
+    }
+
     /// The tensor in half precision if autocast computes with that, else as it is stored; and whether it is half precision.
     pub fn halved(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
-        let Some(half) = self.half.filter(|_| x.dtype == self.limits.dtype) else { return self.stored(x) };
+        let Some(half) = self.half_of(x) else { return self.stored(x) };
         self.chain.want_half(x.id);
         self.settle(x.id);
         (HandleKind::Float(self.in_type(x, half)), true)

@@ -8,8 +8,11 @@ use burn::tensor::{DType, FloatDType, Shape};
 use burn_std::tensor::{ReshapeAction, reshape_action};
 use kernels_cubecl::fused::{self, Plan};
 use ops::{LocalKernels, packed};
+use ranks::collective_ops::Collective;
+use ranks::comm::Group;
 use ranks::cuda::lt::{self, Operand};
 use ranks::cuda::{empty, packed_rows};
+use ranks::overlap::together;
 
 impl Inner for Cube {
     const FUSES: bool = true;
@@ -42,6 +45,19 @@ impl Inner for Cube {
 
     fn keeping_memory<T: Send>(device: &Device<Self>, work: impl FnOnce() -> T + Send) -> T {
         <Self as Backend>::memory_persistent_allocations(device, work, |work| work())
+    }
+
+    fn is_async(group: &Group) -> bool {
+        together::is_connected(group)
+    }
+
+    fn begin_async(
+        parts: Vec<(FloatTensor<Self>, Collective)>,
+        mean: bool,
+        group: &Group,
+    ) -> (Vec<FloatTensor<Self>>, Box<dyn Send>) {
+        let (results, pending) = together::begin(parts, mean, group);
+        (results, Box::new(pending))
     }
 
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {

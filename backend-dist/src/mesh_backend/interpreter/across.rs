@@ -2,43 +2,76 @@
 //! names for shares, and sequence parallelism.
 
 use super::Interpreter;
+use super::complete::float;
 use crate::logical::Placement::{self, Replicate};
 use crate::logical::TensorState;
+use crate::mesh_backend::async_collectives::{Across, Part};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
+use burn::tensor::Shape;
 use burn_ir::{HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
 use parking_lot::Mutex;
 use ranks::collective_ops::Collective;
+use ranks::comm::{Group, ReduceOp};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 impl<B: Inner> Interpreter<B> {
-    /// What the caller runs without a lock for a collective on the rank's share of `x` over the group of this name.
-    pub(super) fn start_across(
-        &mut self,
-        (x, half): (TensorIr, bool),
-        out: TensorId,
-        what: Collective,
-        group: &str,
-    ) -> Box<dyn FnOnce() + Send> {
+    /// What the caller runs without a lock for collectives with ranks that have other tensors.
+    pub(super) fn start_across(&mut self, across: Across) -> Box<dyn FnOnce() + Send> {
+        let Across { parts, group, mean, is_async } = across;
         let groups = || self.groups.iter().chain(&self.across);
         let names = || groups().map(|group| group.name()).collect::<Vec<_>>();
         let found = groups().find(|candidate| candidate.name() == group).cloned();
-        let found = found.unwrap_or_else(|| panic!("{what:?} over {group}: the device has the groups {:?}", names()));
-        let state = self.table.get(x.id).state.clone();
-        let (handle, is_half) = self.share(&x, half);
+        let group =
+            found.unwrap_or_else(|| panic!("collectives over {group}: the device has the groups {:?}", names()));
+        let is_async = is_async && B::is_async(&group);
+        let (mut sources, mut arriving) = (Vec::new(), Vec::new());
+        for Part { x, out, shape, what, half } in parts {
+            let state = self.table.get(x.id).state.clone();
+            let receives = matches!(what, Collective::Broadcast(root) if root != group.rank());
+            let (source, is_half) = match is_async && receives {
+                true => {
+                    let half = self.executor.half_of(&x).filter(|_| half);
+                    let dtype = half.unwrap_or(x.dtype);
+                    (HandleKind::Float(B::float_empty(shape, &self.device, dtype.into())), half.is_some())
+                }
+                false => {
+                    let (source, is_half) = self.share(&x, half);
+                    (if x.shape == shape { source } else { expanded(source, shape) }, is_half)
+                }
+            };
+            sources.push((source, what));
+            arriving.push((out, is_half, state));
+        }
         let arrivals = self.arrivals.clone();
         Box::new(move || {
-            let result = run_collective(handle, what, &found);
-            arrivals.0.lock().insert(out, (result, is_half, state));
+            let results = match is_async {
+                true => {
+                    let floats = sources.into_iter().map(|(source, what)| (float(source), what)).collect();
+                    let (results, pending) = B::begin_async(floats, mean, &group);
+                    arrivals.0.lock().in_flight.insert(arriving[0].0, pending);
+                    results.into_iter().map(HandleKind::Float).collect()
+                }
+                false => {
+                    sources.into_iter().map(|(source, what)| waited_for(source, what, mean, &group)).collect::<Vec<_>>()
+                }
+            };
+            let mut arrivals = arrivals.0.lock();
+            for ((out, is_half, state), result) in arriving.into_iter().zip(results) {
+                arrivals.tensors.insert(out, (result, is_half, state));
+            }
         })
     }
 
-    /// Names what a collective has given.
-    pub(super) fn end_across(&mut self, out: TensorId) {
-        let (handle, is_half, state) = self.arrivals.0.lock().remove(&out).expect("a collective has run");
-        self.executor.register_stored(out, handle, is_half);
-        self.table.insert(out, state, out);
+    /// Names what collectives have given.
+    pub(super) fn end_across(&mut self, outs: &[TensorId]) {
+        for &out in outs {
+            let arrived = self.arrivals.0.lock().tensors.remove(&out);
+            let (handle, is_half, state) = arrived.expect("a collective has run");
+            self.executor.register_stored(out, handle, is_half);
+            self.table.insert(out, state, out);
+        }
     }
 
     /// What the rank holds of `x`, and whether that is in half precision, as it also is if autocast computes with that and
@@ -100,14 +133,45 @@ impl<B: Inner> Interpreter<B> {
     }
 }
 
-/// What collectives have given, by the tensor to be.
-pub(super) struct Arrivals<B: Inner>(Arc<Mutex<ByTensor<B>>>);
+/// A collective that is waited for; with `mean`, a sum is divided by the number of members.
+fn waited_for<B: Inner>(x: HandleKind<B>, what: Collective, mean: bool, group: &Group) -> HandleKind<B> {
+    let is_sum = match what {
+        Collective::AllReduce(op) => op == ReduceOp::Sum,
+        Collective::Reduce(root) => root == group.rank(),
+        _ => false,
+    };
+    let result = run_collective(x, what, group);
+    if !(mean && is_sum) {
+        return result;
+    }
+    HandleKind::Float(B::float_div_scalar(float(result), (group.size() as f64).into()))
+}
 
-type ByTensor<B> = HashMap<TensorId, (HandleKind<B>, bool, TensorState)>;
+fn expanded<B: Inner>(x: HandleKind<B>, shape: Shape) -> HandleKind<B> {
+    HandleKind::Float(B::float_expand(float(x), shape))
+}
+
+/// What collectives have given.
+pub(super) struct Arrivals<B: Inner>(Arc<Mutex<Arrived<B>>>);
+
+struct Arrived<B: Inner> {
+    /// By the tensor to be.
+    tensors: HashMap<TensorId, (HandleKind<B>, bool, TensorState)>,
+    /// By their first tensor; what is dropped is waited for.
+    in_flight: HashMap<TensorId, Box<dyn Send>>,
+}
+
+impl<B: Inner> Arrivals<B> {
+    /// What runs from now on comes after the collectives whose first output this is.
+    pub fn wait(&self, first: TensorId) {
+        let pending = self.0.lock().in_flight.remove(&first);
+        drop(pending);
+    }
+}
 
 impl<B: Inner> Default for Arrivals<B> {
     fn default() -> Self {
-        Self(Arc::default())
+        Self(Arc::new(Mutex::new(Arrived { tensors: HashMap::new(), in_flight: HashMap::new() })))
     }
 }
 

@@ -127,7 +127,7 @@ impl<B: Inner> Interpreter<B> {
     }
 }
 
-fn float<B: Inner>(x: HandleKind<B>) -> burn::backend::tensor::FloatTensor<B> {
+pub(super) fn float<B: Inner>(x: HandleKind<B>) -> burn::backend::tensor::FloatTensor<B> {
     match x {
         HandleKind::Float(x) => x,
         _ => unreachable!("sums are of floats"),

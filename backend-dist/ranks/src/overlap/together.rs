@@ -1,0 +1,117 @@
+//! Several collectives as one NCCL operation, so that small tensors share the latency of one kernel.
+
+use super::{InFlight, Pending};
+use crate::comm::{Collective, DeviceOp, DeviceOpKind, Group, ReduceOp};
+use crate::cuda::{dense, empty};
+use crate::in_place::is_in_place_or_apart;
+use crate::nccl::{
+    Communicator, PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of, grouped,
+    reduction,
+};
+use crate::profile;
+use burn_cubecl::tensor::CubeTensor;
+use cudarc::nccl::result as nccl;
+use cudarc::nccl::sys::ncclRedOp_t;
+
+/// Whether the GPUs of the members of `group` are connected.
+pub fn is_connected(group: &Group) -> bool {
+    group.existing_link::<Communicator>().is_some()
+}
+
+struct Part {
+    kind: DeviceOpKind,
+    source: CubeTensor,
+    /// The source where this member receives in place, or nothing.
+    target: CubeTensor,
+}
+
+impl Part {
+    fn new(source: CubeTensor, what: Collective, member: usize) -> Self {
+        let source = dense(source);
+        let (kind, is_apart) = match what {
+            Collective::AllReduce(op) => (DeviceOpKind::AllReduce(op), true),
+            Collective::Reduce(root) => (DeviceOpKind::Reduce(root), root == member),
+            Collective::Broadcast(root) => (DeviceOpKind::Broadcast(root), false),
+            other => panic!("{other:?} together with others; legal: all-reduce, reduce, broadcast"),
+        };
+        let target = if is_apart { empty(&source, source.meta.shape().clone(), source.dtype) } else { source.clone() };
+        Self { kind, source, target }
+    }
+
+    fn op(&self) -> DeviceOp {
+        DeviceOp::new(self.kind.clone(), self.source.dtype, self.source.meta.shape())
+    }
+
+    fn bytes(&self) -> usize {
+        elements(&self.source) * self.source.dtype.size()
+    }
+
+    fn buffers(&self) -> [&CubeTensor; 2] {
+        [&self.source, &self.target]
+    }
+}
+
+/// Begins all-reduces, reductions and broadcasts; with `mean`, sums are divided by the number of members. Returns what the
+/// members get: of a broadcast the tensor itself, which is written unless this member has it; of another member's
+/// reduction the tensor as it is.
+///
+/// # Panics
+/// If there is nothing, or another collective, or unless [`is_connected`].
+pub fn begin(parts: Vec<(CubeTensor, Collective)>, mean: bool, group: &Group) -> (Vec<CubeTensor>, Pending) {
+    let rank = group.rank();
+    let parts: Vec<Part> = parts.into_iter().map(|(source, what)| Part::new(source, what, rank)).collect();
+    let near = parts[0].source.clone();
+    let link = connect(group, gpu_of(&near.device))
+        .unwrap_or_else(|| panic!("{group:?} has members that share a GPU or have none: ask `is_connected` first"));
+    let noted = profile::operation(&near, || {
+        let (bytes, suffix) = (parts.iter().map(Part::bytes).sum(), format!(", {} together, overlapped", parts.len()));
+        collective_operation(&parts[0].op(), bytes, group.size(), &suffix)
+    });
+    let sequences: Vec<u64> = parts.iter().map(|part| group.issue(part.op())).collect();
+    let last = parts.len() - 1;
+    let (issued, slot) = ((sequences[last], parts[last].op()), link.events.take());
+    let tensors: Vec<&CubeTensor> = parts.iter().flat_map(Part::buffers).collect();
+    let held = tensors.iter().map(|&x| PinnedBuffer::new(x.clone())).collect();
+    let call_of = |part: &Part| {
+        let (count, data_type) = (elements(&part.source), data_type(part.source.dtype));
+        (part.kind.clone(), count, data_type, part.bytes())
+    };
+    let calls: Vec<_> = parts.iter().map(call_of).collect();
+    link.queue_all(issued, &tensors, move |call, pointers| {
+        let pairs: Vec<_> = pointers.chunks(2).map(|pair| (pair[0], pair[1])).zip(calls).collect();
+        for &((from, to), (.., bytes)) in &pairs {
+            let [source, target] = [from, to].map(|pointer| (pointer as usize, bytes));
+            if !is_in_place_or_apart(source, target, rank) {
+                return Err(format!("source and target overlap: {source:?} and {target:?} bytes"));
+            }
+        }
+        call.follow()?;
+        let (comm, stream) = call.target();
+        let reduction = |op| if mean && op == ReduceOp::Sum { ncclRedOp_t::ncclAvg } else { reduction(op) };
+        finished(grouped(|| {
+            pairs.into_iter().try_for_each(|((from, to), (kind, count, data_type, _))| {
+                // SAFETY: both buffers hold `count` elements, and are one or apart, which NCCL allows.
+                unsafe {
+                    match kind {
+                        DeviceOpKind::AllReduce(op) => {
+                            nccl::all_reduce(from, to, count, data_type, reduction(op), comm, stream)
+                        }
+                        DeviceOpKind::Reduce(root) => {
+                            let op = reduction(ReduceOp::Sum);
+                            nccl::reduce(from, to, count, data_type, op, root as i32, comm, stream)
+                        }
+                        DeviceOpKind::Broadcast(root) => {
+                            nccl::broadcast(from, to, count, data_type, root as i32, comm, stream)
+                        }
+                        other => unreachable!("{other:?} is no part"),
+                    }
+                }
+                .map(|_| ())
+            })
+        }))?;
+        call.record(slot)
+    });
+    drop(noted);
+    let targets = parts.into_iter().map(|part| part.target).collect();
+    (targets, Pending { in_flight: Some(InFlight { link, slot, buffers: held }) })
+}
