@@ -5,17 +5,19 @@
 //! least two. Without a part it runs all of them in this order: `collectives`, `asynchronous`, `overlap` (linear
 //! layers), `failures`, `mismatches` (ranks that issue different collectives), `repeat` (the collectives once more: what
 //! a failed run leaves behind must not disturb the next one), `context` (attention over a context-parallel group), `fp8`
-//! (scales of layers there), and the costs: `speed`, `all-to-all-speed` (tokens to experts), `overlap-speed`,
-//! `context-speed`. The values are small integers, so every sum is exact in every type and results must be equal; those
+//! (scales of layers there), `one-shot` (all-reduces of small tensors by one kernel, over all GPUs), `one-shot-lost-rank`
+//! (one of them is lost), and the costs: `speed`, `one-shot-speed`, `all-to-all-speed` (tokens to experts),
+//! `overlap-speed`, `context-speed`. The values are small integers, so every sum is exact in every type and results must be equal; those
 //! of linear layers are random, and results equal up to rounding.
 //!
 //! All parts but `failures`, `context` and `fp8` also run in several processes of one host, with the variables that
-//! torchrun sets; each process checks and reports its own ranks.
+//! torchrun sets; each process checks and reports its own ranks. `one-shot-lost-rank` ends the last process there.
 
 mod asynchronous;
 mod context;
 mod failures;
 mod fp8;
+mod one_shot;
 mod overlap;
 mod results;
 mod speed;
@@ -31,7 +33,7 @@ use std::time::Instant;
 /// Returns the number of wrong results for this many GPUs.
 type Check = fn(usize) -> usize;
 
-const CHECKS: [(&str, Check); 12] = [
+const CHECKS: [(&str, Check); 15] = [
     ("collectives", results::check),
     ("asynchronous", asynchronous::check),
     ("overlap", overlap::check),
@@ -40,7 +42,10 @@ const CHECKS: [(&str, Check); 12] = [
     ("repeat", results::check),
     ("context", context::check),
     ("fp8", fp8::check),
+    ("one-shot", one_shot::check),
+    ("one-shot-lost-rank", one_shot::lost_rank),
     ("speed", speed::report),
+    ("one-shot-speed", one_shot::speed),
     ("all-to-all-speed", speed::all_to_all_speed),
     ("overlap-speed", overlap::report),
     ("context-speed", context::report),

@@ -74,6 +74,44 @@ pub fn broadcast_int<const D: usize>(x: Tensor<D, Int>, root: usize, group: &Gro
     collective_int(x, Collective::Broadcast(root), group)
 }
 
+/// See [`one_shot_sums`].
+#[must_use = "it ends when it is dropped"]
+pub struct OneShotSums {
+    #[cfg(feature = "cuda")]
+    link: Option<std::sync::Arc<crate::nccl::Communicator>>,
+}
+
+/// Until the result is dropped, sums of small tensors over `group` are taken by one kernel in place of NCCL: those of at
+/// most 512 KiB divided by the number of members, in bf16, f16, f32 and f64. All members get the same bits, summed in f32
+/// (f64 in f64) in the order of the ranks. The GPUs must write to each other's memory, on one host with peer access;
+/// otherwise nothing changes, and one line on stderr says why.
+///
+/// All members call it, and drop the result, between the same collectives. The kernels are on the compute stream, so no
+/// overlapped collective should be in flight.
+pub fn one_shot_sums(group: &Group, device: &Device) -> OneShotSums {
+    #[cfg(feature = "cuda")]
+    {
+        let gpu = crate::gpu::index(device).filter(|_| group.size() > 1);
+        let link = gpu.and_then(|gpu| crate::nccl::connect(group, Some(gpu)));
+        let link = link.filter(|link| link.one_shot(group).inspect(|one_shot| one_shot.use_it(true)).is_some());
+        OneShotSums { link }
+    }
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = (group, device);
+        OneShotSums {}
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Drop for OneShotSums {
+    fn drop(&mut self) {
+        if let Some(one_shot) = self.link.as_ref().and_then(|link| link.existing_one_shot()) {
+            one_shot.use_it(false);
+        }
+    }
+}
+
 /// Links neighbours in the ring of the group's members, so that [`send`] and [`recv`] between them stay on the GPUs if
 /// every member has its own. Without it, and between others, the host carries the data. All members must call it.
 pub fn connect(group: &Group, device: &Device) {

@@ -49,6 +49,8 @@ pub mod memory;
 #[doc(hidden)]
 pub mod nccl;
 mod no_fusion;
+#[cfg(any(test, feature = "cuda"))]
+mod one_shot;
 #[cfg(feature = "cuda")]
 pub mod overlap;
 pub mod process;

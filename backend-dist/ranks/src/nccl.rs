@@ -74,6 +74,11 @@ pub(crate) fn collective(x: CubeTensor, collective: Collective, group: &Group, l
     match collective {
         Collective::Identity => x,
         Collective::Slice(dim) => slice(x, dim, group),
+        Collective::AllReduce(ReduceOp::Sum)
+            if link.existing_one_shot().is_some_and(|one_shot| one_shot.takes(dtype, elements(&x))) =>
+        {
+            one_shot(x, group, link, DeviceOp::new(DeviceOpKind::AllReduce(ReduceOp::Sum), dtype, &whole))
+        }
         Collective::AllReduce(op) => {
             let (count, data_type) = (elements(&x), data_type(dtype));
             run(
@@ -172,6 +177,26 @@ fn run(
         finished(operation(from, to, comm, stream))?;
         call.lead()
     });
+    drop(noted);
+    out
+}
+
+/// The sum of a small tensor by one kernel on the compute stream.
+fn one_shot(x: CubeTensor, group: &Group, link: &Arc<Communicator>, op: DeviceOp) -> CubeTensor {
+    let x = dense(x);
+    let (dtype, count) = (x.dtype, elements(&x));
+    let out = empty(&x, x.meta.shape().clone(), dtype);
+    let noted = profile::operation(&x, || collective_operation(&op, count * dtype.size(), group.size(), ", one-shot"));
+    let sequence = group.issue(op.clone());
+    link.queue_on(
+        |call| call.compute(),
+        (sequence, op),
+        &[&x, &out],
+        move |call, buffers| {
+            let one_shot = call.one_shot().ok_or("one-shot all-reduces are not set up")?;
+            one_shot.launch(call.compute(), (buffers[0], buffers[1]), dtype, count)
+        },
+    );
     drop(noted);
     out
 }

@@ -1,5 +1,6 @@
 //! The ranks that write texts together.
 
+use backend_dist::collective::{OneShotSums, one_shot_sums};
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
@@ -17,13 +18,16 @@ pub(crate) struct ModelRanks {
     pub together: Option<Group>,
     /// Nobody else in the process calls the driver while one of them records.
     pub may_record: bool,
+    /// While it is there, small sums over `layers` are taken by one kernel.
+    pub _sums: OneShotSums,
 }
 
 impl ModelRanks {
-    /// Of a model whose layers are all here.
+    /// Of a model whose layers are all here; a collective of those that share them.
     pub fn whole(rank: &Rank) -> Self {
-        let may_record = rank.is_alone_in_process();
-        Self { layers: rank.group(Axis::Tp), stages: None, together: None, may_record }
+        let (layers, may_record) = (rank.group(Axis::Tp), rank.is_alone_in_process());
+        let _sums = one_shot_sums(&layers, &rank.device);
+        Self { layers, stages: None, together: None, may_record, _sums }
     }
 
     /// Whether any of them has a text to write.

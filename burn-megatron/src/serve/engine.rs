@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
+use backend_dist::collective::one_shot_sums;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
 use burn::tensor::Tensor;
@@ -65,6 +66,7 @@ pub fn run<M: CausalLm>(
     queue: Option<Queue>,
 ) -> Result<(), SchedulerError> {
     let group = rank.group(Axis::Tp);
+    let _sums = one_shot_sums(&group, &rank.device);
     let mut cache = PagedKvCache::new(config.num_blocks, config.block_size);
     // Recorded steps read the weights of one model.
     if config.enforce_eager || models.len() > 1 || rank.mesh.world_size() > 1 {

@@ -128,6 +128,12 @@ impl Group {
         })
     }
 
+    /// Whether this process hosts `member`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn is_here(&self, member: usize) -> bool {
+        self.world.as_ref().is_none_or(|(world, _)| world.is_here(self.ranks[member]))
+    }
+
     /// Waits until every member has arrived.
     pub fn barrier(&self) {
         self.run_collective("barrier".into(), String::new(), (), codec::host(), |_| ());

@@ -16,7 +16,7 @@ use super::Group;
 use std::collections::BTreeSet;
 
 /// What this member has, if all have it, else the reason of the first that has none; a collective.
-fn agree<T>(group: &Group, own: Result<T, String>) -> Result<T, String> {
+pub(crate) fn agree<T>(group: &Group, own: Result<T, String>) -> Result<T, String> {
     let reasons = group.all_gather_host(own.as_ref().err().cloned());
     let first = reasons.into_iter().enumerate().find_map(|(member, reason)| Some((member, reason?)));
     match first {

@@ -21,6 +21,7 @@ use super::join;
 use crate::comm::{DeviceLink, DeviceOp, Group, Member};
 use crate::cuda;
 use crate::gpu::memory_use::ledger;
+use crate::one_shot::OneShot;
 use crate::startup::{Phase, phase};
 use crate::timeline::{self, CollectiveKind};
 use burn_cubecl::tensor::CubeTensor;
@@ -46,6 +47,8 @@ pub struct Communicator {
     pub(crate) events: Events,
     /// `None` if members have no access to each other's memory.
     copies: OnceLock<Option<DmaCopies>>,
+    /// `None` if NCCL does the sums of small tensors too.
+    one_shot: OnceLock<Option<OneShot>>,
     calls: Mutex<Option<Mark>>,
     /// The operation that a call is queuing now. If NCCL has to connect to the peers first, it waits for them there.
     entered: Mutex<Option<Mark>>,
@@ -86,6 +89,11 @@ impl Call<'_> {
     /// This member's state of collectives by DMA copy engines, if it was set up.
     pub(crate) fn copies(&self) -> Option<&DmaCopies> {
         self.link.copies.get()?.as_ref()
+    }
+
+    /// This member's side of one-shot all-reduces, if it was set up.
+    pub(crate) fn one_shot(&self) -> Option<&OneShot> {
+        self.link.existing_one_shot()
     }
 }
 
@@ -134,6 +142,7 @@ impl Communicator {
             progress: event()?,
             events: Events::default(),
             copies: OnceLock::new(),
+            one_shot: OnceLock::new(),
             calls: Mutex::new(None),
             entered: Mutex::new(None),
             queued: AtomicUsize::new(0),
@@ -147,6 +156,24 @@ impl Communicator {
     /// The first call is a collective.
     pub(crate) fn copies(&self, group: &Group) -> Option<&DmaCopies> {
         self.copies.get_or_init(|| DmaCopies::join(group, self.taken.0)).as_ref()
+    }
+
+    /// This member's side of one-shot all-reduces, if all members of `group`, whose communicator this is, can take part.
+    /// The first call is a collective.
+    pub(crate) fn one_shot(&self, group: &Group) -> Option<&OneShot> {
+        let join = || {
+            let joined = OneShot::join(group, self.taken.0, self.context, self.stream);
+            if let (Err(why), 0) = (&joined, group.rank()) {
+                eprintln!("NCCL sums small tensors of {}{:?} too: {why}", group.name(), group.ranks());
+            }
+            joined.ok()
+        };
+        self.one_shot.get_or_init(join).as_ref()
+    }
+
+    /// The same, if it was set up.
+    pub(crate) fn existing_one_shot(&self) -> Option<&OneShot> {
+        self.one_shot.get()?.as_ref()
     }
 
     /// Runs `work(call, buffers)` on the device's thread, which queues operation `op` with number `sequence` on the
@@ -164,6 +191,17 @@ impl Communicator {
     /// [`queue`](Self::queue) with any number of tensors, but with one at least.
     pub(crate) fn queue_all(
         self: &Arc<Self>,
+        operation: (u64, DeviceOp),
+        tensors: &[&CubeTensor],
+        work: impl FnOnce(Call, Vec<*mut c_void>) -> Result<(), String> + Send + 'static,
+    ) {
+        self.queue_on(|call| call.link.stream as _, operation, tensors, work);
+    }
+
+    /// The same on another stream of this GPU.
+    pub(crate) fn queue_on(
+        self: &Arc<Self>,
+        stream: fn(Call) -> cuda_sys::CUstream,
         (sequence, op): (u64, DeviceOp),
         tensors: &[&CubeTensor],
         work: impl FnOnce(Call, Vec<*mut c_void>) -> Result<(), String> + Send + 'static,
@@ -177,19 +215,19 @@ impl Communicator {
             if call.is_recorded()? {
                 return work(call, buffers);
             }
+            let stream = stream(call);
             let times = timeline::collective(call.compute, CollectiveKind::of(op.kind(), *member), group);
             let begin = times.map(|[begin, _]| begin);
-            begin.map_or(Ok(()), |event| stamp(event, call.link.stream as _))?;
+            begin.map_or(Ok(()), |event| stamp(event, stream))?;
             let now = Mark { since: Instant::now(), op, sequence };
             *call.link.entering() = Some(now.clone());
             let done = work(Call { begin, ..call }, buffers);
             *call.link.entering() = None;
             done?;
-            times.map_or(Ok(()), |[_, end]| stamp(end, call.link.stream as _))?;
+            times.map_or(Ok(()), |[_, end]| stamp(end, stream))?;
             if mark.is_none() {
-                // SAFETY: event and stream live as long as the communicator. The last record is known to have ended.
-                unsafe { driver::event::record(call.link.progress as _, call.link.stream as _) }
-                    .map_err(|error| error.to_string())?;
+                // The last record is known to have ended.
+                stamp(call.link.progress, stream)?;
                 *mark = Some(now);
             }
             Ok(())

@@ -4,6 +4,7 @@ use super::{Communicator, Mark};
 use crate::comm::DeviceLink;
 use crate::gpu::memory_use::ledger;
 use crate::nccl::library::text;
+use crate::one_shot::OneShot;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
 use std::sync::TryLockError;
@@ -58,7 +59,11 @@ impl DeviceLink for Communicator {
 
     /// Ends the communicator: its kernels stop immediately. May wait for as long as NCCL needs.
     fn abort(&self) {
+        // Before the end, which waits for the device's thread, and that may wait for the GPU; and after it, when no
+        // further call begins.
+        self.existing_one_shot().into_iter().for_each(OneShot::stop);
         self.end(nccl::comm_abort);
+        self.existing_one_shot().into_iter().for_each(OneShot::stop);
         if let Some(Some(copies)) = self.copies.get() {
             copies.abandon();
         }
@@ -76,7 +81,15 @@ impl DeviceLink for Communicator {
             let _ = driver::ctx::set_current(self.context as _)
                 .and_then(|()| driver::stream::synchronize(self.stream as _));
         }
-        self.end(nccl::comm_destroy);
+        let one_shot = self.existing_one_shot();
+        if let Some(one_shot) = one_shot {
+            // Its kernels are on the compute stream.
+            let _ = driver::ctx::synchronize();
+            one_shot.close();
+        }
+        // NCCL's end is a collective within a host: then all have closed this member's memory.
+        let is_destroyed = self.end(nccl::comm_destroy);
+        one_shot.filter(|_| is_destroyed).into_iter().for_each(OneShot::free);
     }
 
     /// Whether it has not ended yet.
@@ -91,9 +104,10 @@ impl DeviceLink for Communicator {
 }
 
 impl Communicator {
-    fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) {
+    /// Whether this call is the one that ends it, without an error.
+    fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) -> bool {
         if self.has_ended.swap(true, Ordering::AcqRel) {
-            return;
+            return false;
         }
         // No call begins from here on. A running call may itself wait for a peer that is gone, while it sets up a first
         // connection: only an abort ends that.
@@ -109,12 +123,13 @@ impl Communicator {
         // Later calls see that it has ended; they need not wait for the end to be complete.
         drop(calls);
         // SAFETY: this is the only end of the communicator. An error here is no error of the run.
-        unsafe {
+        let ended = unsafe {
             let _ = driver::ctx::set_current(self.context as _);
-            let _ = how(self.comm as _);
-        }
+            how(self.comm as _)
+        };
         ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
         self.is_gone.store(true, Ordering::Release);
+        ended.is_ok()
     }
 }
 

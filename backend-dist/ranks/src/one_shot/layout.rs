@@ -1,0 +1,56 @@
+//! Sizes and places in the memory that a member's peers write to.
+
+#[cfg(test)]
+use std::ops::Range;
+
+/// Bytes of all members' tensors of a call. Each sends its tensor to every other one, `size - 1` times what a ring of two members
+/// sends, so the limit of a tensor is 256 KiB for two members and 64 KiB for eight: about where NCCL's bandwidth
+/// makes up for its latency.
+const BYTES: usize = 512 << 10;
+
+/// Bytes before the first region: the number of the next call and the number of blocks that have ended, 32 bits each,
+/// and at [`MARK`] what tells members' memory apart.
+pub(crate) const HEADER: usize = 256;
+
+/// Where a member writes its rank, so that those who open its memory see that it is the right one.
+pub(crate) const MARK: usize = 128;
+
+/// Bytes of a tensor that a thread handles at once, and what they take in a region: 32 of 64 bits are data.
+const UNIT: usize = 8;
+const STAGED_UNIT: usize = 16;
+
+/// Most members, which are arguments of the kernel.
+pub(crate) const MEMBERS: usize = 8;
+
+/// Threads of a block, one for each unit if the tensor is small.
+pub(crate) const THREADS: usize = 256;
+
+/// Most blocks. They wait for other GPUs and so should fit next to whatever else runs.
+pub(crate) const BLOCKS: usize = 64;
+
+/// Units of a region, where one member's tensor of one call arrives.
+pub(crate) fn region(size: usize) -> usize {
+    BYTES / size / UNIT
+}
+
+/// Most bytes of a tensor.
+pub(crate) fn limit(size: usize) -> usize {
+    region(size) * UNIT
+}
+
+/// Bytes of a member's memory: two slots, for even and odd calls, with a region for each member.
+pub(crate) fn memory(size: usize) -> usize {
+    HEADER + 2 * size * region(size) * STAGED_UNIT
+}
+
+/// Blocks for a tensor of `bytes`.
+pub(crate) fn blocks(bytes: usize) -> usize {
+    bytes.div_ceil(UNIT * THREADS).clamp(1, BLOCKS)
+}
+
+/// Where the words of member `from` of call `call` are in the memory of each other member.
+#[cfg(test)]
+pub(crate) fn staged(size: usize, call: u32, from: usize, bytes: usize) -> Range<usize> {
+    let start = HEADER + ((call as usize % 2) * size + from) * region(size) * STAGED_UNIT;
+    start..start + bytes.div_ceil(UNIT) * STAGED_UNIT
+}
