@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
-use burn_megatron::plan::gpus::{GPUS, GpuModel, Hardware};
+use burn_megatron::plan::gpus::{GPUS, Hardware};
 use burn_megatron::plan::{
     Candidate, Decoder, Job, Moments, PostTraining, SearchRequest, StateBytes, bytes, describe, ladder, search,
 };
@@ -78,7 +78,7 @@ const SEQUENCES: usize = 8;
 pub fn choose(gpus: &[GpuInfo], task: &Task) -> Result<Choice> {
     let first = gpus.first().context("there is no GPU")?;
     let memory = gpus.iter().map(|gpu| gpu.total).min().unwrap_or_default();
-    let sheet = GpuModel::of(first);
+    let sheet = first.model();
     let hardware = Hardware { memory: ladder::usable(memory), ..Hardware::of(&sheet, 2) };
     let global_batch = check(task)?;
     let mut too_large = Vec::new();

@@ -1,7 +1,5 @@
 //! GPUs by their data sheets: one description for the planner and for decisions at run time.
 
-use super::GpuInfo;
-
 /// A GPU by its data sheet: dense rates without sparsity, decimal gigabytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuModel {
@@ -113,34 +111,24 @@ impl GpuModel {
         GPUS.iter().find(|gpu| gpu.name == known)
     }
 
-    /// The data sheet of a GPU of this machine. Where there is none here, an estimate: the rates of the latest
-    /// architecture up to its compute capability, in proportion to the number of SMs.
-    pub fn of(gpu: &GpuInfo) -> Self {
-        if let Some(known) = Self::named(&gpu.name) {
-            return *known;
-        }
-        let earlier = GPUS.iter().filter(|known| known.capability <= gpu.capability);
-        let alike = |known: &&Self| (known.capability, usize::MAX - known.sms.abs_diff(gpu.processors));
+    /// An estimate of a GPU without a data sheet here, by its compute capability, number of SMs and bytes of memory: the
+    /// rates of the latest architecture up to its own, in proportion to the number of SMs.
+    pub fn estimate(capability: (u32, u32), sms: usize, memory: u64) -> Self {
+        let earlier = GPUS.iter().filter(|known| known.capability <= capability);
+        let alike = |known: &&Self| (known.capability, usize::MAX - known.sms.abs_diff(sms));
         let near = earlier.max_by_key(alike).unwrap_or(&GPUS[4]);
-        let share = gpu.processors as f64 / near.sms as f64;
+        let share = sms as f64 / near.sms as f64;
         Self {
             name: "unknown",
-            capability: gpu.capability,
-            sms: gpu.processors,
+            capability,
+            sms,
             bf16: share * near.bf16,
             fp32: share * near.fp32,
             fp64: share * near.fp64,
-            memory: gpu.total as f64 / 1e9,
+            memory: memory as f64 / 1e9,
             source: "an estimate from a GPU of the same architecture",
             ..*near
         }
-    }
-
-    /// The model of the first GPU that this process may use. The GPUs of a run are alike.
-    #[cfg(feature = "cuda")]
-    pub fn here() -> &'static Self {
-        static HERE: std::sync::OnceLock<GpuModel> = std::sync::OnceLock::new();
-        HERE.get_or_init(|| super::gpus().map_or(GPUS[0], |gpus| Self::of(&gpus[0])))
     }
 
     /// Whether its tensor cores have FP8.
@@ -162,25 +150,22 @@ impl GpuModel {
 mod tests {
     use super::*;
 
-    fn info(name: &str, capability: (u32, u32), processors: usize) -> GpuInfo {
-        GpuInfo { index: 0, name: name.into(), total: 96_000_000_000, capability, processors, bus: String::new() }
-    }
-
     #[test]
     fn known_gpus_have_their_data_sheet() {
-        assert_eq!(GpuModel::of(&info("NVIDIA H200", (9, 0), 132)), *find("h200").unwrap());
+        assert_eq!(GpuModel::named("NVIDIA H200"), find("h200").ok());
         assert_eq!(GpuModel::named("NVIDIA H100 80GB HBM3").unwrap().name, "h100");
+        assert_eq!(GpuModel::named("NVIDIA R300"), None);
         assert_eq!(GPUS.iter().filter(|gpu| !gpu.has_fp8()).count(), 2, "the A100s");
     }
 
     #[test]
     fn unknown_gpus_are_like_the_nearest_of_their_architecture() {
         // Half of an H100, by SMs; its links are those of the card that it is nearest to.
-        let half = GpuModel::of(&info("NVIDIA Hopper slice", (9, 0), 66));
+        let half = GpuModel::estimate((9, 0), 66, 96_000_000_000);
         assert_eq!((half.name, half.sms, half.memory), ("unknown", 66, 96.0));
         assert!((half.bf16 / 756.0 - 66.0 / 114.0).abs() < 1e-9 && half.link == 64.0, "{half:?}");
         // Later than all that are known, and earlier.
-        assert_eq!(GpuModel::of(&info("NVIDIA R300", (12, 1), 148)).bf16, 2250.0);
-        assert!(!GpuModel::of(&info("Tesla V100", (7, 0), 80)).has_fp8());
+        assert_eq!(GpuModel::estimate((12, 1), 148, 96_000_000_000).bf16, 2250.0);
+        assert!(!GpuModel::estimate((7, 0), 80, 96_000_000_000).has_fp8());
     }
 }
