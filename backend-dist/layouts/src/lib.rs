@@ -14,8 +14,14 @@
 //! ```
 
 pub mod element;
+#[doc(hidden)]
+pub mod gemm_split;
+pub mod gpu_model;
 pub mod mesh;
+pub mod pattern;
+pub mod recompute;
 pub mod shard;
+pub mod sizes;
 mod zigzag;
 
 pub use zigzag::zigzag;

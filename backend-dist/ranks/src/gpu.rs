@@ -8,12 +8,12 @@ pub(crate) mod allocator;
 mod driver;
 mod library;
 pub(crate) mod memory_use;
-pub mod model;
 #[cfg(feature = "cuda")]
 mod nvml;
 mod out_of_memory;
 mod recording;
 
+pub use layouts::gpu_model as model;
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
 pub use library::{Library, libdevice};

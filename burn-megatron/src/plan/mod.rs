@@ -21,7 +21,7 @@ mod traffic;
 use std::ops::Range;
 
 use backend_dist::mesh::{GridKind, ParallelLayout};
-use backend_dist::ops::is_worth_chunking;
+use layouts::gemm_split::is_worth_chunking;
 use models::recompute::Recompute;
 
 pub use decoder::{Decoder, Experts, Latent, LayerKind, Linear, LocalExperts, LocalSizes, StateSpace};

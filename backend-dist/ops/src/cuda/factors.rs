@@ -6,8 +6,8 @@ use burn_cubecl::tensor::CubeTensor;
 use super::blocks::{columns_of, shared, view};
 use super::{Float, columns, empty, rows};
 use crate::main_grads::main_grad;
+use layouts::gemm_split::Gemm;
 use ranks::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias, reserving_sms};
-use ranks::gemm_split::Gemm;
 use ranks::gpu::first_model;
 
 /// The weight as the second operand of a GEMM.

@@ -1,6 +1,7 @@
 //! Adapters of linear layers next to frozen weights (`models/src/lora/layers.rs`, `models/src/lora/experts.rs`).
 
-use models::lora::{BaseFormat, EXPERT_WIDTH};
+use layouts::sizes::EXPERT_WIDTH;
+use models::lora::BaseFormat;
 
 use super::{Activation, Chain, Op};
 

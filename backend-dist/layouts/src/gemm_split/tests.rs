@@ -1,5 +1,5 @@
 use super::*;
-use crate::gpu::model::find;
+use crate::gpu_model::find;
 
 /// In bf16; `ranks` gather the input or reduce the output.
 fn gemm(rows: usize, inner: usize, columns: usize) -> Gemm {

@@ -5,7 +5,7 @@
 //! GEMM that leaves some SMs free is slower for its whole duration. So the overlapped chunk should take about as long
 //! as the collective; the other chunk uses all SMs.
 
-use crate::gpu::model::GpuModel;
+use crate::gpu_model::GpuModel;
 
 /// Share of a link's bandwidth that NCCL reaches without overlap: 280 of 450 GB/s over NVLink 4.
 const NCCL_SHARE: f64 = 280.0 / 450.0;
@@ -106,7 +106,6 @@ pub struct Chunks {
 
 impl Chunks {
     /// Shards of one chunk.
-    #[cfg(feature = "cuda")]
     pub fn whole(shard: usize, shards: usize) -> Self {
         Self { shard, shards, first: shard }
     }

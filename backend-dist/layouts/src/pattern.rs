@@ -3,7 +3,7 @@
 /// Whether the name of a global tensor fits a pattern, in which `*` stands for any characters, also none.
 ///
 /// ```
-/// use models::names::fits;
+/// use layouts::pattern::fits;
 ///
 /// let name = "layers.11.attention.q_proj.weight";
 /// assert!(fits("*.attention.*", name) && fits("layers.11.*", name) && fits(name, name));
