@@ -7,13 +7,12 @@ pub use kinds::LayerKind;
 pub use states::{Linear, StateSpace};
 
 use backend_dist::mesh::ParallelLayout;
-use models::layers::{NormOver, NormPlacement};
 
 use crate::flops::{AttentionCount, FlopShape, LatentFlops, LinearFlops};
 use crate::schedule::stages::PartCosts;
 
-/// Routed experts of a layer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Routed experts of a layer. The default has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Experts {
     /// Number of routed experts.
     pub count: usize,
@@ -46,8 +45,8 @@ pub struct Latent {
     pub value: usize,
 }
 
-/// The sizes that memory, traffic and time follow from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The sizes that memory, traffic and time follow from. The default has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decoder {
     /// Vocabulary size.
     pub vocab: usize,
@@ -84,10 +83,12 @@ pub struct Decoder {
     pub windowed_layers: usize,
     /// The MLP is `down(silu(gate) up)`, with three matrices instead of two.
     pub gated: bool,
-    /// Over what queries and keys are normalised, if they are.
-    pub query_key_norm: Option<NormOver>,
-    /// Where the norms of a layer are.
-    pub norms: NormPlacement,
+    /// Queries and keys are normalised head by head, with one weight for all heads.
+    pub head_norm: bool,
+    /// The queries of all heads are normalised together, and the keys.
+    pub projection_norm: bool,
+    /// Attention and MLP have a norm before them, and one after them.
+    pub norms: [bool; 2],
     /// Norms have a bias.
     pub norm_bias: bool,
     /// Attention scores have a soft cap, which no GPU kernel has.

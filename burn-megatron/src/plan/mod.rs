@@ -5,6 +5,7 @@ mod collective;
 mod decoder;
 mod dynamic;
 pub mod gpus;
+pub mod known;
 pub mod ladder;
 mod memory;
 mod muon;

@@ -1,7 +1,7 @@
 //! Adapters of linear layers next to frozen weights (`models/src/lora/layers.rs`, `models/src/lora/experts.rs`).
 
+use backend_dist::ops::blockwise::Format;
 use layouts::sizes::EXPERT_WIDTH;
-use models::lora::BaseFormat;
 
 use super::{Activation, Chain, Op};
 
@@ -25,7 +25,7 @@ pub struct Adapters {
     /// Whether the last layer of routed experts has one.
     pub expert_down: bool,
     /// How the weights of these layers are stored.
-    pub base: Option<BaseFormat>,
+    pub base: Option<Format>,
 }
 
 impl Op {

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use models::layers::NormOver;
 use models::recompute::Module;
 
 use super::super::collective::Collective;
@@ -59,7 +58,7 @@ impl UnitBuilder<'_> {
     fn attention(&self, chain: &mut Chain) {
         let (decoder, local) = (self.decoder, self.local);
         let [input_bias, output_bias] = decoder.attention_bias;
-        if decoder.norms.is_before() {
+        if decoder.norms[0] {
             chain.of("input_layernorm").norm(Some(Module::Norms));
         }
         let input = chain.enter_saving_shard();
@@ -70,10 +69,10 @@ impl UnitBuilder<'_> {
             let outputs: Vec<_> = outputs.into_iter().zip(adapters.qkv).collect();
             chain.adapt_columns(local.hidden, &outputs, input);
         }
-        if let Some(over) = decoder.query_key_norm {
+        if decoder.head_norm || decoder.projection_norm {
             let input = chain.at;
             let heads = 2 * decoder.head_dim as u64;
-            let weight = if over == NormOver::Head { heads } else { local.queries + local.keys };
+            let weight = if decoder.head_norm { heads } else { local.queries + local.keys };
             chain.of("attention.q_norm").op(input.bytes, |op| {
                 op.saves = vec![input];
                 op.weight = weight;
@@ -109,7 +108,7 @@ impl UnitBuilder<'_> {
             chain.adapt_rows(local.queries, local.hidden, adapters.out, input);
         }
         chain.leave();
-        if decoder.norms.is_after() {
+        if decoder.norms[1] {
             chain.of("post_self_attn_layernorm").norm(None);
         }
         chain.add();
@@ -127,11 +126,11 @@ impl UnitBuilder<'_> {
     }
 
     fn mlp(&self, chain: &mut Chain) {
-        if self.decoder.norms.is_before() {
+        if self.decoder.norms[0] {
             chain.of("post_attention_layernorm").norm(Some(Module::Norms));
         }
         self.plain_mlp(chain, "mlp", self.local.intermediate);
-        if self.decoder.norms.is_after() {
+        if self.decoder.norms[1] {
             chain.of("post_mlp_layernorm").norm(None);
         }
         chain.add();

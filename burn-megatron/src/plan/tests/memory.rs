@@ -326,7 +326,7 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     assert_eq!(memory_of(&some)[0].states.quantised, 30 * 2 * matrices);
     assert_eq!(memory_of(&plain)[0].states.quantised, 0);
     // Of an MoE model's attention one norm, and the token copies for two experts.
-    let moe = |fp8| Job { fp8, ..single(mixtral()) }.on_gpus();
+    let moe = |fp8| Job { fp8, ..single(mixtral_8x7b()) }.on_gpus();
     let saved = kept(&moe(0..0), 1) - kept(&moe(1..31), 1);
     assert_eq!(saved, tokens * 4096 + 2 * tokens * (4096 + 14_336));
     let matrices = matrices + 7 * 3 * 4096 * 14_336;

@@ -1,7 +1,6 @@
 //! Plans against papers, model cards and measurements.
 
 mod dynamic;
-mod flops;
 mod memory;
 mod search;
 mod traffic;
@@ -9,28 +8,15 @@ mod traffic;
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::LOGITS_AT_ONCE;
 use models::recompute::{Granularity, Method, Module, Recompute};
-use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, Mamba2Config, MixtralConfig};
 
 use super::gpus::{self, Hardware};
+use super::known::{deepseek_v3, llama3_1b, llama3_8b, mamba2_130m, mixtral_8x7b, moonlight_16b, qwen3_30b_a3b};
 use super::*;
 use crate::flops::AttentionCount;
 use crate::schedule::stages::Split;
 use crate::schedule::{ScheduleKind, bounds};
 
 const ALL: [Module; 3] = [Module::CoreAttention, Module::MlpActivation, Module::Norms];
-
-fn llama3_8b() -> Decoder {
-    Decoder::from(&FamilyConfig::Llama(LlamaConfig::llama3_8b()))
-}
-
-fn mixtral() -> Decoder {
-    Decoder::from(&FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b()))
-}
-
-/// With one module of multi-token prediction.
-fn deepseek_v3() -> Decoder {
-    Decoder::from(&FamilyConfig::DeepSeekV3(DeepSeekV3Config::deepseek_v3()))
-}
 
 /// A GPT with 4 hidden² in the MLP, as the papers have it.
 fn gpt() -> Decoder {

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn layouts_of_a_moe_are_found() {
-    let asked = Job { seq: 4096, micro_batch: 1, ..job(mixtral(), "DP8 EP8 ZeRO1", ScheduleKind::NoPipeline, 2) };
+    let asked = Job { seq: 4096, micro_batch: 1, ..job(mixtral_8x7b(), "DP8 EP8 ZeRO1", ScheduleKind::NoPipeline, 2) };
     let found = searched(&asked.on_gpus(), 8, 130);
     assert!(found.best.iter().any(|candidate| candidate.job.layout.ep > 1));
     let dense = searched(&Job { seq: 8192, ..job(llama3_8b(), "DP8", ScheduleKind::NoPipeline, 2) }, 8, 80);
@@ -21,12 +21,11 @@ fn steps_take_as_long_as_was_measured() {
         ..job(decoder, layout, ScheduleKind::NoPipeline, micro_batches).on_gpus()
     };
     let dense = |layout, micro_batches, seq| sequences(llama3_8b(), layout, 1, micro_batches, seq);
-    let moe = |layout| sequences(Decoder { layers: 8, ..mixtral() }, layout, 2, 2, 4096);
-    let qwen = MixtralConfig { num_hidden_layers: 16, ..MixtralConfig::qwen3_30b_a3b() };
-    let qwen = sequences(Decoder::from(&FamilyConfig::Mixtral(qwen)), "DP2 EP2 ZeRO1", 2, 2, 4096);
-    let small = Decoder::from(&FamilyConfig::Llama(LlamaConfig::llama3_1b()));
+    let moe = |layout| sequences(Decoder { layers: 8, ..mixtral_8x7b() }, layout, 2, 2, 4096);
+    let qwen = Decoder { layers: 16, ..qwen3_30b_a3b() };
+    let qwen = sequences(qwen, "DP2 EP2 ZeRO1", 2, 2, 4096);
     for (name, job, measured) in [
-        ("1B", sequences(small, "DP1", 4, 1, 4096), 0.246),
+        ("1B", sequences(llama3_1b(), "DP1", 4, 1, 4096), 0.246),
         ("8B", dense("DP2 ZeRO1", 2, 8192), 1.488),
         ("8B over two", sequences(llama3_8b(), "TP2 SP", 2, 2, 8192), 1.471),
         ("8B over four", sequences(llama3_8b(), "TP4 SP", 2, 4, 8192), 1.563),
@@ -59,9 +58,9 @@ fn small_experts_are_faster_without_fp8() {
         ..job(decoder, "DP2 EP2 ZeRO1", ScheduleKind::NoPipeline, 2).on_gpus()
     };
     let faster = |job: &Job| Plan::new(job.clone(), &h200()).unwrap().faster_without_fp8_experts(&h200());
-    let qwen = MixtralConfig { num_hidden_layers: 16, ..MixtralConfig::qwen3_30b_a3b() };
-    let small = sequences(Decoder::from(&FamilyConfig::Mixtral(qwen)), 16);
-    let large = sequences(Decoder { layers: 8, ..mixtral() }, 8);
+    let qwen = Decoder { layers: 16, ..qwen3_30b_a3b() };
+    let small = sequences(qwen, 16);
+    let large = sequences(Decoder { layers: 8, ..mixtral_8x7b() }, 8);
     let without = Job { fp8_experts: false, ..small.clone() };
     let step = |job: &Job| Plan::new(job.clone(), &h200()).unwrap().time.step;
     assert_eq!(faster(&small), Some(step(&without)));

@@ -1,15 +1,17 @@
-//! FLOPs against the matrices of models that are really built.
+//! FLOPs against the matrices of models that are really built, and the planner's published models.
 
 use backend_dist::launch::{Rank, launch};
-use backend_dist::mesh::Mesh;
+use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::{Device, FloatDType};
 use models::layers::GatedDeltaConfig;
 use models::{
-    CausalLm, GptConfig, LlamaVariant, Mamba2Config, MixtralVariant, ModelConfig, NemotronHConfig, ParamBuilder,
-    WithModel,
+    CausalLm, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant, ModelConfig,
+    NemotronHConfig, ParamBuilder, WithModel,
 };
 
 use super::*;
+use crate::flops::AttentionCount;
+use crate::plan::known;
 
 /// Names and shapes of the parameters of a model on one rank.
 struct Shapes;
@@ -46,7 +48,7 @@ fn multiplied(config: &FamilyConfig, used: f64, heads: usize) -> f64 {
     }
     assert!((1..=2).contains(&tables), "{tables} tables");
     let dims = config.dims();
-    sum + (heads * dims.hidden * Decoder::from(config).flop_shape(1).padded_vocab) as f64
+    sum + (heads * dims.hidden * decoder_of(config).flop_shape(1).padded_vocab) as f64
 }
 
 /// Megatron leaves out routers, gates of shared experts, norms and biases; a causal score counts half, in the other convention whole.
@@ -101,7 +103,7 @@ fn flops_are_those_of_the_matrices_of_all_families() {
     for (config, used, heads, scores) in families {
         assert_eq!(config.check(), Ok(()));
         let (seq, matrices) = (48, multiplied(&config, used, heads));
-        let shape = Decoder::from(&config).flop_shape(seq);
+        let shape = decoder_of(&config).flop_shape(seq);
         // Of a layer with a state, by Megatron's count: 7 for each element of Mamba-2's, 8 for one of the delta rule's.
         let states = match &config {
             FamilyConfig::Mamba2(of) => 7 * of.num_heads * of.head_dim * of.state_size * of.num_hidden_layers,
@@ -119,5 +121,20 @@ fn flops_are_those_of_the_matrices_of_all_families() {
             let counted = shape.per_token(count);
             assert!((counted / expected - 1.0).abs() < 1e-12, "{config:?}, {count:?}: {counted} against {expected}");
         }
+    }
+}
+
+#[test]
+fn published_models_are_the_presets() {
+    for (preset, known) in [
+        (FamilyConfig::Llama(LlamaConfig::llama3_8b()), known::llama3_8b()),
+        (FamilyConfig::Llama(LlamaConfig::llama3_1b()), known::llama3_1b()),
+        (FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b()), known::mixtral_8x7b()),
+        (FamilyConfig::Mixtral(MixtralConfig::qwen3_30b_a3b()), known::qwen3_30b_a3b()),
+        (FamilyConfig::DeepSeekV3(DeepSeekV3Config::deepseek_v3()), known::deepseek_v3()),
+        (FamilyConfig::DeepSeekV3(DeepSeekV3Config::moonlight_16b()), known::moonlight_16b()),
+        (FamilyConfig::Mamba2(Mamba2Config::mamba2_130m()), known::mamba2_130m()),
+    ] {
+        assert_eq!(decoder_of(&preset), known);
     }
 }
