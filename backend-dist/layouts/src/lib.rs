@@ -1,5 +1,6 @@
 //! Layouts of parallel training: which ranks belong together, and which slice of which tensor a rank holds. Pure
-//! arithmetic, without tensors, threads of ranks and Burn.
+//! arithmetic, without tensors, threads of ranks and Burn. Next to them is what operations and plans of them must agree
+//! on: [`recompute`], [`gpu_model`], [`sizes`].
 //!
 //! ```
 //! use layouts::mesh::{Axis, Mesh};

@@ -1,5 +1,17 @@
 //! Predicts memory, communication and time of a run's step before it starts, and finds the fastest layouts.
-//! Arithmetic on sizes: no tensors, no GPU. docs/planning.md explains the numbers.
+//! Arithmetic on sizes: no tensors, no GPU, no Burn. docs/planning.md explains the numbers.
+//!
+//! ```
+//! use host::flops::AttentionCount;
+//! use planner::gpus::{Hardware, find};
+//! use planner::known::llama3_8b;
+//!
+//! // Tokens per second of an H200 if its GEMMs never waited.
+//! let h200 = Hardware::of(find("h200")?, 2);
+//! let most = h200.gemms / llama3_8b().flop_shape(8192).per_token(AttentionCount::Causal);
+//! assert!((11_000.0..14_000.0).contains(&most), "{most}");
+//! # Ok::<(), String>(())
+//! ```
 
 mod collective;
 mod decoder;
