@@ -82,16 +82,6 @@ impl PagedKvCache {
         Self { decoders: None, ..self }
     }
 
-    /// Positions of a block.
-    pub fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    /// Number of blocks.
-    pub fn num_blocks(&self) -> usize {
-        self.num_blocks
-    }
-
     /// Forgets what was prepared for the last step, before the first layer of `step`
     /// ([`extend_layer`](crate::CausalLm::extend_layer)).
     ///
