@@ -14,7 +14,7 @@ fn given(seq: usize, samples: usize) -> GatedDeltaInputs {
     let x = noise(1.0, [seq, samples, HEADS.width()]).detach();
     let alike = x.clone().narrow(2, keys, keys).add_scalar(2.0);
     GatedDeltaInputs {
-        x: x.slice_assign([0..seq, 0..samples, keys..2 * keys], alike).require_grad(),
+        x: x.slice_assign([0..seq, 0..samples, keys..2 * keys], alike).detach().require_grad(),
         beta: noise(2.0, [seq, samples, HEADS.value_heads]),
         dt: noise(3.0, [seq, samples, HEADS.value_heads]),
         dt_bias: noise(4.0, [HEADS.value_heads]),
