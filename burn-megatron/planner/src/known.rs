@@ -71,29 +71,6 @@ pub fn deepseek_v3() -> Decoder {
     }
 }
 
-/// Moonlight: 16 billion parameters, 3 of which a token uses.
-pub fn moonlight_16b() -> Decoder {
-    Decoder {
-        vocab: 163_840,
-        hidden: 2048,
-        intermediate: 11_264,
-        experts: Some(Experts {
-            count: 64,
-            top_k: 6,
-            intermediate: 1408,
-            shared: 2816,
-            dense_layers: vec![0],
-            ..Experts::default()
-        }),
-        layers: 27,
-        heads: 16,
-        kv_heads: 16,
-        latent: deepseek_v3().latent.map(|latent| Latent { queries: None, ..latent }),
-        mtp: 0,
-        ..deepseek_v3()
-    }
-}
-
 /// mamba2-130m.
 pub fn mamba2_130m() -> Decoder {
     Decoder {

@@ -10,7 +10,7 @@ use layouts::recompute::{Granularity, Method, Module, Recompute};
 use layouts::sizes::LOGITS_AT_ONCE;
 
 use super::gpus::{self, Hardware};
-use super::known::{deepseek_v3, llama3_1b, llama3_8b, mamba2_130m, mixtral_8x7b, moonlight_16b, qwen3_30b_a3b};
+use super::known::{deepseek_v3, llama3_1b, llama3_8b, mamba2_130m, mixtral_8x7b, qwen3_30b_a3b};
 use super::*;
 use host::flops::AttentionCount;
 use host::schedule::stages::Split;

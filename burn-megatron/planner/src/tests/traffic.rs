@@ -110,7 +110,10 @@ fn experts_are_cut_over_their_own_ranks() {
 fn arithmetic_is_megatrons_count() {
     let mixed = Experts { dense_layers: vec![0, 1, 5], shared: 2048, ..mixtral_8x7b().experts.unwrap() };
     let mixed = Decoder { experts: Some(mixed), ..mixtral_8x7b() };
-    for decoder in [llama3_8b(), gpt(), mixtral_8x7b(), mixed, deepseek_v3(), moonlight_16b()] {
+    // Queries without a latent, as Moonlight's.
+    let latent = deepseek_v3().latent.map(|latent| Latent { queries: None, ..latent });
+    let direct = Decoder { mtp: 0, latent, ..deepseek_v3() };
+    for decoder in [llama3_8b(), gpt(), mixtral_8x7b(), mixed, deepseek_v3(), direct] {
         let job = single(decoder);
         let units: Vec<_> = job.stages.stages().iter().flat_map(|stage| job.units(stage)).collect();
         let forward: f64 = units.iter().flat_map(|unit| &unit.ops).map(|op| op.flops[0]).sum();

@@ -132,7 +132,6 @@ fn published_models_are_the_presets() {
         (FamilyConfig::Mixtral(MixtralConfig::mixtral_8x7b()), known::mixtral_8x7b()),
         (FamilyConfig::Mixtral(MixtralConfig::qwen3_30b_a3b()), known::qwen3_30b_a3b()),
         (FamilyConfig::DeepSeekV3(DeepSeekV3Config::deepseek_v3()), known::deepseek_v3()),
-        (FamilyConfig::DeepSeekV3(DeepSeekV3Config::moonlight_16b()), known::moonlight_16b()),
         (FamilyConfig::Mamba2(Mamba2Config::mamba2_130m()), known::mamba2_130m()),
     ] {
         assert_eq!(decoder_of(&preset), known);
