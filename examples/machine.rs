@@ -7,11 +7,12 @@ use backend_dist::gpu::{self, GpuError, GpuInfo};
 use backend_dist::ops::LOGITS_AT_ONCE;
 use burn::tensor::Device;
 use burn_megatron::cli::layout::LayoutArgs;
+use burn_megatron::config::decoder_of;
 use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
-use burn_megatron::plan::gpus::{GPUS, GpuModel, Hardware};
+use burn_megatron::plan::gpus::{GPUS, Hardware};
 use burn_megatron::plan::{
-    Candidate, Decoder, Job, Moments, PostTraining, SearchRequest, StateBytes, bytes, describe, ladder, search,
+    Candidate, Job, Moments, PostTraining, SearchRequest, StateBytes, bytes, describe, ladder, search,
 };
 use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
@@ -78,7 +79,7 @@ const SEQUENCES: usize = 8;
 pub fn choose(gpus: &[GpuInfo], task: &Task) -> Result<Choice> {
     let first = gpus.first().context("there is no GPU")?;
     let memory = gpus.iter().map(|gpu| gpu.total).min().unwrap_or_default();
-    let sheet = GpuModel::of(first);
+    let sheet = first.model();
     let hardware = Hardware { memory: ladder::usable(memory), ..Hardware::of(&sheet, 2) };
     let global_batch = check(task)?;
     let mut too_large = Vec::new();
@@ -159,7 +160,7 @@ fn cost(candidate: &Candidate) -> String {
 
 /// What a token costs in bf16, and what a GPU can do.
 pub fn flops(config: &LlamaConfig, seq_length: usize, devices: &[Device]) -> FlopsPerToken {
-    let shape = Decoder::from(&FamilyConfig::Llama(config.clone())).flop_shape(seq_length);
+    let shape = decoder_of(&FamilyConfig::Llama(config.clone())).flop_shape(seq_length);
     let [causal, full] = [AttentionCount::Causal, AttentionCount::Full].map(|count| shape.per_token(count));
     FlopsPerToken { causal, full, peak: devices.first().and_then(|device| peak(device, 2)) }
 }
@@ -220,7 +221,7 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
         .resolve(&layout, config.num_hidden_layers, sequences)
         .expect("one GPU holds all layers");
     Job {
-        decoder: Decoder::from(&FamilyConfig::Llama(config.clone())),
+        decoder: decoder_of(&FamilyConfig::Llama(config.clone())),
         layout,
         schedule,
         passes: None,

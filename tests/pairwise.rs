@@ -3,8 +3,8 @@
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::fp8::Fp8Format;
 use burn::tensor::Device;
+use burn_megatron::config::decoder_of;
 use burn_megatron::engine::ContextConfig;
-use burn_megatron::plan::Decoder;
 use burn_megatron::verify::{Candidate, Line, Settings, different_in_fp8, pairwise, verify};
 use models::layers::BalanceOver;
 use models::{
@@ -20,7 +20,7 @@ impl WithModel for EveryPair<'_> {
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) {
         let Self(family, settings) = self;
-        let (dims, decoder) = (config.dims(), Decoder::from(family));
+        let (dims, decoder) = (config.dims(), decoder_of(family));
         let fits = |layout: &ParallelLayout, context: &ContextConfig| {
             dims.check(layout, settings.seq).is_ok() && context.check(layout, &dims).is_ok()
         };

@@ -68,12 +68,14 @@ fn every_type_of_the_prelude_has_an_example() {
     assert!(names.len() > 30, "{names:?}");
     for (place, name) in names {
         let of_module = |path: &&String| path.strip_prefix(&place).is_some_and(|rest| rest.starts_with(['/', '.']));
-        // What they hand on is a module of the same name in the crate `host`, or somewhere in the crates below `backend_dist`.
+        // What they hand on is a module of the same name in the crate `host`, or somewhere in the crates below
+        // `backend_dist`; `models` hands on what is in `layouts`.
         let of_host = place.replace("burn-megatron/src", "burn-megatron/host/src");
         let below = |path: &&String| {
-            let starts = match place.starts_with("backend-dist") {
-                true => ["backend-dist/layouts/src", "backend-dist/ranks/src"],
-                false => [of_host.as_str(); 2],
+            let starts = match place.split('/').next() {
+                Some("backend-dist") => ["backend-dist/layouts/src", "backend-dist/ranks/src"],
+                Some("models") => ["backend-dist/layouts/src"; 2],
+                _ => [of_host.as_str(); 2],
             };
             starts.iter().any(|start| path.strip_prefix(start).is_some_and(|rest| rest.starts_with(['/', '.'])))
         };

@@ -8,7 +8,7 @@ use syn::{Attribute, ItemMod, ItemUse, Meta, UseTree, Visibility};
 use crate::repository;
 
 /// The crates of the workspace, as their sources call them, and their folders.
-pub const CRATES: [(&str, &str); 8] = [
+pub const CRATES: [(&str, &str); 9] = [
     ("kernels_cubecl", "kernels-cubecl"),
     ("layouts", "backend-dist/layouts"),
     ("ranks", "backend-dist/ranks"),
@@ -16,6 +16,7 @@ pub const CRATES: [(&str, &str); 8] = [
     ("backend_dist", "backend-dist"),
     ("models", "models"),
     ("host", "burn-megatron/host"),
+    ("planner", "burn-megatron/planner"),
     ("burn_megatron", "burn-megatron"),
 ];
 

@@ -25,6 +25,8 @@
 #[doc(inline)]
 pub use host::{batch, checkpoint, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace};
 use host::{host_memory, local_time, positioned, refusal, safetensors_header};
+#[doc(inline)]
+pub use planner as plan;
 
 pub mod bench;
 pub mod calibrate;
@@ -41,7 +43,6 @@ pub mod hf;
 pub mod learner;
 pub mod metrics;
 pub mod optim;
-pub mod plan;
 pub mod plan_module;
 pub mod prelude;
 pub mod prune;

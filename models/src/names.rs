@@ -2,7 +2,6 @@
 
 mod gated_delta;
 mod mamba2;
-mod pattern;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,8 +10,8 @@ use backend_dist::shard::HostTensor;
 use thiserror::Error;
 
 pub(crate) use gated_delta::without_inputs;
+pub use layouts::pattern::fits;
 pub(crate) use mamba2::mamba2;
-pub use pattern::fits;
 
 /// Where a global tensor is found in another system: in some matrix rows of a tensor, perhaps transposed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -185,6 +185,24 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// Layers drop the outputs of the modules of selective recomputation and recompute them in the backward pass.
+    ///
+    /// ```
+    /// use backend_dist::launch::{BoxError, Rank};
+    /// use burn::tensor::{Device, FloatDType, Int, Tensor};
+    /// use models::recompute::Module;
+    /// use models::{CausalLm, Llama, LlamaConfig, ParamBuilder, Recompute};
+    ///
+    /// let rank = Rank::single(Device::flex());
+    /// let recompute = Recompute::selective(&[Module::CoreAttention, Module::Norms]);
+    /// let loss = |recompute: &Recompute| -> Result<f32, BoxError> {
+    ///     let params = ParamBuilder::new(&rank, FloatDType::F32, 1).with_recompute(recompute);
+    ///     let model = Llama::build(&LlamaConfig::tiny(), params)?;
+    ///     let tensor = |ids: [i64; 3]| Tensor::<2, Int>::from_data([ids], &rank.device);
+    ///     Ok(model.token_losses(tensor([1, 2, 3]), tensor([2, 3, 4])).sum().into_scalar::<f32>())
+    /// };
+    /// assert_eq!(loss(&recompute)?, loss(&Recompute::default())?);
+    /// # Ok::<(), BoxError>(())
+    /// ```
     pub fn with_recompute(mut self, recompute: &Recompute) -> Self {
         self.recompute = recompute.clone();
         self

@@ -1,5 +1,6 @@
 //! Layouts of parallel training: which ranks belong together, and which slice of which tensor a rank holds. Pure
-//! arithmetic, without tensors, threads of ranks and Burn.
+//! arithmetic, without tensors, threads of ranks and Burn. Next to them is what operations and plans of them must agree
+//! on: [`recompute`], [`gpu_model`], [`sizes`].
 //!
 //! ```
 //! use layouts::mesh::{Axis, Mesh};
@@ -14,8 +15,14 @@
 //! ```
 
 pub mod element;
+#[doc(hidden)]
+pub mod gemm_split;
+pub mod gpu_model;
 pub mod mesh;
+pub mod pattern;
+pub mod recompute;
 pub mod shard;
+pub mod sizes;
 mod zigzag;
 
 pub use zigzag::zigzag;

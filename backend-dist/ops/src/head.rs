@@ -26,20 +26,6 @@ use crate::extension::{node, operations};
 use ranks::collective_ops::CollectiveOps;
 use ranks::comm::Group;
 
-/// Default for the logits that a rank holds at a time: 4 GiB in half precision.
-pub const LOGITS_AT_ONCE: usize = 1 << 31;
-
-/// How many of `positions`, each with `logits` logits on this rank, a head computes at a time if it may hold `at_once`
-/// logits: all, or equal chunks of at most half as many logits. A chunked head computes its GEMM twice, so small
-/// excesses would not be worth chunking.
-pub fn positions_at_once(positions: usize, logits: usize, at_once: usize) -> usize {
-    if positions * logits <= at_once {
-        return positions.max(1);
-    }
-    let most = (at_once / 2 / logits.max(1)).max(1);
-    positions.div_ceil(positions.div_ceil(most))
-}
-
 /// The rank's shard of an output layer.
 #[derive(Clone, Debug)]
 pub struct Head {
@@ -220,20 +206,5 @@ impl<B: LocalKernels + CollectiveOps, C: CheckpointStrategy> HeadOps for Autodif
             }
             OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, w, labels, &head).0),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn heads_are_chunked_evenly_and_not_for_small_excesses() {
-        assert_eq!(positions_at_once(8192, 128_256, LOGITS_AT_ONCE), 8192);
-        assert_eq!(positions_at_once(16_384, 128_256, LOGITS_AT_ONCE), 16_384);
-        assert_eq!(positions_at_once(65_536, 128_256, LOGITS_AT_ONCE), 8192);
-        assert_eq!(positions_at_once(10, 7, 69), 4, "three chunks of 4, 4 and 2 positions with 28 logits at most");
-        assert_eq!(positions_at_once(10, 7, 1), 1);
-        assert_eq!(positions_at_once(0, 7, 1), 1);
     }
 }

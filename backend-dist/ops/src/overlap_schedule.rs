@@ -3,7 +3,7 @@
 //! Copies need no SMs, so GEMMs run at full rate, unlike next to NCCL's kernels (`chunks`), and shards may arrive one
 //! by one. Each additional GEMM costs a partial last wave of tiles.
 
-use ranks::gemm_split::{CHUNK_OVERHEAD, Gemm};
+use layouts::gemm_split::{CHUNK_OVERHEAD, Gemm};
 use ranks::gpu::model::GpuModel;
 use std::ops::Range;
 

@@ -1,5 +1,7 @@
 //! The tight loops of the CPU against the plain formulas, kernel by kernel.
 
+pub mod recurrences;
+
 use burn::backend::{DType, Flex, Shape, Slice, TensorData, flex::FlexTensor, ops::FloatTensorOps};
 
 use super::{

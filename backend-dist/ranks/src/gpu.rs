@@ -8,17 +8,18 @@ pub(crate) mod allocator;
 mod driver;
 mod library;
 pub(crate) mod memory_use;
-pub mod model;
 #[cfg(feature = "cuda")]
 mod nvml;
 mod out_of_memory;
 mod recording;
 mod settle;
 
+pub use layouts::gpu_model as model;
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
 pub use library::{Library, libdevice};
 pub use memory_use::{MemoryUse, StreamUse, memory_use};
+use model::GpuModel;
 #[cfg(feature = "cuda")]
 pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
@@ -106,6 +107,21 @@ pub struct GpuInfo {
     pub processors: usize,
     /// PCI bus address, for example `0000:1b:00.0`, which identifies the GPU in NVML and `nvidia-smi`.
     pub bus: String,
+}
+
+impl GpuInfo {
+    /// Its data sheet, or an estimate where there is none here.
+    pub fn model(&self) -> GpuModel {
+        let known = GpuModel::named(&self.name).copied();
+        known.unwrap_or_else(|| GpuModel::estimate(self.capability, self.processors, self.total))
+    }
+}
+
+/// The model of the first GPU that this process may use. The GPUs of a run are alike.
+#[cfg(feature = "cuda")]
+pub fn first_model() -> &'static GpuModel {
+    static FIRST: std::sync::OnceLock<GpuModel> = std::sync::OnceLock::new();
+    FIRST.get_or_init(|| gpus().map_or(model::GPUS[0], |gpus| gpus[0].model()))
 }
 
 /// Memory of a GPU in bytes, over all processes that use it.

@@ -21,10 +21,7 @@ pub use none::{HostBytes, HostCopy, HostMemory, OffloadMemory};
 #[cfg(feature = "cuda")]
 pub use offload::OffloadMemory;
 
-/// Elements of a piece of optimizer states: 32 MB of an fp32 state, which DMA copy engines move at their full rate.
-pub const PIECE: usize = 1 << 23;
-/// Pieces that are in GPU memory at a time: one is loaded, one updated, one stored.
-pub const SLOTS: usize = 3;
+pub use layouts::sizes::{PIECE, SLOTS};
 
 /// Bytes that each buffer takes in host memory: a multiple of what any element type is aligned to.
 pub fn held(bytes: usize) -> usize {

@@ -35,8 +35,6 @@ pub mod comm;
 pub mod cuda;
 #[cfg(any(test, feature = "cuda"))]
 mod failed;
-#[doc(hidden)]
-pub mod gemm_split;
 pub mod gpu;
 pub mod host_copy;
 #[cfg(feature = "cuda")]

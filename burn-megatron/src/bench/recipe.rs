@@ -11,8 +11,6 @@ use crate::schedule::AUTO;
 pub struct Recipe {
     /// Its name on the command line.
     pub name: &'static str,
-    /// Its description.
-    pub about: &'static str,
     /// Its keys, as a configuration file.
     pub toml: &'static str,
     /// Sequences of a step per rank, without pipeline parallelism.
@@ -21,10 +19,9 @@ pub struct Recipe {
 
 /// Llama's optimizer; a learning rate that does not decay within the measurement; no held-out loss, no checkpoints.
 macro_rules! recipe {
-    ($name:literal, $sequences:literal, $about:literal, $model:literal) => {
+    ($name:literal, $sequences:literal, $model:literal) => {
         Recipe {
             name: $name,
-            about: $about,
             sequences: $sequences,
             toml: concat!(
                 $model,
@@ -38,22 +35,22 @@ macro_rules! recipe {
 
 /// All recipes.
 pub const RECIPES: [Recipe; 3] = [
+    // Llama 3 8B in bf16, sequence length 8192, two sequences per GPU and step.
     recipe!(
         "llama3-8b",
         2,
-        "Llama 3 8B in bf16, sequence length 8192, two sequences per GPU and step",
         "[model]\npreset = \"llama3-8b\"\n[training]\nseq-length = 8192\nmicro-batch = 2\ndtype = \"bf16\"\nclip = 1.0\n"
     ),
+    // Llama 3.2 1B in bf16, sequence length 4096, four sequences per GPU and step.
     recipe!(
         "llama3-1b",
         4,
-        "Llama 3.2 1B in bf16, sequence length 4096, four sequences per GPU and step",
         "[model]\npreset = \"llama3-1b\"\n[training]\nseq-length = 4096\nmicro-batch = 4\ndtype = \"bf16\"\nclip = 1.0\n"
     ),
+    // A Llama of 0.1 million parameters in fp32, for CPU ranks.
     recipe!(
         "tiny",
         2,
-        "a Llama of 0.1 million parameters in fp32, for CPU ranks",
         "[model]\npreset = \"tiny\"\n[training]\nseq-length = 64\nmicro-batch = 2\ndtype = \"f32\"\nclip = 1.0\n"
     ),
 ];

@@ -22,13 +22,13 @@ use super::forward::Precision;
 use super::refused;
 use super::sampling::SamplingArgs;
 use crate::checkpoint::Checkpoint;
+use crate::config::decoder_of;
 use crate::data::preprocess::end_of_document;
 use crate::data::{read_tokenizer, readable_tokenizer};
 use crate::forward::{Settings, build};
 use crate::generate::{Ended, GenerateOptions, Generated, generate};
 use crate::hf::{GenerationConfig, HfFolder, model_of, read_adapter};
 use crate::host_memory;
-use crate::plan::Decoder;
 use crate::refusal::Access;
 
 /// Arguments of `generate`.
@@ -132,7 +132,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
 
 /// Bytes that a position takes in the cache, in the memory that one rank or, on the CPU, all ranks have.
 pub(super) fn cache_bytes(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize) -> u64 {
-    let (decoder, tp) = (Decoder::from(config), tp.max(1));
+    let (decoder, tp) = (decoder_of(config), tp.max(1));
     let ranks = if device == DeviceKind::Cuda { 1 } else { tp };
     let layers = (0..decoder.layers).filter(|layer| decoder.has_keys(*layer)).count();
     let sizes = [layers, ranks, decoder.cached_features(tp), dtype.bytes()];

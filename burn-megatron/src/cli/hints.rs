@@ -5,7 +5,7 @@ use backend_dist::gpu;
 use crate::config::{Precision, RunConfig};
 use crate::data::readable_tokenizer;
 use crate::plan::Plan;
-use crate::plan::gpus::{GPUS, GpuModel, Hardware};
+use crate::plan::gpus::{GPUS, Hardware};
 
 /// Why the checkpoints of a run have no tokenizer although the model's folder has one.
 pub(super) fn lacks_tokenizer(config: &RunConfig) -> Option<String> {
@@ -18,7 +18,7 @@ pub(super) fn lacks_tokenizer(config: &RunConfig) -> Option<String> {
 pub(super) fn of(config: &RunConfig) -> Option<String> {
     config.fp8.format?;
     let job = config.job().ok()?.on_gpus();
-    let here = gpu::gpus().ok().and_then(|gpus| Some(GpuModel::of(gpus.first()?)));
+    let here = gpu::gpus().ok().and_then(|gpus| Some(gpus.first()?.model()));
     let hardware = Hardware::of(&here.unwrap_or(GPUS[0]), job.element);
     slow_experts(&Plan::new(job, &hardware).ok()?, &hardware, config.training.dtype)
 }

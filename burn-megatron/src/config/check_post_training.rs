@@ -1,9 +1,9 @@
 //! Whether the values of `[chat]`, `[preference]` and `[distill]` fit the rest of a configuration.
 
 use super::check::demand;
+use super::decoder::decoder_of;
 use super::run::RunConfig;
 use crate::engine::LossMean;
-use crate::plan::Decoder;
 
 impl RunConfig {
     pub(super) fn check_chat(&self, note: &mut impl FnMut(Result<(), String>)) {
@@ -85,7 +85,7 @@ impl RunConfig {
     }
 
     pub(super) fn no_multi_token_prediction(&self, key: &str, note: &mut impl FnMut(Result<(), String>)) {
-        let mtp = Decoder::from(&self.model.config).mtp;
+        let mtp = decoder_of(&self.model.config).mtp;
         note(demand(mtp == 0, || {
             format!(
                 "model.num-nextn-predict-layers = {mtp}: the losses of modules of multi-token prediction have no meaning with {key}; \

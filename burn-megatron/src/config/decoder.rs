@@ -1,20 +1,19 @@
 //! A model as the planner sees it.
 
-use models::layers::{BlockConfig, ExpertKind, Ffn, Mixer, NormKind, NormPlacement};
+use models::layers::{BlockConfig, ExpertKind, Ffn, Mixer, NormKind, NormOver, NormPlacement};
 use models::{DecoderConfig, DeepSeekV3Config, FamilyConfig};
 
 use crate::plan::{Decoder, Experts, Latent, Linear, StateSpace};
 
-impl From<&FamilyConfig> for Decoder {
-    fn from(config: &FamilyConfig) -> Self {
-        match config {
-            FamilyConfig::Llama(config) => of_blocks(config),
-            FamilyConfig::Mixtral(config) => of_blocks(config),
-            FamilyConfig::Gpt(config) => of_blocks(config),
-            FamilyConfig::DeepSeekV3(config) => deepseek_v3(config),
-            FamilyConfig::Mamba2(config) => of_blocks(config),
-            FamilyConfig::NemotronH(config) => of_blocks(config),
-        }
+/// The sizes of a model.
+pub fn decoder_of(config: &FamilyConfig) -> Decoder {
+    match config {
+        FamilyConfig::Llama(config) => of_blocks(config),
+        FamilyConfig::Mixtral(config) => of_blocks(config),
+        FamilyConfig::Gpt(config) => of_blocks(config),
+        FamilyConfig::DeepSeekV3(config) => deepseek_v3(config),
+        FamilyConfig::Mamba2(config) => of_blocks(config),
+        FamilyConfig::NemotronH(config) => of_blocks(config),
     }
 }
 
@@ -48,6 +47,8 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
         (None, None, Some(of)) => [of.value_heads, of.key_heads, of.value_dim],
         (None, None, None) => [1; 3],
     };
+    let normed = attention.and_then(|of| of.query_key_norm).map(|norm| norm.over);
+    let norms = blocks.first().map_or(NormPlacement::Before, |block| block.placement);
     let windows: Vec<usize> = blocks.iter().filter_map(|block| block.attention()?.window).collect();
     let is_lone = |block: &BlockConfig| block.mixer.is_none() || block.mlp.is_none();
     Decoder {
@@ -68,7 +69,6 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
         heads,
         kv_heads,
         head_dim,
-        latent: None,
         linear: linear.map(|of| Linear {
             layers: with(|block| matches!(block.mixer, Some(Mixer::GatedDelta(_)))),
             key_heads: of.key_heads,
@@ -88,12 +88,12 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
             bias: of.input.bias,
         }),
         lone_mlps: blocks.iter().any(is_lone).then(|| with(|block| block.mixer.is_none())),
-        mtp: 0,
         window: windows.first().copied(),
         windowed_layers: windows.len(),
         gated: mlp.map_or(moe.is_some(), |of| of.activation.is_gated()),
-        query_key_norm: attention.and_then(|of| of.query_key_norm).map(|norm| norm.over),
-        norms: blocks.first().map_or(NormPlacement::Before, |block| block.placement),
+        head_norm: normed == Some(NormOver::Head),
+        projection_norm: normed == Some(NormOver::Projection),
+        norms: [norms.is_before(), norms.is_after()],
         norm_bias: frame.norm == NormKind::Layer,
         softcap: attention.is_some_and(|of| of.softcap.is_some()),
         sinks: attention.is_some_and(|of| of.sinks),
@@ -103,6 +103,7 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
         positions: frame.positions,
         rope: blocks.iter().any(|block| block.attention().is_some_and(|of| of.rope.is_some())),
         tied: frame.tied,
+        ..Decoder::default()
     }
 }
 
@@ -133,23 +134,15 @@ fn deepseek_v3(config: &DeepSeekV3Config) -> Decoder {
             unrotated: config.qk_nope_head_dim,
             value: config.v_head_dim,
         }),
-        linear: None,
-        mamba: None,
-        lone_mlps: None,
         mtp: config.num_nextn_predict_layers,
-        window: None,
-        windowed_layers: 0,
         gated: true,
-        query_key_norm: None,
-        norms: NormPlacement::Before,
-        norm_bias: false,
-        softcap: false,
-        sinks: false,
-        output_gate: false,
-        attention_bias: [false; 2],
-        mlp_bias: false,
-        positions: None,
+        norms: [true, false],
         rope: true,
-        tied: false,
+        ..Decoder::default()
     }
 }
+
+#[cfg(test)]
+mod cached;
+#[cfg(test)]
+mod tests;

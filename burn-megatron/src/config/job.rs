@@ -1,14 +1,16 @@
 //! A run as the planner sees it.
 
 use backend_dist::ops::LOGITS_AT_ONCE;
+use models::lora::BaseFormat;
 
+use super::decoder::decoder_of;
 use super::model::hf_config;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::flops::FlopShape;
 use crate::optim::{OptimizerConfig, StateDtype};
 use crate::plan::gpus::GPUS;
-use crate::plan::{Adapters, Completions, Decoder, Job, LossOf, Moments, PostTraining, StateBytes};
+use crate::plan::{Adapters, Completions, Job, LossOf, Moments, PostTraining, StateBytes};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -19,7 +21,7 @@ impl RunConfig {
         let (training, layout, performance) = (&self.training, &self.parallel, &self.performance);
         ConfigErrors::from_problems(self.layout_problems())?;
         let problem = |what: String| ConfigErrors(vec![Problem::new(what)]);
-        let decoder = Decoder::from(&self.model.config);
+        let decoder = decoder_of(&self.model.config);
         let batches = self.engine().plan(layout.dp).map_err(|error| problem(format!("training: {error}")))?;
         let (schedule, stages) = (self.pipeline.resolve(layout, decoder.layers, batches.accumulation))
             .map_err(|error| problem(format!("pipeline: {error}")))?;
@@ -67,7 +69,7 @@ impl RunConfig {
 
     /// What the FLOPs of a token in sequences of `seq` tokens are counted from.
     pub fn flop_shape(&self, seq: usize) -> FlopShape {
-        FlopShape { frozen: self.lora.rank.is_some(), ..Decoder::from(&self.model.config).flop_shape(seq) }
+        FlopShape { frozen: self.lora.rank.is_some(), ..decoder_of(&self.model.config).flop_shape(seq) }
     }
 
     /// What a run has of post-training but adapters; of a teacher's folder its sizes are read.
@@ -76,7 +78,7 @@ impl RunConfig {
         let loss = match (&self.distill.teacher, &self.distill.logits) {
             (Some(folder), _) => {
                 let problem = |error| ConfigErrors(vec![Problem::new(format!("distill.teacher: {error}"))]);
-                LossOf::Teacher(Box::new(Decoder::from(&hf_config(folder).map_err(problem)?)))
+                LossOf::Teacher(Box::new(decoder_of(&hf_config(folder).map_err(problem)?)))
             }
             (None, Some(_)) => LossOf::TopK,
             (None, None) if grpo.is_some_and(|grpo| grpo.temperature != 1.0) => LossOf::TemperedLogits,
@@ -95,7 +97,7 @@ impl RunConfig {
         let model = &self.model.config;
         let plan = self.lora.plan(model).map_err(|error| problem(format!("lora: {error}")))?;
         let Some(plan) = plan else { return Ok(None) };
-        let decoder = Decoder::from(model);
+        let decoder = decoder_of(model);
         let (rank, layers) = (plan.config().rank, decoder.layers);
         let refused = |what: &str| {
             Err(problem(format!(
@@ -136,7 +138,7 @@ impl RunConfig {
             down: has[6],
             expert_up: [has[7], has[8]],
             expert_down: has[9],
-            base: self.lora.base,
+            base: self.lora.base.map(BaseFormat::format),
         }))
     }
 }

@@ -6,10 +6,10 @@ use backend_dist::mesh::ParallelLayout;
 use models::{FamilyConfig, ModelConfig, size_limit};
 use serde_json::Value;
 
+use super::decoder::decoder_of;
 use super::model::snake;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
-use crate::plan::Decoder;
 
 /// The numbers of a batch.
 const LARGEST: u64 = 1 << 32;
@@ -71,7 +71,7 @@ impl RunConfig {
     fn combined_problems(&self) -> Vec<Problem> {
         let (training, layout) = (&self.training, &self.parallel);
         let product = |sizes: &[usize]| sizes.iter().map(|size| *size as f64).product::<f64>();
-        let decoder = Decoder::from(&self.model.config);
+        let decoder = decoder_of(&self.model.config);
         let experts = decoder.experts.as_ref();
         // The vocabulary is padded to a multiple on every rank.
         let vocab = product(&[decoder.vocab_multiple.max(1), layout.tp]).max(decoder.vocab as f64);

@@ -43,6 +43,7 @@ mod sizes;
 mod tests;
 mod world;
 
+pub use decoder::decoder_of;
 pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;

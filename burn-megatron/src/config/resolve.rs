@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::decoder::decoder_of;
 use super::foreign::{belongs, decided, decider, defaults, owners, words};
 use super::keys::{KEYS, SECTIONS, find};
 use super::kind::{AUTO as ANY_SIZE, NONE};
@@ -17,7 +18,6 @@ use super::problem::{ConfigErrors, Origin, Problem};
 use super::run::RunConfig;
 use super::world::{WorldSize, unknown as unknown_world};
 use crate::data::{find_tokenizer, readable_tokenizer};
-use crate::plan::Decoder;
 use crate::refusal::{Access, advice};
 use crate::schedule::AUTO;
 pub(super) use unknown::unknown;
@@ -279,7 +279,7 @@ impl Values {
         let mut config: RunConfig = config.map_err(|error| ConfigErrors(vec![Problem::new(error)]))?;
         // Sizes that cannot be trained are refused by name later.
         if config.pipeline.layout.as_deref() == Some(AUTO) && config.is_sound() {
-            let costs = Decoder::from(&config.model.config).part_costs(config.training.seq_length);
+            let costs = decoder_of(&config.model.config).part_costs(config.training.seq_length);
             config.pipeline.settle(&config.parallel, &costs);
         }
         if fills_world && config.at_most_ranks().is_sound() {

@@ -100,11 +100,12 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::decoder_of;
     use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, MixtralConfig};
 
     /// Eight sequences of 64 tokens.
     fn why_not(config: &FamilyConfig, layout: &str) -> Option<&'static str> {
-        different_in_fp8(&Decoder::from(config), &layout.parse().unwrap(), [8, 64])
+        different_in_fp8(&decoder_of(config), &layout.parse().unwrap(), [8, 64])
     }
 
     #[test]
@@ -128,9 +129,9 @@ mod tests {
         ] {
             assert!(why_not(&llama, layout).is_some_and(|why| why.contains(words)), "{layout}");
         }
-        assert!(is_any_in_fp8(&Decoder::from(&llama), [8, 64]));
+        assert!(is_any_in_fp8(&decoder_of(&llama), [8, 64]));
         let odd = FamilyConfig::Llama(LlamaConfig { hidden_size: 40, ..wide });
-        assert!(!is_any_in_fp8(&Decoder::from(&odd), [8, 64]));
+        assert!(!is_any_in_fp8(&decoder_of(&odd), [8, 64]));
     }
 
     #[test]

@@ -44,6 +44,19 @@ pub enum Format {
     Fp8,
 }
 
+impl Format {
+    /// Bytes of a matrix `[rows, columns]`, with the tables of NF4.
+    pub fn bytes(self, rows: usize, columns: usize) -> usize {
+        match self {
+            Self::Nf4 => {
+                let blocks = rows * columns / nf4::BLOCK;
+                rows * columns / 2 + blocks + blocks.div_ceil(nf4::NESTED) * 4 + tables().len() * 4
+            }
+            Self::Fp8 => rows * columns + rows.div_ceil(fp8::BLOCK) * columns.div_ceil(fp8::BLOCK) * 4,
+        }
+    }
+}
+
 /// Rows and columns of a rank's part of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
@@ -126,5 +139,16 @@ pub fn dequantize(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_an_element() {
+        let each = |format: Format| format.bytes(4096, 4096) as f64 / (4096.0 * 4096.0);
+        assert!((each(Format::Nf4) - 0.5159).abs() < 1e-4 && (each(Format::Fp8) - 1.0002).abs() < 1e-4);
     }
 }

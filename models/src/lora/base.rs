@@ -29,7 +29,8 @@ pub enum BaseFormat {
 }
 
 impl BaseFormat {
-    fn format(self) -> Format {
+    /// The format of its blocks.
+    pub fn format(self) -> Format {
         match self {
             Self::Nf4 => Format::Nf4,
             Self::Fp8Block => Format::Fp8,
@@ -49,17 +50,6 @@ impl BaseFormat {
         match self {
             Self::Nf4 => nf4::BLOCK,
             Self::Fp8Block => 8,
-        }
-    }
-
-    /// Bytes of a matrix `[rows, columns]`, with the tables of NF4.
-    pub fn bytes(self, rows: usize, columns: usize) -> usize {
-        match self {
-            Self::Nf4 => {
-                let blocks = rows * columns / nf4::BLOCK;
-                rows * columns / 2 + blocks + blocks.div_ceil(nf4::NESTED) * 4 + tables().len() * 4
-            }
-            Self::Fp8Block => rows * columns + rows.div_ceil(fp8::BLOCK) * columns.div_ceil(fp8::BLOCK) * 4,
         }
     }
 
@@ -264,11 +254,5 @@ mod tests {
         let refused = BaseFormat::Nf4.check(&names, [1, 4]).unwrap_err().to_string();
         assert!(refused.contains("experts.0.down_proj") && refused.contains("expert-tensor-parallel = 4"), "{refused}");
         assert!(refused.contains("nearest legal: 3, 6"), "{refused}");
-    }
-
-    #[test]
-    fn bytes_of_an_element() {
-        let each = |base: BaseFormat| base.bytes(4096, 4096) as f64 / (4096.0 * 4096.0);
-        assert!((each(BaseFormat::Nf4) - 0.5159).abs() < 1e-4 && (each(BaseFormat::Fp8Block) - 1.0002).abs() < 1e-4);
     }
 }

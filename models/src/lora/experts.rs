@@ -14,14 +14,11 @@ use backend_dist::ops::{PassContext, embedding, matmul, sum_dim};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
+use layouts::sizes::EXPERT_WIDTH;
 
 use super::layers::{divided, init_a, named};
 use crate::layers::LinearWeight;
 use crate::param::{BuildError, ParamBuilder};
-
-/// Rows of a group's matrix that the grouped GEMM of GPUs takes multiples of. A is padded with zeros to so many: without
-/// that kernel every expert would be several launches.
-pub const WIDTH: usize = 64;
 
 /// The adapters of a layer's experts.
 #[derive(Module, Debug)]
@@ -202,7 +199,7 @@ impl Adapters {
     /// All A of an expert and zeros, `[experts · width, in]`.
     fn a(&self) -> Tensor<2> {
         let (a, narrow) = (self.a.val(), self.narrow());
-        let padding = narrow.next_multiple_of(WIDTH) - narrow;
+        let padding = narrow.next_multiple_of(EXPERT_WIDTH) - narrow;
         if padding == 0 {
             return a;
         }

@@ -29,7 +29,6 @@ use thiserror::Error;
 use crate::names::{Foreign, NameMap, fits, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
-pub use experts::WIDTH as EXPERT_WIDTH;
 pub(crate) use experts::{ExpertAdapters, of_tokens};
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};

@@ -4,7 +4,7 @@ use burn::tensor::Shape;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::columns;
-use ranks::gemm_split::Chunks;
+use layouts::gemm_split::Chunks;
 
 /// Chunk `chunk` of the contiguous matrix `x`.
 pub(super) fn chunk_of(x: &CubeTensor, chunks: Chunks, chunk: usize) -> CubeTensor {

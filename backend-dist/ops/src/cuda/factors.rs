@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use super::blocks::{columns_of, shared, view};
 use super::{Float, columns, empty, rows};
 use crate::main_grads::main_grad;
+use layouts::gemm_split::Gemm;
 use ranks::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias, reserving_sms};
-use ranks::gemm_split::Gemm;
-use ranks::gpu::model::GpuModel;
+use ranks::gpu::first_model;
 
 /// The weight as the second operand of a GEMM.
 pub(super) struct Factor {
@@ -30,7 +30,7 @@ impl Factor {
     /// The GEMM of `rows` rows.
     pub(super) fn of(&self, rows: usize) -> Gemm {
         let inner = self.w.meta.shape()[usize::from(self.transposed)];
-        Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size(), gpu: GpuModel::here() }
+        Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size(), gpu: first_model() }
     }
 
     /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`.
@@ -65,7 +65,7 @@ impl WeightGrad {
             inner,
             columns: columns(&self.input),
             element: self.grad.dtype.size(),
-            gpu: GpuModel::here(),
+            gpu: first_model(),
         }
     }
 

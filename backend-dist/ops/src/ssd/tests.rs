@@ -1,18 +1,12 @@
 //! In chunks and position by position the recurrence is the same, with the same gradients.
 
+use burn::tensor::DType;
 use burn::tensor::activation::softplus;
-use burn::tensor::{DType, Device, TensorData};
 
 use super::*;
+use crate::tests::recurrences::{self, Results, assert_close, host, noise, plain};
 
 const SHAPE: SsdHeads = SsdHeads { heads: 6, groups: 2, head_dim: 3, state: 5, step_limit: [0.3, 3.0] };
-
-/// Noise that records gradients.
-fn noise<const D: usize>(seed: f64, shape: [usize; D]) -> Tensor<D> {
-    let value = |i: usize| ((i as f64 * 12.9898 + seed).sin() * 43758.5453).fract() * 2.0;
-    let values: Vec<f64> = (0..shape.iter().product()).map(value).collect();
-    Tensor::from_data(TensorData::new(values, shape), (&Device::flex().autodiff(), DType::F64)).require_grad()
-}
 
 fn given(seq: usize, samples: usize) -> SsdInputs {
     SsdInputs {
@@ -62,18 +56,8 @@ fn by_position(inputs: &SsdInputs, first: Option<Tensor<4>>, begins: impl Fn(usi
     (Tensor::cat(answers, 0), state.reshape([samples, groups, n, serves * p]))
 }
 
-fn host<const D: usize>(x: Tensor<D>) -> Vec<f64> {
-    x.into_data().try_to_vec::<f64>().unwrap()
-}
-
-fn assert_close(what: &str, found: Vec<f64>, expected: Vec<f64>) {
-    let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-    let gap = found.iter().zip(&expected).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
-    assert!(found.len() == expected.len() && gap <= 1e-12 * largest, "{what}: {gap:e} of {largest:e}");
-}
-
 /// The output and the gradients of all inputs.
-fn results(inputs: &SsdInputs, y: Tensor<3>) -> Vec<(&'static str, Vec<f64>)> {
+fn results(inputs: &SsdInputs, y: Tensor<3>) -> Results {
     let slope = noise(6.0, y.dims()).detach();
     let grads = (y.clone() * slope).sum().backward();
     let SsdInputs { x, dt, dt_bias, a_log, skip, .. } = inputs;
@@ -87,47 +71,26 @@ fn results(inputs: &SsdInputs, y: Tensor<3>) -> Vec<(&'static str, Vec<f64>)> {
     ]
 }
 
-/// One position, less than a chunk, whole chunks, and a last chunk that is padded; documents at and next to the borders
-/// of chunks.
 #[test]
 fn chunks_are_the_recurrence() {
-    for (seq, samples, starts) in [
-        (1, 2, vec![]),
-        (2, 1, vec![1]),
-        (40, 2, vec![]),
-        (128, 1, vec![]),
-        (200, 2, vec![]),
-        (210, 2, vec![3, 64, 65, 130, 209]),
-        (150, 1, vec![63, 149]),
-    ] {
-        let inputs = given(seq, samples);
-        let age = |at: usize| at - starts.iter().copied().filter(|start| *start <= at).max().unwrap_or(0);
-        let ages = (!starts.is_empty()).then(|| {
-            let values: Vec<f32> = (0..seq).flat_map(|at| vec![age(at) as f32; samples]).collect();
-            Tensor::from_data(TensorData::new(values, [seq, samples]), (&inputs.x.device(), DType::F32))
-        });
-        let found = results(&inputs, ssd(SsdInputs { ages, ..inputs.clone() }, SHAPE));
-        let (y, _) = by_position(&inputs, None, |at| starts.contains(&at));
-        for ((name, found), (_, expected)) in found.into_iter().zip(results(&inputs, y)) {
-            assert_close(&format!("{name} of {seq}, documents at {starts:?}"), found, expected);
-        }
-    }
+    recurrences::chunks_are_the_recurrence(
+        given,
+        |inputs, ages| results(inputs, ssd(SsdInputs { ages, ..inputs.clone() }, SHAPE)),
+        |inputs, starts| results(inputs, by_position(inputs, None, |at| starts.contains(&at)).0),
+    );
 }
 
 /// A sequence that is read in two parts.
 #[test]
 fn states_are_passed_on() {
-    let device = Device::flex();
     for seq in [1, 30, 100] {
         let inputs = given(seq, 2);
-        let plain = |x: &Tensor<3>| Tensor::<3>::from_data(x.to_data(), (&device, DType::F64));
-        let of_heads = |x: &Tensor<1>| Tensor::<1>::from_data(x.to_data(), (&device, DType::F64));
         let inputs = SsdInputs {
             x: plain(&inputs.x),
             dt: plain(&inputs.dt),
-            dt_bias: of_heads(&inputs.dt_bias),
-            a_log: of_heads(&inputs.a_log),
-            skip: of_heads(&inputs.skip),
+            dt_bias: plain(&inputs.dt_bias),
+            a_log: plain(&inputs.a_log),
+            skip: plain(&inputs.skip),
             ages: None,
         };
         let (_, first) = by_position(&inputs, None, |_| false);

@@ -33,12 +33,6 @@ mod counters;
 #[cfg(test)]
 mod tests;
 
-/// Bytes into which GEMMs of a CPU rank pack their operands, whatever their sizes: a panel as large as this machine's
-/// L2 cache (`L2_SLAB` in gemm-common), and a little more, as measured.
-pub fn gemm_workspace() -> u64 {
-    const BESIDES: u64 = 1 << 17;
-    gemm_common::cache::CACHE_INFO[1].cache_bytes as u64 + BESIDES
-}
-
 pub use allocator::{RankAllocator, SMALLEST};
 pub use counters::{MAX_RANKS, is_counting, live, peak, reset_peak, set_rank, without_rank};
+pub use layouts::sizes::gemm_workspace;

@@ -5,10 +5,10 @@
 
 use super::{Pending, begin_chunk};
 use crate::comm::{DeviceOpKind, Group, ReduceOp};
-use crate::gemm_split::Chunks;
 use crate::nccl::{data_type, elements, grouped, reduction};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::result as nccl;
+use layouts::gemm_split::Chunks;
 
 /// Elements of a row of a matrix of `rows` rows.
 ///

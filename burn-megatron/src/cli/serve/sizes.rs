@@ -7,7 +7,7 @@ use crate::cli::chat::positions;
 use crate::cli::device::DeviceKind;
 use crate::cli::forward::Precision;
 use crate::cli::generate::{cache_bytes, memory};
-use crate::plan::Decoder;
+use crate::config::decoder_of;
 use crate::serve::SchedulerConfig;
 
 /// Default length of a sequence where the model has no limit, as in vLLM.
@@ -151,7 +151,7 @@ fn weights(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usiz
 
 /// Bytes of the states of a sequence there. A step holds those that it reads as one batch too.
 fn states(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize) -> u64 {
-    2 * Decoder::from(config).state_bytes(sharing(device, tp), dtype.bytes()) as u64
+    2 * decoder_of(config).state_bytes(sharing(device, tp), dtype.bytes()) as u64
 }
 
 /// The ranks that share what is sharded and do not share a memory.

@@ -6,6 +6,7 @@ use backend_dist::process::Cluster;
 use models::{FamilyConfig, ModelConfig};
 
 use super::Args;
+use crate::config::decoder_of;
 use crate::engine::ContextConfig;
 use crate::plan::Decoder;
 use crate::verify::{Candidate, Settings, candidates, different_in_fp8, is_any_in_fp8, pairwise};
@@ -35,7 +36,7 @@ pub(super) fn layouts(
 ) -> anyhow::Result<Layouts> {
     let mut layouts = shared_out(listed(args, config, settings)?, args, cluster)?;
     if settings.fp8.is_some() {
-        layouts = equal_in_fp8(layouts, args, &Decoder::from(config), settings)?;
+        layouts = equal_in_fp8(layouts, args, &decoder_of(config), settings)?;
     }
     layouts.tried = spread(layouts.tried, args.sample.unwrap_or(usize::MAX));
     Ok(layouts)
@@ -103,7 +104,7 @@ fn listed(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Re
             dims.check(layout, seq).is_ok() && context.check(layout, &dims).is_ok()
         };
         let (batch, experts) = ([settings.global_batch, seq], dims.experts.is_some());
-        let decoder = Decoder::from(config);
+        let decoder = decoder_of(config);
         let legal =
             |candidate: &Candidate| settings.fp8.is_none() || different_in_fp8(&decoder, candidate, batch).is_none();
         let list = match args.pairwise {

@@ -77,16 +77,6 @@ impl PagedKvCache {
         Self { decoders: None, ..self }
     }
 
-    /// Positions of a block.
-    pub fn block_size(&self) -> usize {
-        self.block_size
-    }
-
-    /// Number of blocks.
-    pub fn num_blocks(&self) -> usize {
-        self.num_blocks
-    }
-
     /// Bytes of the blocks of all layers that have read a step.
     pub fn bytes(&self) -> usize {
         self.layers.iter().flatten().map(|pool| pool.dims().iter().product::<usize>() * pool.dtype().size()).sum()

@@ -1,0 +1,126 @@
+//! Adapters of linear layers next to frozen weights (`models/src/lora/layers.rs`, `models/src/lora/experts.rs`).
+
+use kernels_cubecl::blockwise::Format;
+use layouts::sizes::EXPERT_WIDTH;
+
+use super::{Activation, Chain, Op};
+
+/// Adapters of the linear layers of a decoder, the same in every layer; all other parameters are frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Adapters {
+    /// Rank.
+    pub rank: u64,
+    /// There is a magnitude for every output.
+    pub dora: bool,
+    /// Which of queries, keys and values have one.
+    pub qkv: [bool; 3],
+    /// Whether the projection of attention's output has one.
+    pub out: bool,
+    /// Which of gate and up have one.
+    pub up: [bool; 2],
+    /// Whether the MLP's last layer has one.
+    pub down: bool,
+    /// Which of gate and up of routed experts have one.
+    pub expert_up: [bool; 2],
+    /// Whether the last layer of routed experts has one.
+    pub expert_down: bool,
+    /// How the weights of these layers are stored.
+    pub base: Option<Format>,
+}
+
+impl Op {
+    /// Its parameters are not trained.
+    pub(super) fn freeze(&mut self, element: u64) {
+        self.frozen += self.weight * element;
+        (self.weight, self.matrix) = (0, 0);
+    }
+}
+
+impl Chain<'_> {
+    /// The GEMM that was just added, with so many matrices: if they are frozen, it saves nothing for the gradient of their
+    /// weights, which is not computed.
+    pub(super) fn without_frozen_gradient(&mut self, count: u64, [outputs, inputs]: [u64; 2]) {
+        let (element, op) = (self.builder.element, self.ops.last_mut().expect("it was just added"));
+        if op.frozen == 0 {
+            return;
+        }
+        (op.saves, op.flops[2]) = (Vec::new(), 0.0);
+        if let Some(fp8) = &mut op.fp8 {
+            fp8.deferred = 0;
+        }
+        if let Some(base) = self.builder.adapters.and_then(|adapters| adapters.base) {
+            op.frozen -= count * outputs * inputs * element;
+            op.frozen += count * base.bytes(outputs as usize, inputs as usize) as u64;
+            // It exists in front of its GEMMs.
+            op.temporary += count * outputs * inputs * element;
+        }
+    }
+
+    /// Adapters of a column-parallel layer that was just added, by output its features on this rank and whether it has
+    /// one; `came` is the layer's input as the rank has it before the gather.
+    pub(super) fn adapt_columns(&mut self, inputs: u64, outputs: &[(u64, bool)], came: Activation) {
+        let with = || outputs.iter().filter(|(_, has)| *has).map(|(features, _)| *features);
+        let (count, features) = (with().count() as u64, with().sum::<u64>());
+        let all = outputs.iter().map(|(features, _)| features).sum();
+        // The B of several outputs are put together as one matrix.
+        let block = if outputs.len() > 1 { all } else { 0 };
+        self.adapt([count, features], [count * inputs, all], block, (came, self.builder.local.tokens));
+    }
+
+    /// The adapter of a row-parallel layer that was just added, if `has`.
+    pub(super) fn adapt_rows(&mut self, inputs: u64, outputs: u64, has: bool, came: Activation) {
+        let count = u64::from(has);
+        self.adapt([count, count * outputs], [count * inputs, outputs], 0, (came, self.builder.local.stream_tokens));
+    }
+
+    /// `count` adapters with so many outputs together, whose A have so many columns, of a layer with `all` outputs. Their
+    /// B are put together in a matrix of `block` rows, if there are several.
+    fn adapt(
+        &mut self,
+        [count, outputs]: [u64; 2],
+        [inputs, all]: [u64; 2],
+        block: u64,
+        (came, tokens): (Activation, u64),
+    ) {
+        let Some(Adapters { rank, dora, .. }) = self.builder.adapters.filter(|_| count > 0) else { return };
+        let (element, whole) = (self.builder.element, self.builder.local.tokens);
+        // The outputs of A, scaled unless the matrix of all B is, and that.
+        let low = self.tensor((tokens + block) * count * rank * element, None);
+        let scaled = dora.then(|| self.tensor(whole * all * element, None));
+        let op = self.ops.last_mut().expect("it was just added");
+        op.saves = [came, low].into_iter().chain(scaled).collect();
+        op.matrix = rank * (inputs + outputs);
+        op.weight = op.matrix + if dora { outputs } else { 0 };
+        let flops = 2.0 * whole as f64 * op.matrix as f64;
+        op.flops.iter_mut().for_each(|pass| *pass += flops);
+        // The adapters' outputs before they are added; a GPU's GEMM adds them.
+        op.temporary += if self.builder.job.gpu { 0 } else { op.output.bytes };
+    }
+
+    /// Adapters of the grouped GEMM that was just added, of matrices `[out, in]` of which `has` says which outputs have
+    /// one. They save what they read, `reads`: the GEMM's input, or that of its activation.
+    pub(super) fn adapt_experts(&mut self, [outputs, inputs]: [u64; 2], has: &[bool], reads: Activation) {
+        let Some(adapters) = self.builder.adapters else { return };
+        let (element, local) = (self.builder.element, self.builder.local.experts);
+        let count = has.iter().filter(|has| **has).count() as u64;
+        if count == 0 {
+            return;
+        }
+        let (narrow, outputs) = (count * adapters.rank, outputs / has.len() as u64);
+        let width = narrow.next_multiple_of(EXPERT_WIDTH as u64);
+        // A and B of an expert as one matrix each, unless they are it.
+        let padded = if width == narrow { 0 } else { width * inputs };
+        let block = if has.len() == 1 && width == narrow { 0 } else { width * outputs * has.len() as u64 };
+        let low = self.tensor((2 * local.rows * width + local.count * (padded + block)) * element, None);
+        // The outputs before they are scaled, and the factors of each.
+        let scaled = 2 * local.rows * outputs * has.len() as u64 * element;
+        let scaled = adapters.dora.then(|| self.tensor(scaled, None));
+        let op = self.ops.last_mut().expect("it was just added");
+        op.saves = [reads, low].into_iter().chain(scaled).collect();
+        op.matrix = local.count * (narrow * inputs + adapters.rank * count * outputs);
+        op.weight = op.matrix + if adapters.dora { local.count * count * outputs } else { 0 };
+        let flops = 2.0 * local.rows as f64 * (width * (inputs + outputs * has.len() as u64)) as f64;
+        op.flops.iter_mut().for_each(|pass| *pass += flops);
+        op.temporary += op.output.bytes;
+    }
+}

@@ -1,0 +1,350 @@
+//! Memory of states and passes.
+
+use super::*;
+use crate::memory::UnitMemory;
+
+#[test]
+fn parameters_are_the_models() {
+    // The model cards' 8,030,261,248 and 124,439,808, the latter with 47 tokens of padding.
+    let states = |decoder: Decoder| memory_of(&single(decoder))[0].states;
+    assert_eq!(states(llama3_8b()).weights, 2 * 8_030_261_248);
+    assert_eq!(states(gpt()).weights, 2 * (124_439_808 + 47 * 768));
+    // A stage that has only the head holds a copy of a tied embedding.
+    let two: u64 = memory_of(&job(gpt(), "PP2", ScheduleKind::OneFOneB, 4)).iter().map(|m| m.states.weights).sum();
+    assert_eq!(two - states(gpt()).weights, 2 * 50_304 * 768);
+}
+
+/// The model card's 671,026,419,200 with the router's corrections, which are no parameters; a module of multi-token
+/// prediction is a layer with three norms and a projection of its own.
+#[test]
+fn latents_and_further_tokens_have_their_parameters() {
+    let weights = |mtp: usize| memory_of(&single(Decoder { mtp, ..deepseek_v3() }))[0].states.weights / 2;
+    assert_eq!(weights(0), 671_026_419_200 - 58 * 256);
+    let (hidden, attention) = (7168, 187_107_328);
+    let layer = attention + 2 * hidden + 256 * hidden + 257 * 3 * hidden * 2048;
+    assert_eq!(weights(1) - weights(0), layer + 3 * hidden + 2 * hidden * hidden);
+    assert_eq!(weights(2) - weights(1), weights(1) - weights(0));
+    // The module's embedding on the head's stage is a copy.
+    let copied = |mtp: usize| {
+        let decoder = Decoder { mtp, layers: 60, ..deepseek_v3() };
+        let weights = |job: &Job| memory_of(job).iter().map(|rank| rank.states.weights).sum::<u64>();
+        weights(&job(decoder.clone(), "PP2", ScheduleKind::OneFOneB, 4)) - weights(&single(decoder))
+    };
+    assert_eq!([copied(0), copied(1)], [0, 2 * 129_280 * hidden]);
+}
+
+/// Latent attention keeps latents and whole heads, where a layer of the same heads without latents keeps queries, keys
+/// and values: per token the norms' outputs, the down projection's, and queries, keys, `[keys | values]`, output.
+#[test]
+fn latent_attention_keeps_its_latents() {
+    let job = single(deepseek_v3());
+    let kept = UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).kept;
+    let (hidden, heads, ffn) = (7168, 128, 18_432);
+    let latents = 1536 + 512 + 64;
+    let attention = 2 * hidden + latents + 1536 + 512 + heads * (192 + 192 + 256 + 128);
+    assert_eq!(kept, 2 * 1024 * (2 * (attention + 2 * hidden + 3 * ffn) + 4 * heads));
+    let selective = Job { recompute: Recompute::selective(&[Module::CoreAttention]), ..job };
+    let unit = &selective.units(&selective.stages.stages()[0])[1];
+    assert_eq!(kept - UnitMemory::new(unit, &selective).kept, 2 * 1024 * heads * (2 * 128 + 4));
+    assert_eq!(unit.ops.iter().filter(|op| unit.repeats(op) && op.attention).count(), 1);
+}
+
+/// A head in chunks saves its input instead of the logits, works with one chunk of them, and has one more GEMM.
+#[test]
+fn heads_in_chunks_do_not_save_their_logits() {
+    let of = |logits_at_once| {
+        let job = Job { logits_at_once, seq: 8192, ..single(llama3_8b()) }.on_gpus();
+        let unit = job.units(&job.stages.stages()[0]).pop().unwrap();
+        let gemms = unit.ops.iter().filter(|op| op.again).count();
+        (UnitMemory::new(&unit, &job), gemms)
+    };
+    let ((whole, once), (chunks, twice)) = (of(usize::MAX), of(1 << 30));
+    let (tokens, logits) = (2 * 8192, 2 * 2 * 8192 * 128_256);
+    assert_eq!((once, twice), (0, 1));
+    assert_eq!(whole.kept - chunks.kept, logits);
+    assert!(chunks.backward < logits / 3 + 4 * 2 * tokens * 4096, "{chunks:?}");
+    // Sequences of 32,768 tokens over two ranks are within the usual limit, of 131,072 they are not.
+    let usual = |seq| {
+        let job = Job { seq, micro_batch: 1, ..job(llama3_8b(), "CP2", ScheduleKind::NoPipeline, 1) };
+        memory_of(&job.on_gpus())[0].loss
+    };
+    assert!(usual(131_072) < usual(32_768));
+}
+
+/// Pages are as large as the largest tensor. The logits need none besides their own; if the MLP's first output is the
+/// largest, it, the activation of half its size and the gradients of both need four. Two H200s had about 30 GiB of
+/// tensors in 45.5 GiB of pages.
+#[test]
+fn pages_have_gaps_on_gpus() {
+    let job = |seq| Job { seq, micro_batch: 1, ..job(llama3_8b(), "CP2 ZeRO2", ScheduleKind::NoPipeline, 1) };
+    assert_eq!(memory_of(&job(16_384))[0].pages, 0);
+    assert_eq!(memory_of(&job(16_384).on_gpus())[0].pages, 0);
+    assert_eq!(memory_of(&job(131_072).on_gpus())[0].pages, 4 * 2 * 65_536 * 2 * 14_336);
+}
+
+/// The 128.1 GiB of two H200s at 131,072 tokens, and 131.9 GiB of 8,192 tokens under ZeRO 1, of which 2.0 were a second
+/// copy of the logits: additions after them were not in place when that was measured.
+#[test]
+fn gpus_take_what_was_measured() {
+    let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
+    let long = Job {
+        seq: 131_072,
+        micro_batch: 1,
+        recompute: full,
+        ..job(llama3_8b(), "CP2 ZeRO2", ScheduleKind::NoPipeline, 1)
+    };
+    let short = Job { seq: 8192, micro_batch: 1, ..job(llama3_8b(), "DP2 ZeRO1", ScheduleKind::NoPipeline, 2) };
+    for (job, gib) in [(long, 128.1), (short, 131.9 - 2.0)] {
+        let planned = memory_of(&job.on_gpus())[0].peak() as f64 / f64::from(1 << 30);
+        assert!((planned / gib - 1.0).abs() < 0.04, "planned {planned} GiB, measured {gib}");
+    }
+}
+
+/// Mixed precision with AdamW: 2 + 4 + 4 + 8 bytes per parameter, sharded over the data-parallel ranks (arXiv 1910.02054
+/// section 5 with fp32 gradients).
+#[test]
+fn zero_cuts_states_as_the_paper_says() {
+    let per_parameter = |layout: &str, element: u64| {
+        let job = Job { element, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1) };
+        memory_of(&job)[0].states.total() as f64 / 8_030_261_248.0
+    };
+    for (layout, bytes) in [("DP8", 18.0), ("DP8 ZeRO1", 6.0 + 12.0 / 8.0), ("DP8 ZeRO2", 2.0 + 16.0 / 8.0)] {
+        assert!((per_parameter(layout, 2) - bytes).abs() < 1e-3, "{layout}");
+    }
+    // Narrow weights are gathered from the wide shard; they have no shard of their own.
+    assert!((per_parameter("DP8 ZeRO3", 2) - 2.0).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO3", 4) - 2.0).abs() < 1e-3);
+    assert!((per_parameter("ZeRO3", 2) - 18.0).abs() < 1e-3, "nobody to share with");
+    assert!((per_parameter("DP8", 8) - 32.0).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO1 Group2", 2) - (6.0 + 12.0 / 2.0)).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO2 Group4", 2) - (2.0 + 16.0 / 4.0)).abs() < 1e-3);
+    assert!((per_parameter("DP8 ZeRO3 Group4", 4) - 16.0 / 4.0).abs() < 1e-3);
+}
+
+/// On GPUs fp32 gradients are whole all the time under ZeRO 1, sharded under ZeRO 2 with two open buckets of each size,
+/// and nothing is copied for a collective or an update.
+#[test]
+fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
+    let on = |layout: &str| memory_of(&job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus())[0];
+    let per_parameter = |memory: RankMemory| memory.states.total() as f64 / 8_030_261_248.0;
+    for (layout, bytes) in [("TP1", 18.0), ("DP8", 18.0), ("DP8 ZeRO1", 6.0 + 12.0 / 8.0)] {
+        assert!((per_parameter(on(layout)) - bytes).abs() < 1e-3, "{layout}");
+    }
+    let (embedding, head, layer) = (128_256 * 4096, 128_256 * 4096 + 4096, 218_112_000);
+    let open = 4.0 * f64::from(embedding + head + 2 * layer) / 8_030_261_248.0;
+    assert!((per_parameter(on("DP8 ZeRO2")) - (2.0 + 16.0 / 8.0 + open)).abs() < 1e-3);
+    assert_eq!((on("DP8").communication, on("DP8 ZeRO1").communication), (0, 0));
+    let [alone, dp_ranks, both] = ["TP1", "DP8", "TP2 DP4"].map(|layout| on(layout).libraries);
+    assert!(alone > 1 << 30 && both - dp_ranks == dp_ranks - alone, "{alone} {dp_ranks} {both}");
+    // The widest moment works with activations and their gradients, not with gradients of weights.
+    let cpu = memory_of(&single(llama3_8b()))[0];
+    assert!(on("TP1").working < cpu.working && on("TP1").activations == cpu.activations);
+}
+
+/// Under sequence parallelism a column-parallel layer holds its gathered input and the part of its input's gradient
+/// while it computes the weight's gradient. Over 8 ranks, whose activations are small, that makes the MLP's first layer
+/// the widest moment of a layer, where it was the MLP's last layer with its gathered gradient; over two it is the
+/// activation in both cases.
+#[test]
+fn communications_in_flight_are_counted() {
+    let backward = |layout: &str, overlap: bool| {
+        let job = Job { overlap, ..job(llama3_8b(), layout, ScheduleKind::NoPipeline, 1).on_gpus() };
+        UnitMemory::new(&job.units(&job.stages.stages()[0])[1], &job).backward
+    };
+    // In sixteenths of the stream: a shard of it is 2; queries, keys and values 3; attention's output 2; the output of
+    // the MLP's first layer 14, the activation 7. Attention also saves 4 bytes for each position of a rank's 4 heads.
+    let stream = 2 * 2 * 1024 * 4096;
+    let sixteenths = |count: u64| stream / 16 * count + 4 * 2 * 1024 * 4;
+    let attention = 2 + 2 + 3 + 2;
+    // Kept up to there, the gradients of the residual stream, of the layer's output and input, then what is in flight.
+    let first = (attention + 2 + 2) + 2 + 14 + 16;
+    let last = (attention + 2 + 2 + 14 + 7) + 2 + 16 + 7;
+    assert_eq!(backward("TP8 SP", false), sixteenths(last));
+    assert_eq!(backward("TP8 SP", true), sixteenths(first + 16 + 2));
+    assert_eq!(backward("TP2 SP", true), backward("TP2 SP", false));
+    assert_eq!(backward("TP8", true), backward("TP8", false));
+}
+
+#[test]
+fn optimizers_differ_in_their_moments() {
+    let moments = |moments| memory_of(&Job { moments, ..single(llama3_8b()) })[0].states.moments;
+    assert_eq!(moments(Moments::ONE) * 2, moments(Moments::ADAMW));
+    assert_eq!(moments(Moments::NONE), 0);
+    let matrices = 32 * (4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336);
+    assert_eq!(moments(Moments::ADAMW) - moments(Moments::MUON), 4 * matrices);
+}
+
+/// On GPUs 8 of the 12 bytes that masters and moments take in fp32 are saved; on CPU ranks masters stay fp32.
+#[test]
+fn states_in_16_bits_take_half() {
+    let states = |state_bytes, gpu| memory_of(&Job { state_bytes, gpu, ..single(llama3_8b()) })[0].states;
+    let (wide, small) = (states(StateBytes::F32, true), states(StateBytes::BF16, true));
+    assert_eq!((2 * small.master, 2 * small.moments), (wide.master, wide.moments));
+    assert_eq!((small.weights, small.gradients), (wide.weights, wide.gradients));
+    assert_eq!(small.total(), 12 * 8_030_261_248);
+    let grads = states(StateBytes { main_grads: 2, ..StateBytes::BF16 }, true);
+    assert_eq!((2 * grads.gradients, grads.total()), (small.gradients, 10 * 8_030_261_248));
+    assert_eq!(states(StateBytes::BF16, false).master, wide.master);
+    let double = |state_bytes| memory_of(&Job { state_bytes, element: 8, ..single(llama3_8b()) })[0].states;
+    assert_eq!(double(StateBytes::BF16), double(StateBytes::F32), "fp64 states");
+}
+
+/// The whole of Llama-3-8B at 8,192 tokens: 18 bytes a parameter are too many for one H200, 12 are not.
+#[test]
+fn small_states_are_proposed_where_they_make_a_run_fit() {
+    let h200 = 143_771 << 20;
+    let job = Job { micro_batch: 1, seq: 8192, ..single(llama3_8b()) }.on_gpus();
+    assert!(ladder::first_of(std::slice::from_ref(&job), None, h200).is_none());
+    let (small, keys) = ladder::with_small_states(&job, h200).unwrap();
+    assert!(ladder::fits(&small, h200));
+    assert_eq!(small.state_bytes, StateBytes::BF16);
+    assert!(keys.contains("optimizer.exp-avg-dtype = bf16"), "{keys}");
+    let (smallest, keys) = ladder::with_small_states(&small, h200).unwrap();
+    assert_eq!(smallest.state_bytes, StateBytes::BITS8);
+    assert!(keys.contains("optimizer.exp-avg-dtype = 8bit"), "{keys}");
+    let (hosted, keys) = ladder::with_small_states(&smallest, h200).unwrap();
+    assert_eq!(
+        (hosted.state_bytes, hosted.offload, keys.as_str()),
+        (StateBytes::BITS8, 1.0, "optimizer.cpu-offload = true")
+    );
+    assert!(ladder::with_small_states(&hosted, h200).is_none(), "it has them");
+    assert!(ladder::with_small_states(&Job { moments: Moments::ONE, ..job }, h200).is_none(), "not AdamW");
+}
+
+/// Masters and moments leave the GPU, but for the pieces that pass through it; a step lasts as long as their copies, 96 GB
+/// of fp32 each way.
+#[test]
+fn states_in_host_memory_cost_copies() {
+    let with = |offload, state_bytes| Job { offload, state_bytes, ..single(llama3_8b()) }.on_gpus();
+    let of = |offload| memory_of(&with(offload, StateBytes::F32))[0];
+    let (device, half, host) = (of(0.0), of(0.5), of(1.0));
+    assert_eq!((host.states.master, host.states.moments, host.states.host), (0, 0, 12 * 8_030_261_248));
+    assert_eq!(host.states.total() + host.states.host, device.states.total());
+    assert_eq!(half.states.total() + half.states.host, device.states.total());
+    assert_eq!(2 * half.states.host, host.states.host);
+    assert_eq!(host.communication - device.communication, 3 * 12 * (8 << 20), "three pieces of 8 Mi parameters");
+    let cpu = memory_of(&Job { offload: 1.0, ..single(llama3_8b()) })[0].states;
+    assert_eq!(cpu.host, 0, "the same memory");
+    let hardware = gpus::Hardware::of(gpus::find("h200").unwrap(), 2);
+    let time = |job: Job| Plan::new(job, &hardware).unwrap().time.optimizer;
+    let [plain, small] = [StateBytes::F32, StateBytes::BF16].map(|bytes| time(with(1.0, bytes)));
+    assert!((plain / (12.0 * 8_030_261_248.0 / gpus::HOST_LINK) - 1.0).abs() < 1e-6, "{plain}");
+    assert!((plain / small - 2.0).abs() < 1e-6 && time(with(0.0, StateBytes::F32)) < small / 10.0);
+}
+
+/// The whole of Llama-3-8B at 8,192 tokens fits one H100 of 80 GB with moments in 8 bits, which have a scale for 256
+/// elements, and main gradients in bf16: 8 1/32 bytes a parameter.
+#[test]
+fn states_in_8_bits_fit_a_gpu_of_80_gb() {
+    let h100 = 81_559 << 20;
+    let with = |state_bytes| {
+        Job {
+            micro_batch: 1,
+            seq: 8192,
+            state_bytes: StateBytes { main_grads: 2, ..state_bytes },
+            ..single(llama3_8b())
+        }
+        .on_gpus()
+    };
+    let states = memory_of(&with(StateBytes::BITS8))[0].states;
+    assert_eq!(states.moments, 2 * 8_030_261_248 / 256 * 260);
+    assert_eq!(states.total(), 8 * 8_030_261_248 + 8 * 8_030_261_248 / 256);
+    assert!(ladder::first_of(&[with(StateBytes::BF16)], None, h100).is_none());
+    let (job, keys) = ladder::with_small_states(&with(StateBytes::F32), h100).unwrap();
+    assert!(keys.contains("8bit") && ladder::fits(&job, h100), "{keys}");
+}
+
+/// "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198): sbh (10 + 24/t) bytes per layer
+/// of a GPT in addition to the score matrices, 10/t as well under sequence parallelism. Dropout masks are not saved here (2
+/// sbh), and attention saves the log-sum-exp of every position instead of its scores.
+#[test]
+fn a_layer_keeps_what_the_paper_counts() {
+    let (tokens, hidden) = (2 * 1024, 768);
+    let sbh = tokens * hidden;
+    for (layout, t, between) in [("TP1", 1, 10), ("TP4", 4, 10), ("TP4 SP", 4, 10)] {
+        let job = job(gpt(), layout, ScheduleKind::NoPipeline, 1);
+        let shards = if job.layout.sp { t } else { 1 };
+        let stage = &job.stages.stages()[0];
+        let layer = &job.units(stage)[1];
+        let kept = UnitMemory::new(layer, &job).kept;
+        let statistics = 4 * tokens * 12 / t;
+        assert_eq!(kept, (between - 2) * sbh / shards + 24 * sbh / t + statistics, "{layout}");
+    }
+}
+
+#[test]
+fn recomputation_drops_what_it_makes_again() {
+    let (tokens, hidden, wide) = (2 * 1024, 4096, 14_336);
+    let kept = |recompute: Recompute| memory_of(&Job { recompute, ..single(llama3_8b()) })[0].activations;
+    let none = kept(Recompute::default());
+    let bytes = |per_token: u64| 32 * 2 * tokens * per_token;
+    let only = |module| none - kept(Recompute::selective(&[module]));
+    assert_eq!(only(Module::Norms), bytes(2 * hidden));
+    assert_eq!(only(Module::MlpActivation), bytes(wide));
+    assert_eq!(only(Module::CoreAttention), bytes(hidden) + 32 * 4 * tokens * 32);
+    let full = |method, num_layers| {
+        kept(Recompute { granularity: Granularity::Full, method, num_layers, ..Recompute::default() })
+    };
+    let ids = 8 * tokens;
+    assert_eq!(full(Method::Uniform, 1), bytes(hidden) + ids);
+    assert_eq!(full(Method::Uniform, 4), bytes(hidden) / 4 + ids);
+    let layer = (none - ids) / 32;
+    assert_eq!(full(Method::Block, 30), ids + 2 * layer + 30 * 2 * tokens * hidden);
+    let peak = |recompute| memory_of(&Job { recompute, ..single(llama3_8b()) })[0].peak();
+    assert!(peak(Recompute::selective(&ALL)) < peak(Recompute::default()));
+}
+
+#[test]
+fn schedules_keep_as_many_micro_batches_as_they_say() {
+    for (layout, kind) in
+        [("PP4", ScheduleKind::GPipe), ("PP4", ScheduleKind::OneFOneB), ("PP4 VPP2", ScheduleKind::Interleaved)]
+    {
+        let job = job(llama3_8b(), layout, kind, 8);
+        let schedule = Schedule::new(job.schedule).unwrap();
+        let layers = job.stages.layer_counts();
+        let peaks = schedule.peak_activations(|stage| layers[stage] as u64);
+        let one = memory_of(&single(llama3_8b()))[0].activations - 8 * 2 * 1024;
+        let middle = memory(&job, &schedule)[2].activations;
+        assert_eq!(middle, peaks[2] * (one / 32), "{kind}");
+    }
+    // The first rank of a split backward holds less than if all its saved tensors stayed until its weight gradients.
+    let zb = memory_of(&job(llama3_8b(), "PP4", ScheduleKind::ZbH1, 8));
+    let plain = memory_of(&job(llama3_8b(), "PP4", ScheduleKind::OneFOneB, 8));
+    assert!(zb[3].activations > plain[3].activations && zb[3].activations < plain[0].activations);
+}
+
+#[test]
+fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
+    let job = |fp8| Job { fp8, ..single(llama3_8b()) }.on_gpus();
+    let kept = |job: &Job, layer: usize| UnitMemory::new(&job.units(&job.stages.stages()[0])[1 + layer], job).kept;
+    let (plain, some) = (job(0..0), job(1..31));
+    // Two norms and the activation in bytes instead of bf16; attention saves its own output in both cases.
+    let tokens = 2 * 1024;
+    assert_eq!(kept(&plain, 1) - kept(&some, 1), tokens * (2 * 4096 + 14_336));
+    assert_eq!([0, 31].map(|layer| kept(&some, layer)), [kept(&plain, 0); 2], "first and last layer in bf16");
+    let matrices = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14_336;
+    assert_eq!(memory_of(&some)[0].states.quantised, 30 * 2 * matrices);
+    assert_eq!(memory_of(&plain)[0].states.quantised, 0);
+    // Of an MoE model's attention one norm, and the token copies for two experts.
+    let moe = |fp8| Job { fp8, ..single(mixtral_8x7b()) }.on_gpus();
+    let saved = kept(&moe(0..0), 1) - kept(&moe(1..31), 1);
+    assert_eq!(saved, tokens * 4096 + 2 * tokens * (4096 + 14_336));
+    let matrices = matrices + 7 * 3 * 4096 * 14_336;
+    assert_eq!(memory_of(&moe(1..31))[0].states.quantised, 30 * 2 * matrices);
+    // Without its experts the norm is left, and attention's matrices.
+    let but_experts = Job { fp8_experts: false, ..moe(1..31) };
+    assert_eq!(kept(&moe(0..0), 1) - kept(&but_experts, 1), tokens * 4096);
+    let attention = 4096 * (4096 + 2 * 1024) + 4096 * 4096;
+    assert_eq!(memory_of(&but_experts)[0].states.quantised, 30 * 2 * attention);
+    let sharded = Job { fp8: 0..32, ..super::job(llama3_8b(), "DP4 ZeRO3", ScheduleKind::NoPipeline, 1) }.on_gpus();
+    assert_eq!(memory_of(&sharded)[0].states.quantised, 0, "quantised whenever they are gathered");
+    // Frozen weights are not gathered: they are whole everywhere, and quantised once.
+    let base = Job { adapters: Some(all_linear(16)), ..sharded };
+    assert_eq!(memory_of(&base)[0].states.quantised, 32 * 2 * (attention + 3 * 4096 * 14_336));
+}
+
+/// LoRA of this rank on all linear layers.
+fn all_linear(rank: u64) -> Adapters {
+    let (qkv, up, expert_up) = ([true; 3], [true; 2], [false; 2]);
+    Adapters { rank, dora: false, qkv, out: true, up, down: true, expert_up, expert_down: false, base: None }
+}
