@@ -202,7 +202,7 @@ impl World {
     }
 
     /// Whether this process hosts a rank.
-    fn is_here(&self, rank: usize) -> bool {
+    pub(crate) fn is_here(&self, rank: usize) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.process_of(rank) == remote.process)
     }
 
