@@ -49,6 +49,22 @@ fn llava_is_that_of_transformers() {
     equals_transformers("llava", &["TP1", "TP2", "TP2 SP"], 1e-6);
 }
 
+/// The same, of patches without a class token.
+#[test]
+fn llava_with_the_tower_of_siglip_is_that_of_transformers() {
+    equals_transformers("llava_siglip", &["TP1", "TP2", "TP2 SP"], 1e-6);
+}
+
+/// Transformers' `default` leaves out the first position, which in SigLIP is a patch.
+#[test]
+fn siglip_without_its_first_patch() {
+    let folder = changed("llava_siglip", |file| file["vision_feature_select_strategy"] = "default".into(), |_| {});
+    let config = ModuleFolder::open(folder.path()).unwrap().config::<Llava>().unwrap();
+    assert_eq!((config.image_tokens(), config.vision_config.patches()), (3, 4));
+    let model = Llava::new(&config, &Device::flex());
+    assert_eq!(model.image_features(Tensor::ones([2, 3, 16, 16], &Device::flex())).dims(), [6, 16]);
+}
+
 /// A mask without padding changes nothing, and the image token has two names.
 #[test]
 fn other_words_for_the_same() {
@@ -72,6 +88,7 @@ fn other_words_for_the_same() {
 fn vision_models_are_written_as_they_were_read() {
     round_trip::<Vit>("vit");
     round_trip::<Llava>("llava");
+    round_trip::<Llava>("llava_siglip");
 }
 
 #[test]
@@ -117,8 +134,12 @@ fn what_does_not_fit_is_named() {
             ["`text_config.model_type`", "llama"],
         ),
         (
-            refused("llava", &|file| file["vision_config"]["model_type"] = "siglip_vision_model".into()),
-            ["siglip_vision_model", "clip_vision_model"],
+            refused("llava", &|file| file["vision_config"]["model_type"] = "siglip2_vision_model".into()),
+            ["`vision_config.model_type` is siglip2_vision_model", "clip_vision_model, siglip_vision_model"],
+        ),
+        (
+            refused("llava_siglip", &|file| file["vision_config"]["vision_use_head"] = Value::Null),
+            ["`vision_config.vision_use_head` is true, or absent", "legal: false"],
         ),
     ] {
         assert!(texts.iter().all(|text| error.contains(text)), "{error}");
@@ -245,12 +266,17 @@ fn older_folders_of_llava() {
 /// Keys and values that are kept change nothing: each token is the one that the whole forward pass prefers.
 #[test]
 fn llava_generates_what_the_whole_forward_pass_prefers() {
-    let (folder, device) = (ModuleFolder::open(golden("llava")).unwrap(), Device::flex());
+    generates("llava", 160);
+    generates("llava_siglip", 96);
+}
+
+fn generates(name: &str, vocabulary: usize) {
+    let (folder, device) = (ModuleFolder::open(golden(name)).unwrap(), Device::flex());
     let model: Llava = folder.read(&folder.config::<Llava>().unwrap(), FloatDType::F64, &device).unwrap();
-    let inputs = ModuleInputs { tensors: inputs("llava"), device: device.clone(), dtype: FloatDType::F64 };
+    let inputs = ModuleInputs { tensors: inputs(name), device: device.clone(), dtype: FloatDType::F64 };
     let pixels = inputs.floats::<4>("pixel_values").unwrap().narrow(0, 0, 1);
-    let mut tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
-    let generated = model.generate(tokens.clone(), pixels.clone(), 12, 160);
+    let mut tokens = inputs.ids::<2>("input_ids", vocabulary).unwrap().narrow(0, 0, 1);
+    let generated = model.generate(tokens.clone(), pixels.clone(), 12, vocabulary);
     assert_eq!(generated.len(), 12);
     for token in &generated {
         let last = tokens.dims()[1] - 1;
@@ -261,7 +287,7 @@ fn llava_generates_what_the_whole_forward_pass_prefers() {
     // It ends where it is told to.
     let end = generated[3];
     let first = generated.iter().position(|token| *token == end).unwrap();
-    let tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
+    let tokens = inputs.ids::<2>("input_ids", vocabulary).unwrap().narrow(0, 0, 1);
     assert_eq!(model.generate(tokens, pixels, 12, end), generated[..first]);
 }
 
