@@ -12,7 +12,7 @@ use crate::forward::difference;
 use crate::modules::{Inputs, changed, gradients_equal, last8, logits, round_trip, run, settings};
 
 /// Logits and loss within `limit` of those of transformers, gradients within 1e-6.
-fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
+pub fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
     let oracle = read(&golden(model).join("oracle.safetensors"));
     let inputs = inputs(model);
     for layout in layouts {
@@ -49,22 +49,6 @@ fn llava_is_that_of_transformers() {
     equals_transformers("llava", &["TP1", "TP2", "TP2 SP"], 1e-6);
 }
 
-/// The same, of patches without a class token.
-#[test]
-fn llava_with_the_tower_of_siglip_is_that_of_transformers() {
-    equals_transformers("llava_siglip", &["TP1", "TP2", "TP2 SP"], 1e-6);
-}
-
-/// Transformers' `default` leaves out the first position, which in SigLIP is a patch.
-#[test]
-fn siglip_without_its_first_patch() {
-    let folder = changed("llava_siglip", |file| file["vision_feature_select_strategy"] = "default".into(), |_| {});
-    let config = ModuleFolder::open(folder.path()).unwrap().config::<Llava>().unwrap();
-    assert_eq!((config.image_tokens(), config.vision_config.patches()), (3, 4));
-    let model = Llava::new(&config, &Device::flex());
-    assert_eq!(model.image_features(Tensor::ones([2, 3, 16, 16], &Device::flex())).dims(), [6, 16]);
-}
-
 /// A mask without padding changes nothing, and the image token has two names.
 #[test]
 fn other_words_for_the_same() {
@@ -88,7 +72,6 @@ fn other_words_for_the_same() {
 fn vision_models_are_written_as_they_were_read() {
     round_trip::<Vit>("vit");
     round_trip::<Llava>("llava");
-    round_trip::<Llava>("llava_siglip");
 }
 
 #[test]
@@ -136,10 +119,6 @@ fn what_does_not_fit_is_named() {
         (
             refused("llava", &|file| file["vision_config"]["model_type"] = "siglip2_vision_model".into()),
             ["`vision_config.model_type` is siglip2_vision_model", "clip_vision_model, siglip_vision_model"],
-        ),
-        (
-            refused("llava_siglip", &|file| file["vision_config"]["vision_use_head"] = Value::Null),
-            ["`vision_config.vision_use_head` is true, or absent", "legal: false"],
         ),
     ] {
         assert!(texts.iter().all(|text| error.contains(text)), "{error}");
@@ -267,10 +246,10 @@ fn older_folders_of_llava() {
 #[test]
 fn llava_generates_what_the_whole_forward_pass_prefers() {
     generates("llava", 160);
-    generates("llava_siglip", 96);
 }
 
-fn generates(name: &str, vocabulary: usize) {
+/// Greedy tokens are those of the whole forward pass.
+pub fn generates(name: &str, vocabulary: usize) {
     let (folder, device) = (ModuleFolder::open(golden(name)).unwrap(), Device::flex());
     let model: Llava = folder.read(&folder.config::<Llava>().unwrap(), FloatDType::F64, &device).unwrap();
     let inputs = ModuleInputs { tensors: inputs(name), device: device.clone(), dtype: FloatDType::F64 };
