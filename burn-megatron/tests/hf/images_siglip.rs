@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::images::{equals_transformers, generates};
 use crate::modules::{changed, round_trip};
 
-/// Llama's norms are rounded to fp32 in transformers, and so is the loss.
+/// Llama's norms are rounded to fp32 in transformers, and so are SigLIP's softmax and the loss.
 #[test]
 fn llava_with_the_tower_of_siglip_is_that_of_transformers() {
     equals_transformers("llava_siglip", &["TP1", "TP2", "TP2 SP"], 1e-6);
