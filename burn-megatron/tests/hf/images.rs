@@ -12,7 +12,7 @@ use crate::forward::difference;
 use crate::modules::{Inputs, changed, gradients_equal, last8, logits, round_trip, run, settings};
 
 /// Logits and loss within `limit` of those of transformers, gradients within 1e-6.
-fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
+pub fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
     let oracle = read(&golden(model).join("oracle.safetensors"));
     let inputs = inputs(model);
     for layout in layouts {
@@ -117,8 +117,8 @@ fn what_does_not_fit_is_named() {
             ["`text_config.model_type`", "llama"],
         ),
         (
-            refused("llava", &|file| file["vision_config"]["model_type"] = "siglip_vision_model".into()),
-            ["siglip_vision_model", "clip_vision_model"],
+            refused("llava", &|file| file["vision_config"]["model_type"] = "siglip2_vision_model".into()),
+            ["`vision_config.model_type` is siglip2_vision_model", "clip_vision_model, siglip_vision_model"],
         ),
     ] {
         assert!(texts.iter().all(|text| error.contains(text)), "{error}");
@@ -245,12 +245,17 @@ fn older_folders_of_llava() {
 /// Keys and values that are kept change nothing: each token is the one that the whole forward pass prefers.
 #[test]
 fn llava_generates_what_the_whole_forward_pass_prefers() {
-    let (folder, device) = (ModuleFolder::open(golden("llava")).unwrap(), Device::flex());
+    generates("llava", 160);
+}
+
+/// Greedy tokens are those of the whole forward pass.
+pub fn generates(name: &str, vocabulary: usize) {
+    let (folder, device) = (ModuleFolder::open(golden(name)).unwrap(), Device::flex());
     let model: Llava = folder.read(&folder.config::<Llava>().unwrap(), FloatDType::F64, &device).unwrap();
-    let inputs = ModuleInputs { tensors: inputs("llava"), device: device.clone(), dtype: FloatDType::F64 };
+    let inputs = ModuleInputs { tensors: inputs(name), device: device.clone(), dtype: FloatDType::F64 };
     let pixels = inputs.floats::<4>("pixel_values").unwrap().narrow(0, 0, 1);
-    let mut tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
-    let generated = model.generate(tokens.clone(), pixels.clone(), 12, 160);
+    let mut tokens = inputs.ids::<2>("input_ids", vocabulary).unwrap().narrow(0, 0, 1);
+    let generated = model.generate(tokens.clone(), pixels.clone(), 12, vocabulary);
     assert_eq!(generated.len(), 12);
     for token in &generated {
         let last = tokens.dims()[1] - 1;
@@ -261,7 +266,7 @@ fn llava_generates_what_the_whole_forward_pass_prefers() {
     // It ends where it is told to.
     let end = generated[3];
     let first = generated.iter().position(|token| *token == end).unwrap();
-    let tokens = inputs.ids::<2>("input_ids", 160).unwrap().narrow(0, 0, 1);
+    let tokens = inputs.ids::<2>("input_ids", vocabulary).unwrap().narrow(0, 0, 1);
     assert_eq!(model.generate(tokens, pixels, 12, end), generated[..first]);
 }
 

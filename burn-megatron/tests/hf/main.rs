@@ -9,6 +9,7 @@ mod folder;
 mod forward;
 mod fuzz;
 mod images;
+mod images_siglip;
 mod modules;
 mod optimizer;
 mod quantised;

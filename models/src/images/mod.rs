@@ -25,17 +25,21 @@ pub mod llava;
 pub mod vit;
 
 pub use block::{Block, Mlp};
-pub use clip::{ClipVision, ClipVisionConfig};
+pub use clip::{ClipVision, ClipVisionConfig, VisionFamily};
 pub use llava::{Llava, LlavaConfig};
 pub use vit::{Vit, VitConfig};
 
 use burn::nn::conv::Conv2d;
 use burn::tensor::Tensor;
 
-/// The sequence of an image, `[batch, 1 + patches, hidden]`: a learned vector for the whole, the patches, and positions.
-/// `class` and `positions` are `[1, 1, hidden]` and `[1, 1 + patches, hidden]`, `pixels` is `[batch, channels, h, w]`.
-fn patch_sequence(patches: &Conv2d, class: Tensor<3>, positions: Tensor<3>, pixels: Tensor<4>) -> Tensor<3> {
+/// The sequence of an image, `[batch, positions, hidden]`: a learned vector for the whole, if there is one, the patches, and
+/// positions. `class` and `positions` are `[1, 1, hidden]` and `[1, positions, hidden]`, `pixels` is `[batch, channels, h, w]`.
+fn patch_sequence(patches: &Conv2d, class: Option<Tensor<3>>, positions: Tensor<3>, pixels: Tensor<4>) -> Tensor<3> {
     let batch = pixels.dims()[0];
     let patches = patches.forward(pixels).flatten(2, 3).swap_dims(1, 2);
-    Tensor::cat(vec![class.repeat_dim(0, batch), patches], 1) + positions
+    let sequence = match class {
+        Some(class) => Tensor::cat(vec![class.repeat_dim(0, batch), patches], 1),
+        None => patches,
+    };
+    sequence + positions
 }

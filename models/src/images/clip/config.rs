@@ -1,4 +1,4 @@
-//! The sizes of CLIP's image tower under Hugging Face's names, and its `config.json`.
+//! The sizes of CLIP's or SigLIP's image tower under Hugging Face's names, and its `config.json`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -7,10 +7,21 @@ use crate::activation::Activation;
 use crate::config::{ConfigError, divides};
 use crate::hf::{ConfigReader, HfError};
 
+/// Whose image tower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VisionFamily {
+    /// A class token, a norm before the first block, and a patch convolution without biases.
+    Clip,
+    /// Patches alone, whose convolution has biases.
+    Siglip,
+}
+
 /// The sizes of a [`ClipVision`](super::ClipVision).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClipVisionConfig {
+    /// Whose tower.
+    pub family: VisionFamily,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
@@ -40,6 +51,7 @@ impl ClipVisionConfig {
     /// A few thousand parameters.
     pub fn tiny() -> Self {
         Self {
+            family: VisionFamily::Clip,
             hidden_size: 16,
             intermediate_size: 32,
             num_hidden_layers: 3,
@@ -58,6 +70,11 @@ impl ClipVisionConfig {
         (self.image_size / self.patch_size).pow(2)
     }
 
+    /// Length of the sequence of an image: its patches, and CLIP's class token.
+    pub fn positions(&self) -> usize {
+        self.patches() + usize::from(self.family == VisionFamily::Clip)
+    }
+
     /// Whether the sizes make a model.
     ///
     /// # Errors
@@ -67,27 +84,40 @@ impl ClipVisionConfig {
         divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size)
     }
 
-    /// Reads the `config.json` of `CLIPVisionModel`, or the `vision_config` of another model's. An absent key has
-    /// transformers' default.
+    /// Reads the `config.json` of `CLIPVisionModel` or of a `SiglipVisionModel` without a head, or the `vision_config`
+    /// of another model's. An absent key has transformers' default.
     ///
     /// # Errors
     /// Names the key that is unknown or asks for something this model does not do, or sizes that contradict each other.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect_or_absent("model_type", "clip_vision_model")?;
-        if let Some(classes) = config.texts("architectures")?.filter(|classes| classes != &["CLIPVisionModel"]) {
-            return Err(config.unsupported("architectures", &classes.join(", "), "CLIPVisionModel"));
+        let (family, class) = match config.text("model_type")?.unwrap_or("clip_vision_model") {
+            "clip_vision_model" => (VisionFamily::Clip, "CLIPVisionModel"),
+            "siglip_vision_model" => (VisionFamily::Siglip, "SiglipVisionModel"),
+            other => return Err(config.unsupported("model_type", other, "clip_vision_model, siglip_vision_model")),
+        };
+        if let Some(classes) = config.texts("architectures")?.filter(|classes| classes != &[class]) {
+            return Err(config.unsupported("architectures", &classes.join(", "), class));
+        }
+        let (patch_size, hidden_act, layer_norm_eps) = match family {
+            VisionFamily::Clip => (32, Activation::QuickGelu, 1e-5),
+            VisionFamily::Siglip => (16, Activation::GeluPytorchTanh, 1e-6),
+        };
+        // transformers gives SigLIP a pooling head unless the file says no; features of patches do not need it.
+        if family == VisionFamily::Siglip && config.flag_or("vision_use_head", true)? {
+            return Err(config.unsupported("vision_use_head", "true, or absent", "false"));
         }
         config.expect_number("attention_dropout", 0.0, 0.0)?;
         let read = Self {
+            family,
             hidden_size: config.size_or("hidden_size", 768)?,
             intermediate_size: config.size_or("intermediate_size", 3072)?,
             num_hidden_layers: config.size_or("num_hidden_layers", 12)?,
             num_attention_heads: config.size_or("num_attention_heads", 12)?,
-            hidden_act: Activation::read(&config, "hidden_act", Activation::QuickGelu)?,
-            layer_norm_eps: config.number("layer_norm_eps")?.unwrap_or(1e-5),
+            hidden_act: Activation::read(&config, "hidden_act", hidden_act)?,
+            layer_norm_eps: config.number("layer_norm_eps")?.unwrap_or(layer_norm_eps),
             image_size: config.size_or("image_size", 224)?,
-            patch_size: config.size_or("patch_size", 32)?,
+            patch_size: config.size_or("patch_size", patch_size)?,
             num_channels: config.size_or("num_channels", 3)?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
         };
@@ -98,8 +128,11 @@ impl ClipVisionConfig {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        json!({
-            "model_type": "clip_vision_model",
+        let mut file = json!({
+            "model_type": match self.family {
+                VisionFamily::Clip => "clip_vision_model",
+                VisionFamily::Siglip => "siglip_vision_model",
+            },
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
             "num_hidden_layers": self.num_hidden_layers,
@@ -110,6 +143,10 @@ impl ClipVisionConfig {
             "patch_size": self.patch_size,
             "num_channels": self.num_channels,
             "initializer_range": self.initializer_range,
-        })
+        });
+        if self.family == VisionFamily::Siglip {
+            file["vision_use_head"] = false.into();
+        }
+        file
     }
 }

@@ -1,25 +1,25 @@
-//! The forward pass of CLIP's image tower.
+//! The forward pass of CLIP's and SigLIP's image tower.
 
 use burn::module::{Module, Param};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Initializer, LayerNorm, LayerNormConfig};
 use burn::tensor::{Device, Tensor};
 
-use super::config::ClipVisionConfig;
+use super::config::{ClipVisionConfig, VisionFamily};
 use crate::images::block::{Block, BlockSizes};
 use crate::images::patch_sequence;
 
-/// CLIP's image tower.
+/// CLIP's or SigLIP's image tower; SigLIP's has no class token and no first norm.
 #[derive(Module, Debug)]
 pub struct ClipVision {
     patches: Conv2d,
     /// `[hidden]`.
-    class: Param<Tensor<1>>,
-    /// `[1 + patches, hidden]`.
+    class: Option<Param<Tensor<1>>>,
+    /// `[positions, hidden]`.
     positions: Param<Tensor<2>>,
-    first_norm: LayerNorm,
+    first_norm: Option<LayerNorm>,
     blocks: Vec<Block>,
-    /// Of the class token alone, which [`features`](Self::features) do not use; files have it.
+    /// Of the pooled output, which [`features`](Self::features) do not use; files have it.
     last_norm: LayerNorm,
 }
 
@@ -28,7 +28,8 @@ impl ClipVision {
     pub fn new(config: &ClipVisionConfig, device: &Device) -> Self {
         let (hidden, patch) = (config.hidden_size, [config.patch_size; 2]);
         let normal = Initializer::Normal { mean: 0.0, std: config.initializer_range };
-        let patches = Conv2dConfig::new([config.num_channels, hidden], patch).with_stride(patch).with_bias(false);
+        let clip = config.family == VisionFamily::Clip;
+        let patches = Conv2dConfig::new([config.num_channels, hidden], patch).with_stride(patch).with_bias(!clip);
         let norm = || LayerNormConfig::new(hidden).with_epsilon(config.layer_norm_eps).init(device);
         let block = BlockSizes {
             hidden,
@@ -41,26 +42,27 @@ impl ClipVision {
         };
         Self {
             patches: patches.with_initializer(normal.clone()).init(device),
-            class: normal.init([hidden], device),
-            positions: normal.init([1 + config.patches(), hidden], device),
-            first_norm: norm(),
+            class: clip.then(|| normal.init([hidden], device)),
+            positions: normal.init([config.positions(), hidden], device),
+            first_norm: clip.then(norm),
             blocks: (0..config.num_hidden_layers).map(|_| block.init(device)).collect(),
             last_norm: norm(),
         }
     }
 
-    /// `[batch, 1 + patches, hidden]` of `pixels [batch, channels, image_size, image_size]`, before the first block.
+    /// `[batch, positions, hidden]` of `pixels [batch, channels, image_size, image_size]`, before the first block.
     pub fn embed(&self, pixels: Tensor<4>) -> Tensor<3> {
-        let (class, positions) = (self.class.val().unsqueeze(), self.positions.val().unsqueeze());
-        self.first_norm.forward(patch_sequence(&self.patches, class, positions, pixels))
+        let class = self.class.as_ref().map(|class| class.val().unsqueeze());
+        let x = patch_sequence(&self.patches, class, self.positions.val().unsqueeze(), pixels);
+        self.first_norm.iter().fold(x, |x, norm| norm.forward(x))
     }
 
-    /// Block `index` of `x [batch, 1 + patches, hidden]`.
+    /// Block `index` of `x [batch, positions, hidden]`.
     pub fn block(&self, index: usize, x: Tensor<3>) -> Tensor<3> {
         self.blocks[index].forward(x)
     }
 
-    /// The hidden states `[batch, 1 + patches, hidden]` after the first `blocks` blocks, of
+    /// The hidden states `[batch, positions, hidden]` after the first `blocks` blocks, of
     /// `pixels [batch, channels, image_size, image_size]`.
     pub fn features(&self, pixels: Tensor<4>, blocks: usize) -> Tensor<3> {
         (0..blocks).fold(self.embed(pixels), |x, index| self.block(index, x))

@@ -37,8 +37,8 @@ pub struct LlavaConfig {
     pub multimodal_projector_bias: bool,
     /// After how many blocks of the tower its hidden states are taken; in files a negative number counts from the end.
     pub feature_blocks: usize,
-    /// Whether the tower's class token is left out (`vision_feature_select_strategy`: `default`) or is a feature like
-    /// those of patches (`full`).
+    /// Whether the tower's first position, CLIP's class token, is left out (`vision_feature_select_strategy`: `default`)
+    /// or is a feature like the others (`full`). Transformers leaves out the first patch of SigLIP in the same way.
     pub patches_only: bool,
 }
 
@@ -71,7 +71,7 @@ impl LlavaConfig {
 
     /// Image tokens of one image.
     pub fn image_tokens(&self) -> usize {
-        self.vision_config.patches() + usize::from(!self.patches_only)
+        self.vision_config.positions() - usize::from(self.patches_only)
     }
 
     /// Whether the sizes make a model.

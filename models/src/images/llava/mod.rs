@@ -1,5 +1,5 @@
 //! LLaVA (Liu et al. 2023, <https://arxiv.org/abs/2310.03744>), as transformers' `LlavaForConditionalGeneration`: CLIP's
-//! image tower, a projector, and a Llama that takes projected patches in place of image tokens.
+//! or SigLIP's image tower, a projector, and a Llama that takes projected patches in place of image tokens.
 
 mod config;
 mod decoder;

@@ -100,7 +100,7 @@ impl Llava {
     }
 
     /// What takes the place of image tokens, `[images · tokens of one, hidden]`, of the tower's hidden states
-    /// `[images, 1 + patches, hidden]`.
+    /// `[images, positions, hidden]`.
     pub fn project(&self, states: Tensor<3>) -> Tensor<2> {
         let first = usize::from(self.patches_only);
         let patches = states.dims()[1] - first;

@@ -75,7 +75,7 @@ impl Vit {
 
     /// `[batch, 1 + patches, hidden]` of `pixels [batch, channels, image_size, image_size]`, before the first block.
     pub fn embed(&self, pixels: Tensor<4>) -> Tensor<3> {
-        patch_sequence(&self.patches, self.class.val(), self.positions.val(), pixels)
+        patch_sequence(&self.patches, Some(self.class.val()), self.positions.val(), pixels)
     }
 
     /// Block `index` of `x [batch, 1 + patches, hidden]`.

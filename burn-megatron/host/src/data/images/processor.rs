@@ -8,7 +8,7 @@ use super::decode::RgbImage;
 use super::error::ImageError;
 use super::resample::{Filter, resize};
 
-/// What a `preprocessor_config.json` of ViT, CLIP or LLaVA says.
+/// What a `preprocessor_config.json`, or the `processor_config.json` of newer folders, of ViT, CLIP, SigLIP or LLaVA says.
 ///
 /// ```
 /// use host::data::images::{ImageProcessor, RgbImage};
@@ -72,36 +72,47 @@ enum SizeKeys {
     Shortest { shortest_edge: usize },
 }
 
-/// Where files say nothing (`image_processing_vit.py`, `image_processing_clip.py`).
+/// Where files say nothing (`image_processing_vit.py`, `image_processing_clip.py`, `image_processing_siglip.py`).
 struct Defaults {
     filter: Filter,
     size: Size,
+    /// Whether a size of one number is both sides.
+    to_square: bool,
     crops: bool,
     mean: [f64; 3],
     std: [f64; 3],
 }
 
-const VIT: Defaults =
-    Defaults { filter: Filter::Bilinear, size: Size::Both([224; 2]), crops: false, mean: [0.5; 3], std: [0.5; 3] };
+const VIT: Defaults = Defaults {
+    filter: Filter::Bilinear,
+    size: Size::Both([224; 2]),
+    to_square: true,
+    crops: false,
+    mean: [0.5; 3],
+    std: [0.5; 3],
+};
+const SIGLIP: Defaults = Defaults { filter: Filter::Bicubic, to_square: false, ..VIT };
 const CLIP: Defaults = Defaults {
     filter: Filter::Bicubic,
     size: Size::Shortest(224),
+    to_square: false,
     crops: true,
     mean: [0.48145466, 0.4578275, 0.40821073],
     std: [0.26862954, 0.26130258, 0.27577711],
 };
 
 impl ImageProcessor {
-    /// Reads `preprocessor_config.json`.
+    /// Reads `preprocessor_config.json`, or `processor_config.json`, whose `image_processor` has the same keys.
     ///
     /// # Errors
     /// Names the key, its value, and what is legal.
     pub fn from_json(file: &Value) -> Result<Self, ImageError> {
         let refuse = |what: String| ImageError::Config(what);
+        let file = file.get("image_processor").unwrap_or(file);
         let Value::Object(keys) = file else { return Err(refuse(format!("is {file}; legal: an object"))) };
         let mut keys =
             Keys(keys.iter().filter(|(_, value)| !value.is_null()).map(|(k, v)| (k.clone(), v.clone())).collect());
-        let legal = "ViTImageProcessor, CLIPImageProcessor";
+        let legal = "ViTImageProcessor, CLIPImageProcessor, SiglipImageProcessor";
         // Older files have the second key, some have both.
         let older: Option<String> = keys.take("feature_extractor_type", legal)?;
         let Some(kind) = keys.take("image_processor_type", legal)?.or(older) else {
@@ -110,6 +121,7 @@ impl ImageProcessor {
         let defaults = match kind.trim_end_matches("Fast") {
             "ViTImageProcessor" | "ViTFeatureExtractor" => VIT,
             "CLIPImageProcessor" | "CLIPFeatureExtractor" => CLIP,
+            "SiglipImageProcessor" => SIGLIP,
             _ => return Err(refuse(format!("`image_processor_type` is {kind}; legal: {legal}"))),
         };
         let (yes_or_no, number) = ("true, false", "a number");
@@ -121,7 +133,7 @@ impl ImageProcessor {
             _ => Err(refuse(format!("`{key}` is {height} × {width}; legal: 1 to 16384 pixels a side"))),
         };
         let to_square = keys.take("default_to_square", yes_or_no)?;
-        let to_square = to_square.unwrap_or(matches!(defaults.size, Size::Both(_)));
+        let to_square = to_square.unwrap_or(defaults.to_square);
         let size = match keys.take("size", sides)? {
             None => defaults.size,
             Some(SizeKeys::Both { height, width }) => Size::Both(positive("size", [height, width])?),

@@ -77,6 +77,25 @@ fn wrong_processors_are_refused_by_key() {
     }
 }
 
+/// SigLIP's defaults are ViT's with the bicubic filter, whose pixels the oracle has; newer folders nest them.
+#[test]
+fn siglip_and_processor_config() {
+    let read = |file: Value| ImageProcessor::from_json(&file).unwrap();
+    let siglip = read(json!({"image_processor_type": "SiglipImageProcessor"}));
+    assert_eq!(siglip, read(json!({"image_processor_type": "ViTImageProcessor", "resample": 3})));
+    let nested = json!({
+        "image_processor": {
+            "do_rescale": true, "do_resize": true, "do_normalize": true, "image_mean": [0.5, 0.5, 0.5],
+            "image_processor_type": "SiglipImageProcessorFast", "image_std": [0.5, 0.5, 0.5], "resample": 3,
+            "data_format": "channels_first", "size": {"height": 384, "width": 384},
+        },
+        "image_token": "<image>", "num_additional_image_tokens": 0, "patch_size": 14,
+        "processor_class": "LlavaProcessor", "vision_feature_select_strategy": "full",
+    });
+    assert_eq!(read(nested.clone()), read(nested["image_processor"].clone()));
+    assert_eq!(read(nested).output(), Some([384, 384]));
+}
+
 #[test]
 fn the_published_files_are_read() {
     let grey = RgbImage { width: 4, height: 3, pixels: vec![128; 36] };
