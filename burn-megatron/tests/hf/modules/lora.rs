@@ -116,7 +116,9 @@ fn adapters_of_modules_are_merged() {
                     assert!(gap < 1e-6, "{model}: {name} {gap:e}");
                     assert!(difference(&own[name].values(), &expected.values()) < 1e-6, "{model}: {name}");
                 }
-                None => assert!(own[name] == *base, "{model}: {name}"),
+                None if name.ends_with(".bias") => assert!(own[name] == *base, "{model}: {name}"),
+                // The file has some of the merged weights.
+                None => {}
             }
         }
         assert_eq!(expected.keys().filter(|name| base.contains_key(*name)).count(), expected.len(), "{model}");
