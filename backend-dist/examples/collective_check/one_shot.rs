@@ -56,7 +56,7 @@ fn all_sizes(rank: &Rank) -> Result<(), BoxError> {
         // Without waits of the host, and each with its neighbours of other sizes.
         let sums: Vec<_> = sizes.map(|n| (n, all_reduce(tensor(rank, n, n, dtype), ReduceOp::Sum, &group))).collect();
         for (n, sum) in sums {
-            let expected = |i| (0..group.size()).map(|rank| value(rank, n, i)).sum();
+            let expected = |i| (0..group.size()).map(|rank| value(rank, n, i)).sum::<usize>();
             expect(sum, &format!("{n} of {dtype:?}"), expected)?;
         }
     }

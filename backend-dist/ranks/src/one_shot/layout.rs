@@ -3,9 +3,8 @@
 #[cfg(test)]
 use std::ops::Range;
 
-/// Bytes of all members' tensors of a call. Each sends its tensor to every other one, `size - 1` times what a ring of two members
-/// sends, so the limit of a tensor is 256 KiB for two members and 64 KiB for eight: about where NCCL's bandwidth
-/// makes up for its latency.
+/// Bytes of all members' tensors of a call: 256 KiB each of two members, 64 KiB of eight. A member sends its tensor to
+/// every other one, a ring sends at most twice the tensor, so with more members NCCL is ahead from smaller tensors on.
 const BYTES: usize = 512 << 10;
 
 /// Bytes before the first region: the number of the next call and the number of blocks that have ended, 32 bits each,

@@ -5,7 +5,8 @@
 //! vLLM and TensorRT-LLM call it). The kernel runs on the compute stream, so no events order it, and a CUDA graph can
 //! record it: its pointers are fixed, and the number of a call is in device memory.
 //!
-//! A rank asks for it while it generates ([`one_shot_sums`](crate::collective::one_shot_sums)). Training has collectives in flight on other streams and does not.
+//! A rank asks for it while it generates ([`one_shot_sums`](crate::collective::one_shot_sums)). Training has collectives
+//! in flight on other streams and does not.
 
 pub(crate) mod layout;
 #[cfg(feature = "cuda")]

@@ -2,18 +2,18 @@
 //! stores with a scope.
 //!
 //! A thread has units of 8 bytes of the tensor. It stores each unit of its own tensor into the memory of every other
-//! member as two 64-bit words, which consist of 32 bits of data and the number of the call. Then it waits until the words of the others
-//! have arrived in the memory of its own GPU, and sums all members' units in the order of their ranks, so that all have
-//! the same bits.
+//! member as two 64-bit words: 32 bits of data and the number of the call each. Then it waits until the words of the
+//! others have arrived in the memory of its own GPU, and sums all members' units in the order of their ranks, so that
+//! all have the same bits.
 //!
 //! Why a reader never sees old or half-written data: a word is stored and loaded as a whole (`relaxed`, of scope `sys`),
-//! so data that comes with the number of this call is of this call. No fence is needed. The same memory is written again two calls later. A
-//! member does so after its call in between has ended, for which it has seen words of every other member's call in
-//! between; and that began after the one before it had ended, with all its loads.
+//! so data that comes with the number of this call is of this call, without a fence. The same memory is written again
+//! two calls later. A member does so after its call in between has ended, for which it has seen words of every other
+//! member's call in between; and that began after the one before it had ended, with all its loads.
 //!
 //! Numbers are odd and of 32 bits, so they recur after 2^31 calls. Words of long ago must not be taken for new ones:
-//! once in that time, and in the first two calls, each half of the memory is cleared in the call before the one that uses it. Whoever sends
-//! has cleared its part before (`fence`), so the others' words of the next call come later.
+//! once in that time, and in the first two calls, each half of the memory is cleared in the call before the one that
+//! uses it. Whoever sends has cleared its part before (`fence`), so the others' words of the next call come later.
 
 use super::layout::HEADER;
 
