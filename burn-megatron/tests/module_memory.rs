@@ -1,7 +1,5 @@
 //! What is planned of a plain Burn module against what a CPU rank allocates in a training step.
 
-use std::sync::Mutex;
-
 use backend_dist::launch::launch;
 use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
 use backend_dist::mesh::Mesh;
@@ -92,12 +90,9 @@ fn bert(device: &Device) -> Bert {
     Bert::new(&BertConfig { num_attention_heads: 4, intermediate_size: 512, ..sizes }, device)
 }
 
-/// Counts are of the process.
-static ALONE: Mutex<()> = Mutex::new(());
-
+/// One test, because the counts are of the process.
 #[test]
 fn plans_are_what_ranks_allocate() {
-    let _alone = ALONE.lock();
     let whole = alike("BERT", |device| BertTraining { bert: bert(device) }, bert_loss);
     let adapted = |device: &Device| {
         let bert = bert(device);
@@ -144,7 +139,6 @@ fn plans_are_what_ranks_allocate() {
 
 /// Layers that tensor parallelism shards are on a rank by half, with what their passes keep; ZeRO divides the rest.
 fn layouts_divide_what_a_rank_needs() {
-    let _alone = ALONE.lock();
     let plan = |layout: &str| {
         let run = ModuleRun { layout: layout.parse().unwrap(), plan: Bert::plan(), ..ModuleRun::default() };
         plan_module(|device| BertTraining { bert: bert(device) }, bert_loss, &run)
