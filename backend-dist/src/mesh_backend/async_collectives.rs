@@ -1,5 +1,6 @@
 //! Collectives with ranks that have other tensors, which continue while the device computes.
 
+use super::across::{Across, Part};
 use super::command::{self, Command};
 use super::follow::Message;
 use super::live::live;
@@ -11,39 +12,8 @@ use burn_group::GroupBackend;
 use burn_ir::{TensorId, TensorIr, TensorStatus};
 use ranks::collective_ops::Collective;
 use ranks::comm::Group;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Collectives over the group of this name, with ranks that have tensors of their own.
-#[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Across {
-    /// At least one.
-    pub parts: Vec<Part>,
-    pub group: String,
-    /// Whether a sum is divided by the number of members.
-    pub mean: bool,
-    /// Whether the device may compute meanwhile: the outputs are used after [`Message::Wait`], which names the first.
-    pub is_async: bool,
-}
-
-/// One of them, on the rank's share of `x`.
-#[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Part {
-    pub x: TensorIr,
-    pub out: TensorId,
-    /// Of what is communicated. `x` has one element on a rank that only receives.
-    pub shape: Shape,
-    pub what: Collective,
-    /// Whether half precision is enough, if autocast computes with that.
-    pub half: bool,
-}
-
-impl Across {
-    pub fn outs(&self) -> Vec<TensorId> {
-        self.parts.iter().map(|part| part.out).collect()
-    }
-}
 
 /// What a rank has for a collective: `length` elements, or one of a tensor that it receives.
 pub(crate) struct Held {

@@ -1,6 +1,6 @@
 //! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
 
-use super::async_collectives::Across;
+use super::across::Across;
 use super::command::{self, Command};
 use super::follow::{Followers, Message};
 use super::ids::ById;

@@ -1,7 +1,7 @@
 //! Ranks that do what another does. One rank, the leader, runs a program; the others get what its interpreter is told,
 //! in the same order, from a channel or from another process.
 
-use super::async_collectives::Across;
+use super::across::Across;
 use super::command::Command;
 use super::interpreter::Interpret;
 use crate::logical::TensorState;

@@ -8,7 +8,7 @@ mod inputs;
 mod planned;
 mod views;
 
-use super::async_collectives::Across;
+use super::across::Across;
 use super::command::Command;
 use super::executor::Executor;
 use super::ids::ById;

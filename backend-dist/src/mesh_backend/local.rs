@@ -1,6 +1,6 @@
 //! A rank's share of a logical tensor as a tensor, and collectives of it with ranks that have other tensors.
 
-use super::async_collectives::{Across, Part};
+use super::across::{Across, Part};
 use super::command::{self, Command};
 use super::follow::Message;
 use super::formula::Formula;

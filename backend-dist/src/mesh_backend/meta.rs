@@ -4,7 +4,7 @@
 mod kinds;
 mod views;
 
-use super::async_collectives::Across;
+use super::across::Across;
 use super::command::Command;
 use super::ids::ById;
 use super::interpreter::Interpret;

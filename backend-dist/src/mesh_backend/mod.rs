@@ -28,6 +28,7 @@
 //! # Ok::<(), backend_dist::launch::BoxError>(())
 //! ```
 
+mod across;
 pub(crate) mod async_collectives;
 mod channel;
 mod command;

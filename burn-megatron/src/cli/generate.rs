@@ -105,7 +105,11 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     layout.check()?;
     source.config.dims().check_tp(layout.tp)?;
     let each = cache_bytes(&source.config, args.device, args.dtype, args.tensor_parallel);
-    memory(args.device).map_or(Ok(()), |available| options.check_memory(tokens.len(), each, available))?;
+    let fits = memory(args.device).map_or(Ok(()), |available| options.check_memory(tokens.len(), each, available));
+    match decoder_of(&source.config).latent {
+        Some(latent) => fits.with_context(|| format!("latents of kv_lora_rank {}", latent.keys))?,
+        None => fits?,
+    }
     let note = beyond_positions(&source.config, tokens.len(), &options).filter(|_| cluster.is_first());
     note.into_iter().for_each(|note| eprintln!("{note}"));
 

@@ -27,7 +27,8 @@ pub fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
         let gap = difference(outputs.loss.as_slice(), &oracle["loss"].values());
         println!("{model} {layout}: loss {gap:e}");
         assert!(gap < limit, "{model} {layout}: loss {gap:e}");
-        let compared = gradients_equal((model, layout), &outputs, &oracle, 1e-12);
+        // Where transformers rounds the softmax to fp32, 5e-11 is left of a gradient that is zero.
+        let compared = gradients_equal((model, layout), &outputs, &oracle, 1e-10);
         assert!(compared > 40, "{compared}");
     }
 }

@@ -5,7 +5,7 @@ use super::Interpreter;
 use super::complete::float;
 use crate::logical::Placement::{self, Replicate};
 use crate::logical::TensorState;
-use crate::mesh_backend::async_collectives::{Across, Part};
+use crate::mesh_backend::across::{Across, Part};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::run_collective;
 use burn::tensor::Shape;

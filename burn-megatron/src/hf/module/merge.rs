@@ -24,8 +24,10 @@ use crate::hf::{Companions, HfFolderError};
 /// The adapter of a folder, and our names of its layers by the names of their weights in the files.
 type Adapted = (Adapter, BTreeMap<String, String>);
 
+type Read = fn(&ModuleFolder) -> Result<Adapted, HfFolderError>;
+
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, fn(&ModuleFolder) -> Result<Adapted, HfFolderError>); 4] =
+const FAMILIES: [(&str, Read); 4] =
     [("bert", adapted::<Bert>), ("llava", adapted::<Llava>), ("t5", adapted::<T5>), ("vit", adapted::<Vit>)];
 
 /// Files next to the weights that a model is used with, besides [`Companions`].

@@ -44,11 +44,12 @@ fn modules_with_adapters_compute_what_peft_does() {
             assert!(gap < limit, "{model} {layout}: logits {gap:e}");
             let gap = difference(outputs.loss.as_slice(), &oracle["loss"].values());
             assert!(gap < limit, "{model} {layout}: loss {gap:e}");
+            let of_gradients = if limit < 1e-6 { 1e-6 } else { 2e-6 };
             let names: Vec<&str> = oracle.keys().filter_map(|name| name.strip_prefix("grad.")).collect();
             assert_eq!(outputs.gradients.len(), names.len(), "{model}: only adapters have gradients");
             for name in names {
                 let gap = difference(&outputs.gradients[name].data, &oracle[&format!("grad.{name}")].values());
-                assert!(gap < 1e-6, "{model} {layout}: gradient of {name} {gap:e}");
+                assert!(gap < of_gradients, "{model} {layout}: gradient of {name} {gap:e}");
             }
         }
     }
