@@ -12,7 +12,7 @@ fn regions_lie_apart_within_the_memory_and_hold_the_largest_tensor() {
         assert!(regions.windows(2).all(|pair| pair[0].end == pair[1].start), "{size}: {regions:?}");
         // A thread stores 16 bytes at once.
         assert!(regions.iter().all(|region| region.start % 16 == 0), "{size}: {regions:?}");
-        assert!(MARK + 4 <= HEADER);
+        const { assert!(MARK + 4 <= HEADER) };
         // Calls after the next use the same slot, whatever their sizes.
         assert_eq!(staged(size, 7, 1, 1).start, staged(size, 5, 1, limit(size)).start);
         assert_ne!(staged(size, 7, 1, 1).start, staged(size, 6, 1, 1).start);
