@@ -52,10 +52,10 @@ pub fn bias_forward(x: Float, w: Float, b: Float) -> Float {
 }
 
 pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
-    let y = match summand(y, &x) {
-        Ok(y) => y,
-        Err(y) => return Cube::float_add(y, forward(x, w)),
-    };
+    if y.dtype != x.dtype {
+        return Cube::float_add(y, forward(x, w));
+    }
+    let y = summand(y);
     if !low_rank::add(&y, &x, &w, true) {
         multiply(Operand::flat(x), Operand::flat(w).transposed(), &y, Onto::Add);
     }
@@ -63,28 +63,21 @@ pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
 }
 
 pub fn add_input_grad(sum: Float, grad: Float, w: Float) -> Float {
-    let sum = match summand(sum, &grad) {
-        Ok(sum) => sum,
-        Err(sum) => return Cube::float_add(sum, input_grad(grad, w)),
-    };
+    if sum.dtype != grad.dtype {
+        return Cube::float_add(sum, input_grad(grad, w));
+    }
+    let sum = summand(sum);
     if !low_rank::add(&sum, &grad, &w, false) {
         multiply(Operand::flat(grad), Operand::flat(w), &sum, Onto::Add);
     }
     sum
 }
 
-/// `y`, for a GEMM of `x` to be added to: itself, or a copy where something else holds it, which may be no more than a
+/// `y`, for a GEMM to be added to: itself, or a copy where something else holds it, which may be no more than a
 /// collective that CubeCL's thread has yet to queue. That is a matter of time and must not decide how often the sum is
 /// rounded.
-///
-/// # Errors
-/// Returns `y` if the types differ.
-fn summand(y: CubeTensor, x: &CubeTensor) -> Result<CubeTensor, CubeTensor> {
-    match y.dtype == x.dtype {
-        false => Err(y),
-        true if y.can_mut() && y.is_contiguous() => Ok(y),
-        true => Ok(copy_contiguous(y)),
-    }
+fn summand(y: CubeTensor) -> CubeTensor {
+    if y.can_mut() && y.is_contiguous() { y } else { copy_contiguous(y) }
 }
 
 /// Whether cuBLASLt adds `b` to the GEMM of `x` and `w`.
