@@ -122,7 +122,7 @@ impl LogicalDevice for Rank {
 ///     let weights = meta.counts().live;
 ///     let x = Tensor::<3>::ones([8, 512, 4096], &meta.device().autodiff());
 ///     let gradients = model.forward(TransformerEncoderInput::new(x)).sum().backward();
-///     assert!(meta.counts().live > 2 * weights && meta.counts().flops > 1e12);
+///     assert!(meta.counts().live >= 2 * weights && meta.counts().flops > 1e12);
 ///     drop(gradients);
 ///     Ok(())
 /// })?;
