@@ -104,6 +104,30 @@ fn host_and_tensor_updates_agree() {
     }
 }
 
+/// Three steps of the weight by `emerging_optimizers`' `Muon` (fd77292, fp32, `fp32_matmul_prec = "highest"`), which
+/// Megatron-LM uses, and of the norm by PyTorch's `AdamW` (2.15), with the constants below.
+#[test]
+fn muon_equals_nvidias() {
+    let recorded = [
+        (
+            MuonScale::Spectral,
+            0.2,
+            [0.289731592, 0.84467423, 0.994231701, 0.673413575, 0.034525767, -0.612497568, 0.266010344, 0.813501716],
+        ),
+        (
+            MuonScale::UnitRms,
+            1.0,
+            [0.277373999, 0.859579325, 1.008295774, 0.673121274, 0.016934616, -0.618587613, 0.266141325, 0.813478053],
+        ),
+    ];
+    for (scale, extra_scale, expected) in recorded {
+        let muon = MuonConfig { weight_decay: 0.1, scale, extra_scale, beta2: 0.95, ..MuonConfig::default() };
+        for (a, b) in train(&OptimizerConfig::Muon(muon), DType::F64).iter().zip(expected) {
+            assert!((a - b).abs() < 2e-7, "{a} {b} {scale:?}");
+        }
+    }
+}
+
 #[test]
 fn parameters_are_updated_in_place_unless_shared() {
     let address = |model: &Two| {
