@@ -1,4 +1,4 @@
-//! LLaVA with SigLIP's tower, whose sequence has no class token.
+//! LLaVA with SigLIP's tower, whose sequence has no class token, and with a Qwen2.
 
 use burn::tensor::{Device, Tensor};
 use burn_megatron::hf::ModuleFolder;
@@ -24,14 +24,28 @@ fn siglip_without_its_first_patch() {
     assert_eq!(model.image_features(Tensor::ones([2, 3, 16, 16], &Device::flex())).dims(), [6, 16]);
 }
 
+/// Its logits are its embedding's.
 #[test]
-fn llava_with_the_tower_of_siglip_is_written_as_it_was_read() {
-    round_trip::<Llava>("llava_siglip");
+fn llava_with_a_qwen2_is_that_of_transformers() {
+    equals_transformers("llava_qwen2", &["TP1", "TP2", "TP2 SP"], 1e-6);
 }
 
 #[test]
-fn llava_with_the_tower_of_siglip_generates() {
-    generates("llava_siglip", 96);
+fn a_language_model_of_another_kind_is_refused() {
+    let folder = changed("llava_qwen2", |file| file["text_config"]["model_type"] = "gemma2".into(), |_| {});
+    let error = ModuleFolder::open(folder.path()).unwrap().config::<Llava>().unwrap_err().to_string();
+    assert!(error.contains("`text_config.model_type` is gemma2"), "{error}");
+    assert!(error.contains("nearest legal: llama, qwen2"), "{error}");
+}
+
+#[test]
+fn these_are_written_as_they_were_read() {
+    ["llava_siglip", "llava_qwen2"].map(round_trip::<Llava>);
+}
+
+#[test]
+fn these_generate() {
+    ["llava_siglip", "llava_qwen2"].map(|name| generates(name, 96));
 }
 
 /// Transformers has one unless the file says no.

@@ -20,11 +20,16 @@ impl LlamaConfig {
         Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() }
     }
 
+    /// Whether queries, keys and values have biases, and whether attention's output has.
+    pub(crate) fn attention_biases(&self) -> [bool; 2] {
+        let has = |bias| bias == Bias::Always || bias == Bias::Key && self.attention_bias;
+        self.variant.architecture().attention_biases.map(has)
+    }
+
     /// The attention of a layer.
     pub fn attention(&self, layer: usize) -> AttentionConfig {
         let of = self.variant.architecture();
-        let [input, output] =
-            of.attention_biases.map(|bias| bias == Bias::Always || bias == Bias::Key && self.attention_bias);
+        let [input, output] = self.attention_biases();
         let input = LinearConfig { bias: input, init: self.init() };
         let output = LinearConfig { bias: output, init: self.residual_init() };
         let heads = [self.num_attention_heads, self.num_key_value_heads];

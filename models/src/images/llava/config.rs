@@ -27,7 +27,7 @@ use crate::{LlamaConfig, LlamaVariant};
 pub struct LlavaConfig {
     /// The image tower.
     pub vision_config: ClipVisionConfig,
-    /// The language model. Its output layer is its own, not the embedding.
+    /// The language model, a Llama or Qwen2. Its output layer may be the embedding.
     pub text_config: LlamaConfig,
     /// The token that stands for one patch of an image.
     pub image_token_index: usize,
@@ -42,9 +42,9 @@ pub struct LlavaConfig {
     pub patches_only: bool,
 }
 
-/// What transformers' `LlamaConfig` has where a `text_config` says nothing, as published files do.
-fn text_defaults() -> Value {
-    json!({
+/// What transformers' `LlamaConfig` and `Qwen2Config` have where a `text_config` says nothing, as published files do.
+fn text_defaults(variant: LlamaVariant) -> Value {
+    let mut defaults = json!({
         "model_type": "llama",
         "vocab_size": 32000,
         "hidden_size": 4096,
@@ -52,7 +52,14 @@ fn text_defaults() -> Value {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "max_position_embeddings": 2048,
-    })
+    });
+    if variant == LlamaVariant::Qwen2 {
+        for (key, value) in [("vocab_size", 151936), ("intermediate_size", 22016), ("max_position_embeddings", 32768)] {
+            defaults[key] = value.into();
+        }
+        defaults["num_key_value_heads"] = 32.into();
+    }
+    defaults
 }
 
 impl LlavaConfig {
@@ -105,9 +112,9 @@ impl LlavaConfig {
             config.object(part)?.ok_or_else(|| HfError::Missing { key: part.into() })?;
         }
         let vision_config = ClipVisionConfig::from_hf(&file["vision_config"]).map_err(|e| e.inside("vision_config"))?;
-        let text = with_defaults(&file["text_config"]);
-        let text_config =
-            LlamaConfig::from_hf(&text, LlamaVariant::Llama).map_err(|error| error.inside("text_config"))?;
+        let variant = variant(&file["text_config"]).map_err(|error| error.inside("text_config"))?;
+        let text = with_defaults(&file["text_config"], variant);
+        let mut text_config = LlamaConfig::from_hf(&text, variant).map_err(|error| error.inside("text_config"))?;
         if text_config.attention_dropout != 0.0 {
             let dropout = text_config.attention_dropout.to_string();
             return Err(config.unsupported("attention_dropout", &dropout, "0").inside("text_config"));
@@ -117,10 +124,8 @@ impl LlavaConfig {
                 .unsupported("rope_type", "longrope", "default, linear, llama3, yarn")
                 .inside("text_config"));
         }
-        config.expect_flag("tie_word_embeddings", false)?;
-        if text_config.tie_word_embeddings {
-            return Err(config.unsupported("tie_word_embeddings", "true", "false").inside("text_config"));
-        }
+        // Transformers 4 reads the language model's, 5 the whole model's.
+        text_config.tie_word_embeddings |= config.flag("tie_word_embeddings")?;
         let strategy = config.text("vision_feature_select_strategy")?.unwrap_or("default");
         let read = Self {
             feature_blocks: feature_blocks(&config, vision_config.num_hidden_layers)?,
@@ -153,14 +158,24 @@ impl LlavaConfig {
             "multimodal_projector_bias": self.multimodal_projector_bias,
             "vision_feature_layer": self.feature_blocks as i64 - self.vision_config.num_hidden_layers as i64 - 1,
             "vision_feature_select_strategy": if self.patches_only { "default" } else { "full" },
-            "tie_word_embeddings": false,
+            "tie_word_embeddings": self.text_config.tie_word_embeddings,
         })
     }
 }
 
+/// The language model's kind.
+fn variant(text: &Value) -> Result<LlamaVariant, HfError> {
+    let config = ConfigReader::new(text)?;
+    match config.text("model_type")?.unwrap_or("llama") {
+        "llama" => Ok(LlamaVariant::Llama),
+        "qwen2" => Ok(LlamaVariant::Qwen2),
+        other => Err(config.unsupported("model_type", other, "llama, qwen2")),
+    }
+}
+
 /// `text_config` with [`text_defaults`] where it says nothing.
-fn with_defaults(text: &Value) -> Value {
-    let mut keys: Map<String, Value> = text_defaults().as_object().cloned().unwrap_or_default();
+fn with_defaults(text: &Value, variant: LlamaVariant) -> Value {
+    let mut keys: Map<String, Value> = text_defaults(variant).as_object().cloned().unwrap_or_default();
     keys.extend(text.as_object().cloned().unwrap_or_default());
     Value::Object(keys)
 }

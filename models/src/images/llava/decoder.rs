@@ -1,4 +1,4 @@
-//! A Llama as a plain Burn module.
+//! A Llama or Qwen2 as a plain Burn module.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig};
@@ -10,13 +10,14 @@ use crate::encoders::RmsNorm;
 use crate::images::attention::{attend, split_heads};
 use crate::layers::{Angles, RopeConfig, RotaryEmbedding};
 
-/// A Llama: token embedding, blocks, and logits.
+/// A Llama or Qwen2: token embedding, blocks, and logits.
 #[derive(Module, Debug)]
 pub struct Decoder {
     embedding: Embedding,
     blocks: Vec<DecoderBlock>,
     norm: RmsNorm,
-    head: Linear,
+    /// Of the logits, if it is not the embedding.
+    head: Option<Linear>,
     #[module(skip)]
     rope: RopeConfig,
 }
@@ -57,13 +58,14 @@ impl Decoder {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let [heads, key_value_heads] =
             [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);
+        let [input_bias, output_bias] = config.attention_biases();
         let block = |_| DecoderBlock {
             attention_norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
             attention: GroupedAttention {
-                query: linear(hidden, heads, config.attention_bias),
-                key: linear(hidden, key_value_heads, config.attention_bias),
-                value: linear(hidden, key_value_heads, config.attention_bias),
-                output: linear(heads, hidden, config.attention_bias),
+                query: linear(hidden, heads, input_bias),
+                key: linear(hidden, key_value_heads, input_bias),
+                value: linear(hidden, key_value_heads, input_bias),
+                output: linear(heads, hidden, output_bias),
                 n_heads: config.num_attention_heads,
                 n_heads_kv: config.num_key_value_heads,
             },
@@ -76,7 +78,7 @@ impl Decoder {
             embedding: EmbeddingConfig::new(config.vocab_size, hidden).with_initializer(normal.clone()).init(device),
             blocks: (0..config.num_hidden_layers).map(block).collect(),
             norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
-            head: linear(hidden, config.vocab_size, false),
+            head: (!config.tie_word_embeddings).then(|| linear(hidden, config.vocab_size, false)),
             rope: RopeConfig { head_dim: config.head_dim, theta: config.rope_theta, scaling: config.rope_scaling },
         }
     }
@@ -111,7 +113,11 @@ impl Decoder {
 
     /// Logits `[batch, length, vocabulary]` of what comes out of the last block.
     pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        self.head.forward(self.norm.forward(x))
+        let x = self.norm.forward(x);
+        match &self.head {
+            Some(head) => head.forward(x),
+            None => x.matmul(self.embedding.weight.val().transpose().unsqueeze()),
+        }
     }
 }
 

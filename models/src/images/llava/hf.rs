@@ -37,7 +37,11 @@ const NAMES: ModuleNames = ModuleNames {
         ("decoder.norm", "language_model.model.norm"),
         ("decoder.head", "language_model.lm_head"),
     ],
-    copies: &[],
+    // Of models whose logits are the embedding's.
+    copies: &[
+        ("language_model.lm_head.weight", "language_model.model.embed_tokens.weight"),
+        ("lm_head.weight", "model.language_model.embed_tokens.weight"),
+    ],
     derived: &[
         "vision_tower.embeddings.position_ids",
         "vision_tower.vision_model.embeddings.position_ids",
