@@ -43,11 +43,9 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The number of ranks of a run that takes all there are, where one copy of its model takes so many: one for each GPU of
-    /// all processes; on CPUs one for each process, and at least one copy.
-    ///
-    /// # Errors
-    /// If there is no GPU, or the environment makes no sense.
+    /// The number of ranks of a run that takes all there are, where one copy of its model takes so many: one for each
+    /// GPU of all processes; on CPUs one for each process, and at least one copy. Fails if there is no GPU, or the
+    /// environment makes no sense.
     pub(super) fn world_size(self, copy: usize) -> Result<usize, String> {
         let world = ProcessWorld::from_env().map_err(|error| error.to_string())?;
         let (processes, on_host) = world.map_or((1, 1), |world| (world.processes, world.on_host));

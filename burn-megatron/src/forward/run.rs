@@ -125,10 +125,7 @@ impl Shard {
     }
 }
 
-/// Refuses what only training has.
-///
-/// # Errors
-/// Names the size.
+/// Refuses what only training has. The error names the size.
 pub(crate) fn check_layout(layout: &ParallelLayout) -> Result<(), ForwardError> {
     for (key, value, legal) in [("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)] {
         if value > legal {
@@ -138,10 +135,8 @@ pub(crate) fn check_layout(layout: &ParallelLayout) -> Result<(), ForwardError> 
     Ok(())
 }
 
-/// One rank's model, with the adapters of `settings`.
-///
-/// # Errors
-/// If weights cannot be read, or there is an adapter of a layer that cannot have one.
+/// One rank's model, with the adapters of `settings`. Fails if weights cannot be read, or there is an adapter of a
+/// layer that cannot have one.
 pub(crate) fn build<M: CausalLm>(
     rank: &Rank,
     config: &M::Config,

@@ -36,10 +36,7 @@ pub struct LionStep {
     pub config: LionConfig,
 }
 
-/// One step over one parameter, in place.
-///
-/// # Panics
-/// If the slices differ in length.
+/// One step over one parameter, in place. Panics if the slices differ in length.
 pub fn update<E: Real>(param: &mut [E], grad: &[E], momentum: &mut [E], decays: bool, k: &LionStep) {
     let n = param.len();
     assert!(grad.len() == n && momentum.len() == n, "parameter, gradient and momentum differ in length");

@@ -35,10 +35,8 @@ pub struct SgdStep {
     pub config: SgdConfig,
 }
 
-/// One step over one parameter, in place. Without momentum `sum` is not touched and may be empty.
-///
-/// # Panics
-/// If the slices differ in length.
+/// One step over one parameter, in place. Without momentum `sum` is not touched and may be empty. Panics if the slices
+/// differ in length.
 pub fn update<E: Real>(param: &mut [E], grad: &[E], sum: &mut [E], decays: bool, k: &SgdStep) {
     assert_eq!(param.len(), grad.len(), "parameter and gradient differ in length");
     let keep = E::of(if decays { 1.0 - k.lr * k.config.weight_decay } else { 1.0 });

@@ -93,10 +93,8 @@ impl RunData {
 }
 
 impl RunData {
-    /// Each part in words that differ where the data does: its sequences, and a hash of some of them.
-    ///
-    /// # Errors
-    /// If a sequence cannot be read.
+    /// Each part in words that differ where the data does: its sequences, and a hash of some of them. Fails if a
+    /// sequence cannot be read.
     pub(super) fn digest(&self) -> Result<Vec<String>, TrainError> {
         let of = |name: &str, data: &Arc<dyn TokenDataset>| {
             let sequences = data.len();

@@ -87,10 +87,8 @@ fn micro_batch(starts: Option<Vec<usize>>, config: DocumentConfig) -> MicroBatch
     }
 }
 
-/// The training data with what the file of `distill.logits` says of it.
-///
-/// # Errors
-/// If the file is of other sequences, another model or temperature.
+/// The training data with what the file of `distill.logits` says of it. Fails if the file is of other sequences,
+/// another model or temperature.
 pub(super) fn taught(config: &RunConfig, data: Arc<dyn TokenDataset>) -> Result<Arc<dyn TokenDataset>, TrainError> {
     let Some(path) = &config.distill.logits else { return Ok(data) };
     let refused = |what: String| TrainError::TopK { path: path.clone(), what };

@@ -116,10 +116,8 @@ pub struct BlendedDataset {
 }
 
 impl BlendedDataset {
-    /// Mixes `datasets`, which have samples of equal length.
-    ///
-    /// # Errors
-    /// When the index asks for more samples of a dataset than it has.
+    /// Mixes `datasets`, which have samples of equal length. Fails when the index asks for more samples of a dataset
+    /// than it has.
     pub(super) fn new(datasets: Vec<GptDataset>, index: BlendIndex, seq_length: usize) -> Result<Self, String> {
         for (&dataset, &sample) in index.dataset.iter().zip(&index.sample) {
             let available = datasets[usize::from(dataset)].len();

@@ -50,10 +50,8 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
 
 impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
     /// The rank of `learner`, whose model is in host memory, on the logical device `device`. `plan` shards it over
-    /// tensor-parallel ranks, ZeRO stage `zero` over data-parallel ones, with these units in stage 3.
-    ///
-    /// # Errors
-    /// If the plan does not fit the model.
+    /// tensor-parallel ranks, ZeRO stage `zero` over data-parallel ones, with these units in stage 3. Fails if the plan
+    /// does not fit the model.
     pub fn new(
         learner: Learner<M>,
         device: &Device,
@@ -234,10 +232,8 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         }
     }
 
-    /// What this rank saves, and no other: values of its parameters, and states of the optimizer.
-    ///
-    /// # Errors
-    /// If the states cannot be written.
+    /// What this rank saves, and no other: values of its parameters, and states of the optimizer. Fails if the states
+    /// cannot be written.
     pub fn saved(&self, store: &EventStoreClient) -> Result<(Values, Bytes), BoxError> {
         let (here, dp) = (self.groups.pp.rank(), self.groups.dp.rank());
         let states = optimizer_record(&self.learner, store).into_bytes()?;

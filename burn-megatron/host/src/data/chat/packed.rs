@@ -57,10 +57,7 @@ impl Packed {
     }
 
     /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others
-    /// before them. `section` is the configuration's.
-    ///
-    /// # Errors
-    /// If there is only one sequence.
+    /// before them. `section` is the configuration's. Fails if there is only one sequence.
     pub fn split(self, share: f64, seed: u32, section: &str) -> Result<[Self; 2], ChatError> {
         let count = self.sequences.len();
         if count < 2 {

@@ -86,9 +86,7 @@ pub fn preprocess_chat(options: &ChatPreprocess) -> Result<ChatPreprocessReport,
 }
 
 /// Encodes the rows of files in order and hands them to `each`. With `skip`, rows that cannot be used are left out.
-///
-/// # Errors
-/// If files cannot be read, and without `skip` the first row that cannot be used.
+/// Fails if files cannot be read, and without `skip` the first row that cannot be used.
 pub(super) fn encode_all(
     tokenizer: &ChatTokenizer,
     files: &[PathBuf],
