@@ -24,7 +24,6 @@ pub struct Measurement {
     /// Tokens per second and GPU.
     pub tokens_per_second_per_gpu: f64,
     /// Versions of the system and its libraries.
-    #[serde(default)]
     pub versions: Option<String>,
     /// Day, `2026-01-31`.
     pub date: String,

@@ -162,7 +162,6 @@ pub struct LoraSection {
     /// DoRA.
     pub dora: bool,
     /// How frozen weights are stored, if not as all weights.
-    #[serde(default)]
     pub base: Option<BaseFormat>,
     /// An adapter to start from.
     pub adapter: Option<PathBuf>,

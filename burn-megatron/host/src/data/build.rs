@@ -33,16 +33,13 @@ pub struct GptDataConfig {
     #[serde(default)]
     pub num_samples: [Option<usize>; 3],
     /// Id of the end-of-document token, if the prediction made at it should not count in the loss.
-    #[serde(default)]
     pub eod_mask_loss: Option<i64>,
     /// Id of the end-of-document token, if samples should say where their documents start.
-    #[serde(default)]
     pub eod_documents: Option<i64>,
     /// Whether validation keeps the tokens that do not fill a last sample, padded and masked.
     #[serde(default)]
     pub keep_partial_validation: bool,
     /// Folder that keeps sample orders between runs; without it they are built each time.
-    #[serde(default)]
     pub cache: Option<PathBuf>,
 }
 
