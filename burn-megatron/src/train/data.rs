@@ -204,7 +204,7 @@ impl CheckedSequences {
         let every = self.sequences.div_ceil(SPOT_CHECKS).max(1);
         for sequence in (0..self.sequences).step_by(every).chain([self.sequences / 2, self.sequences.saturating_sub(1)])
         {
-            if let Some(id) = self.outside(&self.data.try_sample(sequence)?) {
+            if let Some(id) = self.outside(&self.data.try_sample(sequence).map_err(TrainError::Sample)?) {
                 return Err(TrainError::Token { part, sequence, id, vocabulary: self.vocabulary });
             }
         }

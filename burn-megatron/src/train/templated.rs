@@ -44,7 +44,7 @@ pub(super) fn describe(part: &str, rows: &Rows, packed: (usize, f64), report: &C
         }
     }
     if let Some(first) = &report.skipped.first {
-        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows));
+        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows as u64));
     }
     line
 }

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
 use super::gpt::GptDataset;
-use super::indexed::IndexedError;
 use super::sample::{Sample, SampleError, TokenDataset};
 
 /// Prefixes of indexed datasets and how much of each is wanted: `"0.3 A 0.7 B"`, or `"A B"` for everything there is.
@@ -128,18 +127,6 @@ impl BlendedDataset {
         Ok(Self { datasets, index, seq_length })
     }
 
-    /// The sample at an index.
-    ///
-    /// # Errors
-    /// When a `.bin` file can no longer be read.
-    ///
-    /// # Panics
-    /// When `index` is not below [`len`](TokenDataset::len).
-    pub fn try_sample(&self, index: usize) -> Result<Sample, IndexedError> {
-        assert!(index < self.index.dataset.len(), "sample {index} of {}", self.index.dataset.len());
-        self.datasets[usize::from(self.index.dataset[index])].try_sample(self.index.sample[index] as usize)
-    }
-
     /// The datasets that are mixed.
     pub fn datasets(&self) -> &[GptDataset] {
         &self.datasets
@@ -165,7 +152,8 @@ impl TokenDataset for BlendedDataset {
     }
 
     fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
-        Ok(BlendedDataset::try_sample(self, index)?)
+        assert!(index < self.index.dataset.len(), "sample {index} of {}", self.index.dataset.len());
+        self.datasets[usize::from(self.index.dataset[index])].try_sample(self.index.sample[index] as usize)
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {

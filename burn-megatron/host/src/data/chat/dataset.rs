@@ -39,6 +39,16 @@ pub struct ChatReport {
     pub learned: usize,
 }
 
+impl ChatReport {
+    /// Of files in which no `sample` can be used.
+    pub(super) fn nothing(&self, sample: &str, files: &[PathBuf]) -> ChatError {
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        let (files, bad, long, why) = (files.join(", "), self.skipped.rows, self.dropped, self.skipped.named());
+        let what = format!("no {sample} of {files} can be used: {bad} rows are bad, {long} {sample}s too long{why}");
+        ChatError::Nothing { what }
+    }
+}
+
 /// Sequences of conversations. Those that share a sequence are documents of it.
 #[derive(Clone, Debug)]
 pub struct ChatDataset(Packed);
@@ -69,16 +79,7 @@ impl ChatDataset {
             Ok(())
         })?;
         if samples.is_empty() {
-            let files: Vec<String> = set.files.iter().map(|file| file.display().to_string()).collect();
-            let why = report.skipped.first.as_ref().map_or(String::new(), |first| format!("; the first: {first}"));
-            return Err(ChatError::Nothing {
-                what: format!(
-                    "no sample of {} can be used: {} rows are bad, {} samples too long{why}",
-                    files.join(", "),
-                    report.skipped.rows,
-                    report.dropped
-                ),
-            });
+            return Err(report.nothing("sample", &set.files));
         }
         let packed = Packed::new(samples, seq_length, set.packing);
         (report.samples, report.learned) = (packed.groups.len(), packed.learned());

@@ -56,5 +56,5 @@ pub use learned::{ChatLoss, TooLong};
 pub use lines::{Row, rows};
 pub use pack::pack;
 pub use pairs::{PairDataset, PairSet};
-pub use preprocess::{ChatPreprocess, ChatPreprocessReport, preprocess_chat};
+pub use preprocess::{ChatPreprocess, ChatPreprocessReport, Skipped, preprocess_chat};
 pub use row::{Conversation, parse_row};

@@ -6,7 +6,7 @@ use super::error::ChatError;
 use super::learned::Tokens;
 use super::pack::pack;
 use crate::data::Sample;
-use crate::data::numpy::RandomState;
+use crate::data::numpy::{RandomState, epochs};
 
 /// Sequences of groups of texts. The texts of a group, a conversation or the answers of a pair, follow each other in one
 /// sequence; each is a document of it.
@@ -46,14 +46,7 @@ impl Packed {
 
     /// `samples` sequences: epochs, each in an order of its own that follows from the seed.
     pub fn shuffle(&mut self, samples: usize, seed: u32) {
-        let mut random = RandomState::new(seed);
-        self.order.clear();
-        while self.order.len() < samples {
-            let mut epoch: Vec<u32> = (0..self.sequences.len() as u32).collect();
-            random.shuffle(&mut epoch);
-            self.order.extend(epoch);
-        }
-        self.order.truncate(samples);
+        self.order = epochs(self.sequences.len(), samples, seed);
     }
 
     /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others

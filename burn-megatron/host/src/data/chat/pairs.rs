@@ -70,12 +70,8 @@ impl PairDataset {
             for (row, found) in some.iter().zip(found) {
                 match found {
                     Ok(found) => all.push((row.clone(), found)),
-                    Err(what) if set.skip_bad_rows => {
-                        report.skipped.rows += 1;
-                        report.skipped.first.get_or_insert_with(|| row.refused(what).to_string());
-                    }
                     Err(what) => {
-                        return Err(row.refused(format!("{what} (preference.skip-bad-rows: leave such rows out)")));
+                        report.skipped.leave_out(row, what, (set.skip_bad_rows, "preference.skip-bad-rows"))?;
                     }
                 }
             }
@@ -125,16 +121,7 @@ impl PairDataset {
             pairs.push(pair);
         }
         if pairs.is_empty() {
-            let files: Vec<String> = set.files.iter().map(|file| file.display().to_string()).collect();
-            let why = report.skipped.first.as_ref().map_or(String::new(), |first| format!("; the first: {first}"));
-            return Err(ChatError::Nothing {
-                what: format!(
-                    "no pair of {} can be used: {} rows are bad, {} pairs too long{why}",
-                    files.join(", "),
-                    report.skipped.rows,
-                    report.dropped
-                ),
-            });
+            return Err(report.nothing("pair", &set.files));
         }
         let data = Self::new(pairs, seq_length, set.packing);
         (report.samples, report.learned) = (data.packed.groups.len(), data.packed.learned());
