@@ -91,10 +91,8 @@ impl From<RecordFields> for Measurement {
     }
 }
 
-/// The measurements of a file: a record of `bench`, or a list of other systems' measurements.
-///
-/// # Errors
-/// If the text is neither.
+/// The measurements of a file: a record of `bench`, or a list of other systems' measurements. Fails if the text is
+/// neither.
 pub fn measurements(text: &str) -> Result<Vec<Measurement>, serde_json::Error> {
     if text.trim_start().starts_with('[') {
         return serde_json::from_str(text);

@@ -70,10 +70,8 @@ pub struct Args {
     quantise: QuantiseArgs,
 }
 
-/// Checks the checkpoint's hashes and writes the folder.
-///
-/// # Errors
-/// If the checkpoint is damaged or not of a model that Hugging Face has, or the folder cannot be written.
+/// Checks the checkpoint's hashes and writes the folder. Fails if the checkpoint is damaged or not of a model that
+/// Hugging Face has, or the folder cannot be written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let (Some(from), Some(to)) = (&args.from_hf, &args.hf) {
         super::print(&args.quantise.export(from, to, args.dtype, args.max_shard_size)?)?;

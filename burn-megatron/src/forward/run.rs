@@ -20,10 +20,7 @@ use super::loss::{IGNORED, counted, exact, fp32, shifted};
 use super::settings::{Input, Output, Settings};
 use crate::verify::{LocalTensor, assemble};
 
-/// Runs a model with the weights of `source` on `input`.
-///
-/// # Errors
-/// If input, model and layout do not fit, or a rank fails.
+/// Runs a model with the weights of `source` on `input`. Fails if input, model and layout do not fit, or a rank fails.
 pub fn forward(
     config: &FamilyConfig,
     source: &dyn WeightSource,

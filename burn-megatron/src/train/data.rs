@@ -30,18 +30,14 @@ pub(super) struct Tokens {
 
 impl RunData {
     /// Opens the data of a run. Text is tokenized first, into `data/` of the output folder; `progress` is told how far
-    /// that is.
-    ///
-    /// # Errors
-    /// If files cannot be read, hold too little, or speak of tokens that the model does not have.
+    /// that is. Fails if files cannot be read, hold too little, or speak of tokens that the model does not have.
     pub fn open(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
         Self::open_among(config, &Cluster::from([]), progress)
     }
 
     /// [`open`](Self::open) in all processes: the first one tokenizes the text before the others look at it.
     ///
-    /// # Errors
-    /// As [`open`](Self::open), or if another process fails.
+    /// Fails as [`open`](Self::open), or if another process fails.
     pub fn open_among(
         config: &RunConfig,
         cluster: &Cluster,

@@ -19,10 +19,8 @@ use crate::hf::HfFolder;
 use crate::refusal::{Access, advice};
 
 /// Writes the `k` likeliest tokens at every input of the sequences that a run of `plan` reads, as the teacher of its
-/// configuration has them on one device. Gives the number of sequences.
-///
-/// # Errors
-/// If there is no teacher, data cannot be read or the file not be written.
+/// configuration has them on one device. Gives the number of sequences. Fails if there is no teacher, data cannot be
+/// read or the file not be written.
 pub fn write_top_k(
     plan: &Plan,
     device: &Device,
