@@ -11,7 +11,6 @@ mod error;
 mod groups;
 mod lead;
 mod lines;
-mod mailbox;
 mod orders;
 mod part;
 mod pipeline;

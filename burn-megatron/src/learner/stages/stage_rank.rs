@@ -14,12 +14,12 @@ use burn::train::{Learner, LearnerModel, TrainStep};
 
 use super::chunk::{Chunk, Run, Seed, Value};
 use super::groups::Groups;
-use super::mailbox::Mailbox;
 use super::stage_model::stage_model;
 use super::stage_zero::StageZero;
 use super::tied::sum_tied;
 use super::values::{Values, values};
 use super::{Activation, Division, Stages};
+use crate::engine::mailbox::Mailbox;
 use crate::learner::states::{average_states, with_own_states};
 use crate::learner::zero::records::{only, optimizer_record};
 use crate::learner::zero::{Units, running_states};
@@ -124,7 +124,7 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         let batches: Vec<Input<M>> = batches.into_iter().map(|batch| batch.fork(&self.device)).collect();
         let schedule = self.division.schedule(batches.len());
         let here = self.groups.pp.rank();
-        let mut mailbox = Mailbox::new(self.groups.pp.clone(), self.device.clone());
+        let mut mailbox = Mailbox::new((self.groups.pp.clone(), self.device.clone()));
         let mut outputs: Vec<Option<Output<M>>> = batches.iter().map(|_| None).collect();
         for action in &schedule.ranks[here] {
             match action {
