@@ -35,7 +35,7 @@ pub(super) fn steps(disk: &SimDisk) -> Vec<u64> {
     Checkpoint::list(&root).unwrap().into_keys().collect()
 }
 
-pub(super) fn says(error: &CheckpointError, words: &[&str]) {
+pub(super) fn says(error: &(impl ToString + ?Sized), words: &[&str]) {
     let error = error.to_string();
     for word in words {
         assert!(error.contains(word), "`{word}` is missing in: {error}");
