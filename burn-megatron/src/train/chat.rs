@@ -38,7 +38,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
         valid.push(part);
     } else if evaluates && share > 0.0 {
         for part in &mut train {
-            let [rest, held_out] = part.clone().split(share, data.seed)?;
+            let [rest, held_out] = part.clone().split(share, data.seed, "chat")?;
             *part = rest;
             valid.push(held_out);
         }

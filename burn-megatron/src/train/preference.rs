@@ -39,7 +39,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
             (train, Some(valid))
         }
         _ if share > 0.0 => {
-            let [train, valid] = train.split(share, data.seed)?;
+            let [train, valid] = train.split(share, data.seed, "preference")?;
             (train, Some(valid))
         }
         _ => (train, None),

@@ -55,6 +55,7 @@ pub use folder::special_token;
 pub use learned::{ChatLoss, TooLong};
 pub use lines::{Row, rows};
 pub use pack::pack;
-pub use pairs::{PairDataset, PairSet};
+pub use packed::Packed;
+pub use pairs::{PairDataset, PairSet, References};
 pub use preprocess::{ChatPreprocess, ChatPreprocessReport, Skipped, preprocess_chat};
 pub use row::{Conversation, parse_row};
