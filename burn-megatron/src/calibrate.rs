@@ -35,10 +35,8 @@ pub struct Calibration<'a> {
 pub type InputSums = BTreeMap<String, Arc<HostTensor>>;
 
 impl Calibration<'_> {
-    /// The sums of the linear layers of some blocks over all tokens.
-    ///
-    /// # Errors
-    /// If weights cannot be read, or the device fails.
+    /// The sums of the linear layers of some blocks over all tokens. Fails if weights cannot be read, or the device
+    /// fails.
     pub fn observe(&self, moments: Moments, blocks: Range<usize>) -> Result<InputSums, ForwardError> {
         self.config.visit(Observe { calibration: *self, moments, blocks })
     }
@@ -102,10 +100,8 @@ impl<'a> InputHessians<'a> {
         Self { calibration, together, held: 0..0, layers: BTreeMap::new() }
     }
 
-    /// The factor of a layer's inputs; `None` if the layer records none, as routed experts.
-    ///
-    /// # Errors
-    /// If the model cannot compute, or its activations are not finite.
+    /// The factor of a layer's inputs; `None` if the layer records none, as routed experts. Fails if the model cannot
+    /// compute, or its activations are not finite.
     pub fn factor(&mut self, layer: &str) -> Result<Option<Arc<Factor>>, BoxError> {
         let block = layer.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
         let Some(block) = block else { return Ok(None) };

@@ -13,8 +13,9 @@ use burn::optim::SgdConfig;
 use burn::prelude::*;
 use burn::tensor::activation::relu;
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
+use burn::train::{Learner, RegressionOutput, SupervisedTraining};
 use burn_megatron::prelude::*;
+use burn_megatron::steps_of_stages;
 
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
@@ -78,24 +79,7 @@ impl Stages for Mlp {
     }
 }
 
-impl TrainStep for Mlp {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Mlp {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> RegressionOutput {
-        self.run(&batch).1
-    }
-}
+steps_of_stages!(Mlp, Batch, RegressionOutput);
 
 struct Sines;
 

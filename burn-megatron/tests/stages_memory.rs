@@ -10,8 +10,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::SgdConfig;
 use burn::prelude::*;
 use burn::train::renderer::CliMetricsRenderer;
-use burn::train::{InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
+use burn::train::{Learner, RegressionOutput, SupervisedTraining};
 use burn_megatron::prelude::*;
+use burn_megatron::steps_of_stages;
 
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
@@ -67,24 +68,7 @@ impl Stages for Chain {
     }
 }
 
-impl TrainStep for Chain {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Chain {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> RegressionOutput {
-        self.run(&batch).1
-    }
-}
+steps_of_stages!(Chain, Batch, RegressionOutput);
 
 /// The number of an item in its first place.
 struct Numbers;

@@ -41,7 +41,7 @@ pub use decoder::{Decoder, Experts, Latent, LayerKind, Linear, LocalExperts, Loc
 pub use memory::{RankMemory, memory, total_memory};
 pub use operations::Adapters;
 pub use post_training::{Completions, LossOf, PostTraining};
-pub use report::{Report, bytes, describe};
+pub use report::{Report, bytes, describe, thousands};
 pub use search::{Candidate, SearchRequest, SearchResult, search};
 pub use state::{Moments, StateBytes, States};
 pub use time::{StepTime, step_time};

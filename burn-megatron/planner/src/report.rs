@@ -47,8 +47,8 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-/// A number with commas between thousands.
-fn thousands(number: f64) -> String {
+/// A number with commas between thousands: `11006` as `11,006`.
+pub fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let parts: Vec<&str> =
         digits.as_bytes().rchunks(3).rev().map(|part| std::str::from_utf8(part).unwrap_or_default()).collect();

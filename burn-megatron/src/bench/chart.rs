@@ -5,6 +5,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use crate::plan::thousands;
+use crate::schedule::draw::escape;
+
 /// A measurement of a system for the chart: an entry of `benchmarks/peers/*.json`, or one of our records.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -24,7 +27,6 @@ pub struct Measurement {
     /// Tokens per second and GPU.
     pub tokens_per_second_per_gpu: f64,
     /// Versions of the system and its libraries.
-    #[serde(default)]
     pub versions: Option<String>,
     /// Day, `2026-01-31`.
     pub date: String,
@@ -92,10 +94,8 @@ impl From<RecordFields> for Measurement {
     }
 }
 
-/// The measurements of a file: a record of `bench`, or a list of other systems' measurements.
-///
-/// # Errors
-/// If the text is neither.
+/// The measurements of a file: a record of `bench`, or a list of other systems' measurements. Fails if the text is
+/// neither.
 pub fn measurements(text: &str) -> Result<Vec<Measurement>, serde_json::Error> {
     if text.trim_start().starts_with('[') {
         return serde_json::from_str(text);
@@ -167,13 +167,7 @@ pub fn svg(all: &[Measurement]) -> String {
     );
     let mut y = 40.0;
     for group in &groups {
-        _ = writeln!(
-            out,
-            "<text class=\"title\" x=\"{}\" y=\"{}\">{}</text>",
-            BARS[0],
-            y + 20.0,
-            escaped(&group.title)
-        );
+        _ = writeln!(out, "<text class=\"title\" x=\"{}\" y=\"{}\">{}</text>", BARS[0], y + 20.0, escape(&group.title));
         y += TITLE;
         let of_model = groups.iter().filter(|other| other.model == group.model).flat_map(|group| &group.bars);
         let most = of_model.map(|bar| bar.tokens_per_second_per_gpu).fold(f64::MIN_POSITIVE, f64::max);
@@ -189,7 +183,7 @@ pub fn svg(all: &[Measurement]) -> String {
                 "<text class=\"muted\" x=\"{}\" y=\"{}\">{}</text>",
                 BARS[0],
                 y + 10.0,
-                escaped(&bar.system)
+                escape(&bar.system)
             );
             _ = writeln!(
                 out,
@@ -208,18 +202,6 @@ pub fn svg(all: &[Measurement]) -> String {
         }
     }
     out + "</svg>\n"
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;")
-}
-
-/// `11006` as `11,006`.
-fn thousands(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let parts: Vec<&str> =
-        digits.as_bytes().rchunks(3).rev().map(|part| std::str::from_utf8(part).unwrap_or_default()).collect();
-    parts.join(",")
 }
 
 #[cfg(test)]

@@ -110,10 +110,8 @@ impl DocumentReport {
 }
 
 impl DocumentReport {
-    /// Whether `context.dynamic` can assign the documents of the first `steps` steps to ranks.
-    ///
-    /// # Errors
-    /// The first that is too long for all ranks together.
+    /// Whether `context.dynamic` can assign the documents of the first `steps` steps to ranks. The error has the first
+    /// that is too long for all ranks together.
     pub fn check(config: &RunConfig, data: &dyn TokenDataset, steps: usize) -> Result<(), TooLong> {
         let (context, layout) = (&config.context, &config.parallel);
         let Some(most) = context.max_tokens_per_rank.filter(|_| context.dynamic && !data.is_empty()) else {

@@ -55,10 +55,7 @@ pub const RECIPES: [Recipe; 3] = [
     ),
 ];
 
-/// The recipe of a name.
-///
-/// # Errors
-/// Names all recipes.
+/// The recipe of a name. The error names all recipes.
 pub fn find(name: &str) -> Result<Recipe> {
     let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == name) else {
         let names: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();

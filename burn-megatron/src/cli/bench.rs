@@ -89,10 +89,8 @@ pub struct Args {
     overrides: Overrides,
 }
 
-/// Runs `bench`.
-///
-/// # Errors
-/// If a run is not one, does not fit, or fails; the layouts before it have been measured and written.
+/// Runs `bench`. Fails if a run is not one, does not fit, or fails; the layouts before it have been measured and
+/// written.
 pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     if let Some(file) = &args.chart {
         let files: Vec<&Path> = std::iter::once(Path::new(&args.what)).chain(args.files.iter().map(|f| &**f)).collect();

@@ -53,10 +53,8 @@ impl CalibrationArgs {
         !self.calibration.is_empty() || !self.perplexity.is_empty()
     }
 
-    /// What the model of a folder is to read; files that are wrong are refused before anything is computed.
-    ///
-    /// # Errors
-    /// If a file, a number or the device cannot be used.
+    /// What the model of a folder is to read; files that are wrong are refused before anything is computed. Fails if a
+    /// file, a number or the device cannot be used.
     pub fn texts(&self, from: &Path, folder: &HfFolder) -> Result<Texts> {
         for (key, value, least) in
             [("--calibration-samples", self.calibration_samples, 1), ("--max-length", self.max_length, 2)]
@@ -111,20 +109,14 @@ impl Texts {
         }
     }
 
-    /// The sum of the losses of the calibration texts' tokens.
-    ///
-    /// # Errors
-    /// If the model cannot compute.
+    /// The sum of the losses of the calibration texts' tokens. Fails if the model cannot compute.
     pub fn loss(&self, model: (&FamilyConfig, &dyn WeightSource)) -> Result<f64, EvalError> {
         let Some(encoder) = &self.encoder else { return Ok(0.0) };
         let answers = compute(model, &self.calibration, encoder.tokenizer(), &self.settings())?;
         Ok(-answers.scores.iter().map(|score| score.log_likelihood).sum::<f64>())
     }
 
-    /// The perplexity per token of each file, as `eval` has it.
-    ///
-    /// # Errors
-    /// If the model cannot compute.
+    /// The perplexity per token of each file, as `eval` has it. Fails if the model cannot compute.
     pub fn perplexities(&self, folder: &HfFolder) -> Result<Vec<(String, f64)>, EvalError> {
         let (Some((tasks, work)), Some(encoder)) = (&self.perplexity, &self.encoder) else { return Ok(Vec::new()) };
         let answers = compute((folder.config(), folder), work, encoder.tokenizer(), &self.settings())?;

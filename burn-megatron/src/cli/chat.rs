@@ -63,10 +63,8 @@ pub struct Args {
     tensor_parallel: usize,
 }
 
-/// Reads messages from standard input and writes answers to standard output until the input ends or `/quit`.
-///
-/// # Errors
-/// If the model, its tokenizer or its chat template cannot be used; before the first message is read.
+/// Reads messages from standard input and writes answers to standard output until the input ends or `/quit`. Fails if
+/// the model, its tokenizer or its chat template cannot be used; before the first message is read.
 pub fn run(args: Args) -> Result<ExitCode> {
     alone("chat")?;
     let folder = HfFolder::open(&args.hf)?;

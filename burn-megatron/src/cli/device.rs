@@ -43,11 +43,9 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The number of ranks of a run that takes all there are, where one copy of its model takes so many: one for each GPU of
-    /// all processes; on CPUs one for each process, and at least one copy.
-    ///
-    /// # Errors
-    /// If there is no GPU, or the environment makes no sense.
+    /// The number of ranks of a run that takes all there are, where one copy of its model takes so many: one for each
+    /// GPU of all processes; on CPUs one for each process, and at least one copy. Fails if there is no GPU, or the
+    /// environment makes no sense.
     pub(super) fn world_size(self, copy: usize) -> Result<usize, String> {
         let world = ProcessWorld::from_env().map_err(|error| error.to_string())?;
         let (processes, on_host) = world.map_or((1, 1), |world| (world.processes, world.on_host));
@@ -60,10 +58,8 @@ impl DeviceKind {
         }
     }
 
-    /// A device for each rank of a layout.
-    ///
-    /// # Errors
-    /// If there are fewer GPUs than ranks (with the nearest layout that fits), or something that they need is missing.
+    /// A device for each rank of a layout. Fails if there are fewer GPUs than ranks (with the nearest layout that
+    /// fits), or something that they need is missing.
     pub fn devices(self, layout: &ParallelLayout) -> Result<Vec<Device>> {
         let ranks = layout.world_size();
         match self {
@@ -75,20 +71,15 @@ impl DeviceKind {
         }
     }
 
-    /// A cluster with a device for each of its ranks here.
-    ///
-    /// # Errors
-    /// If the ranks cannot be shared out over the processes, there are fewer GPUs than ranks, or something that they need
-    /// is missing.
+    /// A cluster with a device for each of its ranks here. Fails if the ranks cannot be shared out over the processes,
+    /// there are fewer GPUs than ranks, or something that they need is missing.
     pub fn of_cluster(self, layout: &ParallelLayout, cluster: &Cluster) -> Result<Cluster> {
         let numbers = cluster.local_devices(layout)?;
         Ok(cluster.on(self.numbered(layout, numbers, (cluster.process(), cluster.count()))?))
     }
 
-    /// A device for each rank of this process.
-    ///
-    /// # Errors
-    /// If this host has fewer GPUs than its processes have ranks, or something that they need is missing.
+    /// A device for each rank of this process. Fails if this host has fewer GPUs than its processes have ranks, or
+    /// something that they need is missing.
     pub fn devices_among(self, processes: &Processes) -> Result<Vec<Device>> {
         let (layout, numbers) = (processes.mesh().layout(), processes.local_devices());
         self.numbered(layout, numbers, (processes.process(), processes.count()))
@@ -117,11 +108,9 @@ impl DeviceKind {
         }
     }
 
-    /// A cluster with all GPUs, or one CPU: layouts with more ranks than devices share them, and communicate through the
-    /// host.
-    ///
-    /// # Errors
-    /// If there is no GPU, or something that it needs is missing; with GPUs, if there are several processes.
+    /// A cluster with all GPUs, or one CPU: layouts with more ranks than devices share them, and communicate through
+    /// the host. Fails if there is no GPU, or something that it needs is missing; with GPUs, if there are several
+    /// processes.
     pub fn shared(self, cluster: &Cluster) -> Result<Cluster> {
         if self == DeviceKind::Cpu {
             return Ok(cluster.on(vec![Device::flex()]));

@@ -21,10 +21,7 @@ pub struct Args {
 }
 
 /// Prints a line per item. The exit code is 1 if something is missing for runs on the machine's GPUs, or a kernel is
-/// wrong.
-///
-/// # Errors
-/// If the all-reduce fails.
+/// wrong. Fails if the all-reduce fails.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let show = |items: Vec<Item>| {
         items.iter().for_each(say);

@@ -73,10 +73,8 @@ pub struct Args {
     layout: LayoutArgs,
 }
 
-/// Prints a table of metrics and writes the samples.
-///
-/// # Errors
-/// If a file, the model or the layout cannot be used; a wrong row before the model is loaded.
+/// Prints a table of metrics and writes the samples. Fails if a file, the model or the layout cannot be used; a wrong
+/// row before the model is loaded.
 pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     let layout = args.layout.over(ParallelLayout::default())?;
     check_layout(&layout)?;

@@ -70,10 +70,8 @@ pub struct Args {
     quantise: QuantiseArgs,
 }
 
-/// Checks the checkpoint's hashes and writes the folder.
-///
-/// # Errors
-/// If the checkpoint is damaged or not of a model that Hugging Face has, or the folder cannot be written.
+/// Checks the checkpoint's hashes and writes the folder. Fails if the checkpoint is damaged or not of a model that
+/// Hugging Face has, or the folder cannot be written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let (Some(from), Some(to)) = (&args.from_hf, &args.hf) {
         super::print(&args.quantise.export(from, to, args.dtype, args.max_shard_size)?)?;
@@ -158,10 +156,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The type of the weights of a checkpoint that has their average too.
-///
-/// # Errors
-/// If it has none.
+/// The type of the weights of a checkpoint that has their average too. Fails if it has none.
 fn of_weights(checkpoint: &Checkpoint) -> anyhow::Result<Element> {
     let of_kind = |kind: Kind| checkpoint.tensors().iter().find(|tensor| tensor.kind == kind);
     let (Some(average), Some(weight)) = (of_kind(Kind::Average), of_kind(Kind::Weight)) else {
@@ -170,10 +165,8 @@ fn of_weights(checkpoint: &Checkpoint) -> anyhow::Result<Element> {
     Element::of(weight.dtype).or(Element::of(average.dtype)).context("its weights are no floats")
 }
 
-/// The adapters that a checkpoint has in place of a model's weights.
-///
-/// # Errors
-/// If its configuration says what the model cannot have.
+/// The adapters that a checkpoint has in place of a model's weights. Fails if its configuration says what the model
+/// cannot have.
 pub(super) fn adapters(checkpoint: &Checkpoint, model: &FamilyConfig) -> Result<Option<LoraPlan>, LoraError> {
     let lora: Option<LoraSection> = serde_json::from_value(checkpoint.state().config["lora"].clone()).ok();
     lora.map_or(Ok(None), |lora| lora.plan(model))

@@ -20,10 +20,7 @@ pub struct Args {
     output: PathBuf,
 }
 
-/// Copies the checkpoint and compares its hashes.
-///
-/// # Errors
-/// If there is none, it is damaged, or storage or disk refuse.
+/// Copies the checkpoint and compares its hashes. Fails if there is none, it is damaged, or storage or disk refuse.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let path = fetch(&*open_storage(&args.storage)?.0, args.step, &args.output)?;

@@ -123,10 +123,7 @@ pub struct Args {
     layout: LayoutArgs,
 }
 
-/// Writes the output file and says what is in it.
-///
-/// # Errors
-/// If a file, the model or the layout cannot be used.
+/// Writes the output file and says what is in it. Fails if a file, the model or the layout cannot be used.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let layout = args.layout.over(ParallelLayout::default())?;
     let loss = args.objective.of_pairs();

@@ -83,10 +83,8 @@ struct Source {
     generation: GenerationConfig,
 }
 
-/// Writes the text to standard output as it comes and the speed to standard error.
-///
-/// # Errors
-/// If the model or its tokenizer cannot be read, or cannot do what is asked for; before anything is written.
+/// Writes the text to standard output as it comes and the speed to standard error. Fails if the model or its tokenizer
+/// cannot be read, or cannot do what is asked for; before anything is written.
 pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     let source = open(&args, cluster)?;
     let (tokens, writer) = match read_prompt(&args)? {

@@ -14,10 +14,8 @@ use crate::plan::{bytes, total_memory};
 /// Bytes of a sample's place in the order of all samples: its document, its offset, its place in the shuffled order.
 const ORDER: u64 = 12;
 
-/// Refuses a run whose CPU ranks, `share` of all ranks, need more memory than this host has available.
-///
-/// # Errors
-/// The bytes that are needed, those that are available, and what to change.
+/// Refuses a run whose CPU ranks, `share` of all ranks, need more memory than this host has available. The error has
+/// the bytes that are needed, those that are available, and what to change.
 pub(super) fn check_memory(config: &RunConfig, share: f64) -> Result<()> {
     // Adapters need much less than the plan, which trains everything, says.
     if config.lora.rank.is_some() {
@@ -37,10 +35,8 @@ pub(super) fn check_memory(config: &RunConfig, share: f64) -> Result<()> {
     )
 }
 
-/// Refuses an order of samples that this host cannot hold. Process 0 holds it on GPUs, too.
-///
-/// # Errors
-/// The bytes that are needed, those that are available, and the nearest legal number.
+/// Refuses an order of samples that this host cannot hold. Process 0 holds it on GPUs, too. The error has the bytes
+/// that are needed, those that are available, and the nearest legal number.
 pub(super) fn check_samples(config: &RunConfig) -> Result<()> {
     let (samples, Some(available)) = (config.data.samples as u64, available_memory()) else { return Ok(()) };
     let (needed, most) = (samples.saturating_mul(ORDER), available / ORDER);

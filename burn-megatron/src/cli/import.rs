@@ -28,10 +28,8 @@ pub struct Args {
     output: PathBuf,
 }
 
-/// Checks the folder and writes the checkpoint.
-///
-/// # Errors
-/// If the folder is not a model of ours, or the checkpoint cannot be written.
+/// Checks the folder and writes the checkpoint. Fails if the folder is not a model of ours, or the checkpoint cannot be
+/// written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let weights = args.weights.as_ref().unwrap_or(&args.hf);
     let folder = HfFolder::with_weights(&args.hf, weights)?;

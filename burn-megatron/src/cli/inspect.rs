@@ -200,7 +200,7 @@ fn show(args: &Args, splits: &GptSplits) -> anyhow::Result<()> {
     let load = |path: &PathBuf| read_tokenizer(path).map_err(|error| anyhow!("{}: {error}", path.display()));
     let tokenizer = args.tokenizer.as_ref().map(load).transpose()?;
     for index in 0..args.samples.unwrap_or(SHOWN.min(data.len())) {
-        let sample = describe_sample(&data.try_sample(index)?, tokenizer.as_ref())?;
+        let sample = describe_sample(&data.try_sample(index).map_err(anyhow::Error::from_boxed)?, tokenizer.as_ref())?;
         print(&format!("{}[{index}] {sample}\n", split.name()))?;
     }
     if let Some(out) = &args.out {

@@ -80,10 +80,8 @@ impl LayoutArgs {
         }
     }
 
-    /// The layout that the flags ask for, with the sizes of `default` for flags that are not given.
-    ///
-    /// # Errors
-    /// If the sizes do not make a legal layout, or the data-parallel size is `auto`.
+    /// The layout that the flags ask for, with the sizes of `default` for flags that are not given. Fails if the sizes
+    /// do not make a legal layout, or the data-parallel size is `auto`.
     pub fn over(&self, default: ParallelLayout) -> Result<ParallelLayout> {
         if self.data_parallel == Some(DataParallel::Auto) {
             bail!(

@@ -33,10 +33,7 @@ pub struct Args {
     max_shard_size: u64,
 }
 
-/// Writes the folder.
-///
-/// # Errors
-/// If base and adapter do not belong together, or a file cannot be read or written.
+/// Writes the folder. Fails if base and adapter do not belong together, or a file cannot be read or written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if ModuleFolder::is_one(&args.hf)? {
         return module(&args);

@@ -131,7 +131,10 @@ fn describe_chat(options: &ChatPreprocess, report: &ChatPreprocessReport) -> Str
         HumanCount(report.assistant_tokens)
     );
     if let Some(first) = &report.skipped.first {
-        text += &format!("left out {} rows that cannot be used; the first: {first}\n", HumanCount(report.skipped.rows));
+        text += &format!(
+            "left out {} rows that cannot be used; the first: {first}\n",
+            HumanCount(report.skipped.rows as u64)
+        );
     }
     text
 }

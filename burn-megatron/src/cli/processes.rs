@@ -12,10 +12,8 @@ use super::device::DeviceKind;
 use crate::config::RunConfig;
 use crate::console::say;
 
-/// Joins the other processes of a run, if there are any. An illegal layout is left for the plan to refuse.
-///
-/// # Errors
-/// If the environment is wrong, a process does not come, or the processes were started with different arguments.
+/// Joins the other processes of a run, if there are any. An illegal layout is left for the plan to refuse. Fails if the
+/// environment is wrong, a process does not come, or the processes were started with different arguments.
 pub(super) fn join(config: &RunConfig, place: DeviceKind) -> Result<Option<Processes>> {
     let (Some(world), Ok(mesh)) = (ProcessWorld::from_env()?, Mesh::new(config.parallel.clone())) else {
         return Ok(None);
@@ -27,11 +25,8 @@ pub(super) fn join(config: &RunConfig, place: DeviceKind) -> Result<Option<Proce
     }
 }
 
-/// Does the work of a command in all processes of a run: all have the same arguments, and if it fails in one, it fails in
-/// all.
-///
-/// # Errors
-/// As [`join`], and those of the work in any process.
+/// Does the work of a command in all processes of a run: all have the same arguments, and if it fails in one, it fails
+/// in all. Fails as [`join`], and those of the work in any process.
 pub(super) fn together(place: DeviceKind, work: impl FnOnce(&Cluster) -> Result<ExitCode>) -> Result<ExitCode> {
     let cluster = Cluster::from_env(&agreement(place, ("arguments", flags(std::env::args().skip(1)))))?;
     cluster.run(|| work(&cluster))
@@ -85,10 +80,7 @@ fn assignments(text: &str) -> String {
     assignments.join("\n")
 }
 
-/// Refuses to run `command` as one of several processes.
-///
-/// # Errors
-/// If the environment asks for several.
+/// Refuses to run `command` as one of several processes. Fails if the environment asks for several.
 pub(super) fn alone(command: &str) -> Result<()> {
     if let Some(world) = ProcessWorld::from_env()? {
         bail!(

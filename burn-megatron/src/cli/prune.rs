@@ -43,10 +43,8 @@ pub struct Args {
     max_shard_size: u64,
 }
 
-/// Writes the smaller model.
-///
-/// # Errors
-/// If the model is of another family, a size is not one of its parts, or a file cannot be used.
+/// Writes the smaller model. Fails if the model is of another family, a size is not one of its parts, or a file cannot
+/// be used.
 pub fn run(args: Args) -> Result<ExitCode> {
     let sizes = Sizes { layers: args.layers, intermediate: args.intermediate, hidden: args.hidden, heads: args.heads };
     if sizes == Sizes::default() {

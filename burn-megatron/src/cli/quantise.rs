@@ -49,10 +49,7 @@ pub(super) struct QuantiseArgs {
 }
 
 impl QuantiseArgs {
-    /// Whether weights are to have few bits.
-    ///
-    /// # Errors
-    /// If they are not, and there are texts to read.
+    /// Whether weights are to have few bits. Fails if they are not, and there are texts to read.
     pub fn is_asked(&self) -> Result<bool> {
         if self.quantize.is_none() && self.texts.is_given() {
             bail!("--calibration and --perplexity are for --quantize");
@@ -60,10 +57,8 @@ impl QuantiseArgs {
         Ok(self.quantize.is_some())
     }
 
-    /// Writes the weights of the folder `from` to `to`, and gives what to print.
-    ///
-    /// # Errors
-    /// If a file, the model or a number cannot be used.
+    /// Writes the weights of the folder `from` to `to`, and gives what to print. Fails if a file, the model or a number
+    /// cannot be used.
     pub fn export(&self, from: &Path, to: &Path, element: Option<Element>, shard_bytes: u64) -> Result<String> {
         let folder = HfFolder::open(from)?;
         let scheme = self.scheme(&folder)?;

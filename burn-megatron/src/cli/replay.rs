@@ -40,10 +40,8 @@ pub struct Args {
     layout: LayoutArgs,
 }
 
-/// Prints the table; the exit code is 1 where a step or a weight differs by more than rounding.
-///
-/// # Errors
-/// If the folder or the layout cannot be run.
+/// Prints the table; the exit code is 1 where a step or a weight differs by more than rounding. Fails if the folder or
+/// the layout cannot be run.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let layout = args.layout.over(ParallelLayout::default())?;
     let oracle = Oracle::load(&args.dir)?;

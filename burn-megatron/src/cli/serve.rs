@@ -71,11 +71,8 @@ pub struct Args {
     load: Load,
 }
 
-/// Answers requests until Ctrl-C, or measures how fast it would.
-///
-/// # Errors
-/// If the model, its tokenizer or an adapter cannot be used, sizes do not fit or the port is taken; before anything is
-/// served.
+/// Answers requests until Ctrl-C, or measures how fast it would. Fails if the model, its tokenizer or an adapter cannot
+/// be used, sizes do not fit or the port is taken; before anything is served.
 pub fn run(args: Args) -> Result<ExitCode> {
     alone("serve")?;
     let folder = args.hf.as_deref().map(HfFolder::open).transpose()?;

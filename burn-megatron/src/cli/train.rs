@@ -63,10 +63,7 @@ pub struct Args {
     overrides: Overrides,
 }
 
-/// Runs `train`.
-///
-/// # Errors
-/// If the configuration is wrong or the run cannot start; a run that fails later says so itself.
+/// Runs `train`. Fails if the configuration is wrong or the run cannot start; a run that fails later says so itself.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut overrides = args.overrides.with_layout(&args.layout).0;
     overrides.extend(args.trace.map(|file| ("log.trace".to_string(), file)));

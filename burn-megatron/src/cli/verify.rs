@@ -186,10 +186,8 @@ impl Args {
     }
 }
 
-/// Prints the table; the exit code is 1 where a layout differs by more than rounding or fails.
-///
-/// # Errors
-/// If the model or a layout is illegal, or the one device fails.
+/// Prints the table; the exit code is 1 where a layout differs by more than rounding or fails. Fails if the model or a
+/// layout is illegal, or the one device fails.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let sizes = args.sizes();
     let config = config(args.model, &sizes, args.dropout);

@@ -145,21 +145,15 @@ impl RunConfig {
                 .into()
         }));
         self.check_counts(note);
-        let decay = self.training.ema_decay;
-        note(demand(decay.is_none_or(|decay| decay > 0.0 && decay < 1.0), || {
-            format!(
-                "training.ema-decay = {} is not above 0 and below 1; nearest legal: 0.999",
-                decay.unwrap_or_default()
-            )
+        let decay = self.training.ema_decay.unwrap_or(0.5);
+        note(demand(decay > 0.0 && decay < 1.0, || {
+            format!("training.ema-decay = {decay} is not above 0 and below 1; nearest legal: 0.999")
         }));
-        let minutes = self.training.exit_duration_in_mins;
-        note(demand(minutes.is_none_or(|minutes| minutes > 0.0), || {
-            format!(
-                "training.exit-duration-in-mins = {} is not above 0; nearest legal: none",
-                minutes.unwrap_or_default()
-            )
+        let minutes = self.training.exit_duration_in_mins.unwrap_or(1.0);
+        note(demand(minutes > 0.0, || {
+            format!("training.exit-duration-in-mins = {minutes} is not above 0; nearest legal: none")
         }));
-        let exits = minutes.is_some() || self.training.exit_interval.is_some();
+        let exits = self.training.exit_duration_in_mins.is_some() || self.training.exit_interval.is_some();
         note(demand(!exits || self.checkpoint.directory.is_some(), || {
             "training.exit-duration-in-mins and training.exit-interval save the run, and checkpoint.directory = none; \
              nearest legal: none of the two"

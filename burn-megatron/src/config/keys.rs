@@ -45,10 +45,7 @@ impl Key {
         ["model.preset", "training.samples", "training.tokens"].contains(&self.path)
     }
 
-    /// The default, of a key that has one.
-    ///
-    /// # Panics
-    /// If it follows from other keys.
+    /// The default, of a key that has one. Panics if it follows from other keys.
     pub(super) fn default_value(&self) -> Value {
         let table: toml::Table = format!("value = {}", self.default).parse().expect("defaults are TOML");
         let none = self.optional && table["value"].as_str() == Some(NONE);

@@ -49,10 +49,8 @@ pub(super) struct Entry {
     pub origin: Origin,
 }
 
-/// The entries of a TOML file called `name`; a key that stands in no section has a path without a dot.
-///
-/// # Errors
-/// If the text is no TOML.
+/// The entries of a TOML file called `name`; a key that stands in no section has a path without a dot. Fails if the
+/// text is no TOML.
 pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
     let line = |byte: usize| text[..byte].matches('\n').count();
     let origin = |byte: usize| Origin::File { name: name.into(), line: line(byte) + 1 };

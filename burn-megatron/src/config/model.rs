@@ -18,7 +18,6 @@ use crate::refusal::{Access, advice};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSection {
     /// Folder that initial weights are read from; without one they are random.
-    #[serde(default)]
     pub hf: Option<PathBuf>,
     /// Sizes.
     #[serde(flatten)]

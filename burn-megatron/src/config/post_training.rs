@@ -162,7 +162,6 @@ pub struct LoraSection {
     /// DoRA.
     pub dora: bool,
     /// How frozen weights are stored, if not as all weights.
-    #[serde(default)]
     pub base: Option<BaseFormat>,
     /// An adapter to start from.
     pub adapter: Option<PathBuf>,
@@ -175,10 +174,7 @@ impl LoraSection {
         self.rank.map(|rank| LoraConfig { rank, alpha, target_modules: self.target_modules.clone(), rslora, dora })
     }
 
-    /// The adapters of a model, if there are any.
-    ///
-    /// # Errors
-    /// If the model cannot have them.
+    /// The adapters of a model, if there are any. Fails if the model cannot have them.
     pub fn plan(&self, model: &FamilyConfig) -> Result<Option<LoraPlan>, LoraError> {
         self.config().map(|config| config.plan(&model.hf_names())).transpose()
     }

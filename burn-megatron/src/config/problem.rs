@@ -52,10 +52,7 @@ impl Problem {
 pub struct ConfigErrors(pub Vec<Problem>);
 
 impl ConfigErrors {
-    /// An error if there are problems.
-    ///
-    /// # Errors
-    /// The problems.
+    /// The problems as an error, if there are any.
     pub fn from_problems(problems: Vec<Problem>) -> Result<(), Self> {
         if problems.is_empty() { Ok(()) } else { Err(Self(problems)) }
     }

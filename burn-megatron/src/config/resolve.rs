@@ -31,10 +31,8 @@ impl RunConfig {
         Self::load_on(file, overrides, &unknown_world)
     }
 
-    /// As [`RunConfig::load`], where the number of ranks is known, from which `parallel.data-parallel = "auto"` follows.
-    ///
-    /// # Errors
-    /// As [`RunConfig::load`]; or if the global batch cannot be shared out over so many ranks.
+    /// As [`RunConfig::load`], where the number of ranks is known, from which `parallel.data-parallel = "auto"`
+    /// follows. Fails as [`RunConfig::load`]; or if the global batch cannot be shared out over so many ranks.
     pub fn load_on(
         file: Option<&Path>,
         overrides: &[(String, String)],

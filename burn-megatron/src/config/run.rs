@@ -94,7 +94,6 @@ pub struct TrainingSection {
     /// Sequences per optimizer step over all data-parallel ranks.
     pub global_batch: usize,
     /// How the global batch grows to its size.
-    #[serde(default)]
     pub rampup_batch_size: Option<BatchRamp>,
     /// Sequence length.
     pub seq_length: usize,
@@ -107,19 +106,15 @@ pub struct TrainingSection {
     /// Maximum gradient norm.
     pub clip: Option<f64>,
     /// Decay of a moving average of the weights.
-    #[serde(default)]
     pub ema_decay: Option<f64>,
     /// Minutes after which the run ends.
-    #[serde(default)]
     pub exit_duration_in_mins: Option<f64>,
     /// The run ends after a step that is a multiple of this.
-    #[serde(default)]
     pub exit_interval: Option<u64>,
     /// How often the ranks of a process may begin again.
     #[serde(default)]
     pub max_restarts: usize,
     /// The smallest data-parallel size with which the run continues after devices are lost.
-    #[serde(default)]
     pub min_data_parallel: Option<usize>,
     /// Minutes that a rank waits for others.
     #[serde(default = "ten")]
@@ -249,12 +244,10 @@ pub struct CheckpointSection {
     /// Folder of checkpoints; without it none are saved.
     pub directory: Option<PathBuf>,
     /// URL or folder that checkpoints are also copied to.
-    #[serde(default)]
     pub storage: Option<String>,
     /// How often checkpoints are saved; the last step is saved in any case.
     pub every: SaveEvery,
     /// Steps between copies in host memory.
-    #[serde(default)]
     pub non_persistent_every: Option<u64>,
     /// Newest checkpoints to keep.
     pub keep_last: Option<usize>,
@@ -280,26 +273,21 @@ pub struct OutputSection {
 
 /// `[log]`
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LogSection {
     /// A JSON object per step.
     pub jsonl: Option<PathBuf>,
     /// TensorBoard's event files.
     pub tensorboard: Option<PathBuf>,
     /// Weights & Biases' offline runs.
-    #[serde(default)]
     pub wandb: Option<PathBuf>,
     /// MLflow's file store.
-    #[serde(default)]
     pub mlflow: Option<PathBuf>,
     /// Ranks that others wait for are named.
-    #[serde(default)]
     pub straggler: bool,
     /// Norms of the gradients of layers.
-    #[serde(default)]
     pub layer_norms: bool,
     /// Number of gradients that are zero.
-    #[serde(default)]
     pub num_zeros_in_grad: bool,
     /// Timeline of a few steps on every rank.
     pub trace: Option<PathBuf>,

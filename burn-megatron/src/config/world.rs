@@ -17,11 +17,9 @@ pub(super) fn unknown(_: usize) -> Result<usize, String> {
 
 impl RunConfig {
     /// Takes the data-parallel size that fills all ranks, as Megatron-LM does (`initialize_model_parallel`). The global
-    /// batch stays as it is, so that the run is the same with any number of them.
-    ///
-    /// # Errors
-    /// If there are no whole copies of the model, or they cannot share the global batch: with the nearest numbers of ranks
-    /// that can. What is wrong with any number of ranks is left for [`RunConfig::check`].
+    /// batch stays as it is, so that the run is the same with any number of them. Fails if there are no whole copies of
+    /// the model, or they cannot share the global batch: with the nearest numbers of ranks that can. What is wrong with
+    /// any number of ranks is left for [`RunConfig::check`].
     pub(super) fn fill_world(&mut self, world: WorldSize<'_>) -> Result<(), Problem> {
         let refused = |what: String| Problem::new(format!("parallel.data-parallel = auto: {what}"));
         let copy = ParallelLayout { dp: 1, ..self.parallel.clone() }.world_size();

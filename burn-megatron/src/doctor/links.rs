@@ -19,13 +19,8 @@ pub struct LinkSpeed {
     pub bus: f64,
 }
 
-/// Sums `elements` f32 over a rank per device, `repeats` times after two to warm up, and checks the sum.
-///
-/// # Errors
-/// If a rank fails or the sum is wrong.
-///
-/// # Panics
-/// If there are fewer than two devices.
+/// Sums `elements` f32 over a rank per device, `repeats` times after two to warm up, and checks the sum. Fails if a
+/// rank fails or the sum is wrong. Panics if there are fewer than two devices.
 pub fn link_speed(devices: &[Device], elements: usize, repeats: usize) -> Result<LinkSpeed, RunError> {
     let ranks = devices.len();
     assert!(ranks > 1, "an all-reduce needs two devices");

@@ -128,10 +128,7 @@ impl TokenBatch {
     }
 
     /// Whether all tokens, and all labels that count, are among the first `vocabulary`: an embedding or a loss of
-    /// others would silently be that of none.
-    ///
-    /// # Errors
-    /// Names the first that is not.
+    /// others would silently be that of none. The error names the first that is not.
     pub(super) fn check_tokens(&self, vocabulary: usize) -> Result<(), EngineError> {
         let known = 0..vocabulary as i64;
         let counts = |place: &usize| self.mask.as_ref().is_none_or(|mask| mask[*place]);

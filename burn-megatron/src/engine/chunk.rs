@@ -103,10 +103,8 @@ impl<M: CausalLm> Chunk<M> {
     /// A stage whose buckets are appended to `buckets`; `layers` are those of the whole model.
     ///
     /// Graphs hold the weights of a segment. Under ZeRO 3 these are freed between the passes, so that all segments are
-    /// recomputed, unless `in_place` says that they are gathered into the memory that the graph refers to.
-    ///
-    /// # Errors
-    /// If a parameter belongs to several of the groups.
+    /// recomputed, unless `in_place` says that they are gathered into the memory that the graph refers to. Fails if a
+    /// parameter belongs to several of the groups.
     pub fn new(
         model: M,
         layers: usize,

@@ -58,7 +58,6 @@ pub struct EngineConfig {
     /// Sequences per optimizer step over all ranks.
     pub global_batch: usize,
     /// How the global batch grows to its size; `None` has it from the first step.
-    #[serde(default)]
     pub rampup_batch_size: Option<BatchRamp>,
     /// Learning rate.
     pub lr: LrConfig,
@@ -69,7 +68,6 @@ pub struct EngineConfig {
     #[serde(default)]
     pub weight_decay: WeightDecayConfig,
     /// Largest global gradient norm; larger ones are scaled down to it. `None` does not clip.
-    #[serde(default)]
     pub clip: Option<f64>,
     /// What the gradient is the gradient of. The reported loss is always the mean over counted tokens.
     #[serde(default)]
@@ -97,7 +95,6 @@ pub struct EngineConfig {
     #[serde(default)]
     pub groups: ParamGroups,
     /// Decay of an exponential moving average of the weights, which is sharded as the optimizer's states are.
-    #[serde(default)]
     pub ema_decay: Option<f64>,
     /// Losses on held-out data are those of the average.
     #[serde(default)]
@@ -113,14 +110,11 @@ pub struct EngineConfig {
     pub keep_fp8_weights: bool,
     /// Preference tuning: sequences have documents that are answers, and the loss is one of pairs of them. The mean is
     /// over the pairs of the global batch, whatever `loss` says.
-    #[serde(default)]
     pub preference: Option<PreferenceConfig>,
     /// GRPO: sequences are prompts with completions, which [`RankEngine::train_rollouts`](super::RankEngine::train_rollouts)
     /// gets; the mean is over what the configuration says, whatever `loss` says.
-    #[serde(default)]
     pub grpo: Option<GrpoConfig>,
     /// Distillation from the model that [`RankEngine::with_teacher`](super::RankEngine::with_teacher) gets.
-    #[serde(default)]
     pub distill: Option<DistillConfig>,
     /// Whether evaluation says how many labels are the likeliest tokens, which takes the logits of the whole vocabulary on
     /// every rank.

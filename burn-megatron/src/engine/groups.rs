@@ -87,10 +87,7 @@ impl ParamGroups {
         }
     }
 
-    /// The factors of a parameter; its sections are updated as one.
-    ///
-    /// # Errors
-    /// If a pattern fits only some of the sections.
+    /// The factors of a parameter; its sections are updated as one. Fails if a pattern fits only some of the sections.
     pub(super) fn scale(&self, spec: &ParamSpec) -> Result<ParamScale, String> {
         let of = |name: &str| {
             let factor = |scales: &BTreeMap<String, f64>| {

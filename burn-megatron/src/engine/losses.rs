@@ -18,10 +18,8 @@ impl Losses {
         self.waiting.extend(losses);
     }
 
-    /// Reads what is waiting, with one wait for the device.
-    ///
-    /// # Errors
-    /// The first micro-batch whose losses are not finite, and their mean.
+    /// Reads what is waiting, with one wait for the device. The error has the first micro-batch whose losses are not
+    /// finite, and their mean.
     pub fn read(self, batches: &[LocalBatch]) -> Result<Self, (usize, f64)> {
         let mut bad = None;
         let read = self.read_each(batches, |micro_batch, sum| {

@@ -15,6 +15,7 @@ mod gradient_stats;
 mod groups;
 mod local_batch;
 mod losses;
+pub(crate) mod mailbox;
 mod rank_engine;
 mod report;
 mod rollouts;

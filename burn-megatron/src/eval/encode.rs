@@ -26,10 +26,8 @@ impl Encoder {
     }
 
     /// The `tokenizer.json` of a folder. The prefix is the `bos_token` of its `tokenizer_config.json`, or else the
-    /// `eos_token`, or else the first of `others`. With `chat`, contexts are rendered with the chat template.
-    ///
-    /// # Errors
-    /// If a file is missing or wrong, or there is no prefix.
+    /// `eos_token`, or else the first of `others`. With `chat`, contexts are rendered with the chat template. Fails if
+    /// a file is missing or wrong, or there is no prefix.
     pub fn open(folder: &Path, others: &[u32], chat: bool) -> Result<Self, EvalError> {
         let path = tokenizer_path(folder);
         let refused = |error: &dyn std::fmt::Display| EvalError::Tokenizer(format!("{}: {error}", path.display()));

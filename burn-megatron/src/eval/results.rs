@@ -37,10 +37,7 @@ pub struct TaskResult {
     pub lines: Vec<Value>,
 }
 
-/// The metrics of all tasks.
-///
-/// # Panics
-/// If `work` or `answers` are those of other tasks.
+/// The metrics of all tasks. Panics if `work` or `answers` are those of other tasks.
 pub fn results(tasks: &[Task], work: &Work, answers: &Answers, compare: ExactMatch) -> Vec<TaskResult> {
     let (mut counts, mut scores, mut texts) = (work.counts.iter(), &answers.scores[..], answers.texts.iter());
     let mut requests = &work.requests[..];

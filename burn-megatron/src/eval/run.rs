@@ -34,10 +34,8 @@ pub struct Answers {
     pub texts: Vec<String>,
 }
 
-/// Does the work with a model that has the weights of `source`; texts are written with `tokenizer`.
-///
-/// # Errors
-/// If model and layout do not fit, texts are to be generated in a layout that cannot or are too long, or a rank fails.
+/// Does the work with a model that has the weights of `source`; texts are written with `tokenizer`. Fails if model and
+/// layout do not fit, texts are to be generated in a layout that cannot or are too long, or a rank fails.
 pub fn compute(
     (config, source): (&FamilyConfig, &dyn WeightSource),
     work: &Work,

@@ -104,8 +104,7 @@ pub struct Task {
 /// | log-likelihood | `context`, `continuation` |
 /// | generation | `context`, `target` (text or list of texts), `until` (text or list of texts), `max_new_tokens` |
 ///
-/// # Errors
-/// If the file cannot be read, a row is not one of these or of another kind than the first; with line and key.
+/// Fails if the file cannot be read, a row is not one of these or of another kind than the first; with line and key.
 pub fn read_task(path: &Path, limit: usize) -> Result<Task, EvalError> {
     let mut questions: Vec<(u64, Question)> = Vec::new();
     for row in rows(path)?.take(limit) {
@@ -123,10 +122,8 @@ pub fn read_task(path: &Path, limit: usize) -> Result<Task, EvalError> {
 }
 
 /// Reads a text whose perplexity is wanted: a file is one document, and a row with the key `text` of a `.jsonl` or
-/// `.json` file (also `.gz`, `.zst`) or of a `.parquet` file is one, up to `limit` of them.
-///
-/// # Errors
-/// If the file cannot be read, a row has no text, or there is none.
+/// `.json` file (also `.gz`, `.zst`) or of a `.parquet` file is one, up to `limit` of them. Fails if the file cannot be
+/// read, a row has no text, or there is none.
 pub fn read_documents(path: &Path, limit: usize) -> Result<Task, EvalError> {
     let name = path.to_string_lossy();
     let is_json = [".jsonl", ".json", ".gz", ".zst", ".parquet"].iter().any(|ending| name.ends_with(ending));

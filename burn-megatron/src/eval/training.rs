@@ -21,10 +21,8 @@ pub struct TrainingTasks {
 }
 
 impl TrainingTasks {
-    /// Tasks for sequences that are padded to a multiple of `unit`.
-    ///
-    /// # Errors
-    /// As [`Work::new`], and if a task wants texts to be generated.
+    /// Tasks for sequences that are padded to a multiple of `unit`. Fails as [`Work::new`], and if a task wants texts
+    /// to be generated.
     pub fn new(tasks: Vec<Task>, encoder: &Encoder, limits: &Limits, unit: usize) -> Result<Self, EvalError> {
         for task in &tasks {
             if let Some((line, _)) = task.questions.iter().find(|(_, it)| matches!(it, Question::Generate { .. })) {

@@ -41,10 +41,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// The work for tasks.
-    ///
-    /// # Errors
-    /// If a question has no tokens, tokens that the model does not know, or more than it takes; with file and line.
+    /// The work for tasks. Fails if a question has no tokens, tokens that the model does not know, or more than it
+    /// takes; with file and line.
     pub fn new(tasks: &[Task], encoder: &Encoder, limits: &Limits) -> Result<Self, EvalError> {
         let mut work = Self::default();
         for task in tasks {

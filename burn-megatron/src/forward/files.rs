@@ -12,10 +12,8 @@ use super::settings::{Input, Output};
 use crate::element::Element;
 use crate::refusal::{Access, advice};
 
-/// Reads `input_ids [sequences, seq]` and, if it is there, `labels` of the same shape; 64-bit or 32-bit integers.
-///
-/// # Errors
-/// If the file cannot be read or its tensors are others.
+/// Reads `input_ids [sequences, seq]` and, if it is there, `labels` of the same shape; 64-bit or 32-bit integers. Fails
+/// if the file cannot be read or its tensors are others.
 pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
     let refuse = |what: String| ForwardError::Input { path: path.into(), what };
     let bytes = open(path)?;
@@ -58,10 +56,8 @@ pub(super) fn integers(path: &Path, name: &str, view: &TensorView) -> Result<Vec
     }
 }
 
-/// Writes `logits [sequences, seq, vocab]`, `loss [1]` and `grad.NAME` for every gradient.
-///
-/// # Errors
-/// If the file cannot be written.
+/// Writes `logits [sequences, seq, vocab]`, `loss [1]` and `grad.NAME` for every gradient. Fails if the file cannot be
+/// written.
 pub fn write_output(path: &Path, input: &Input, output: &Output, element: Element) -> Result<(), ForwardError> {
     let mut tensors = vec![("logits".to_string(), vec![input.sequences, input.seq, output.vocab], &output.logits[..])];
     if let Some(loss) = &output.loss {

@@ -41,10 +41,8 @@ pub struct ModuleOutputs {
     pub gradients: BTreeMap<String, HostTensor>,
 }
 
-/// Runs the model of a folder on `inputs`, without dropout. The layout may have tensor and sequence parallelism.
-///
-/// # Errors
-/// If input, model and layout do not fit, or a rank fails.
+/// Runs the model of a folder on `inputs`, without dropout. The layout may have tensor and sequence parallelism. Fails
+/// if input, model and layout do not fit, or a rank fails.
 pub fn forward_module(
     folder: &ModuleFolder,
     inputs: &BTreeMap<String, HostInput>,
@@ -119,10 +117,8 @@ fn check_axes(layout: &ParallelLayout) -> Result<(), ForwardError> {
     }
 }
 
-/// Reads all tensors of a file: whole numbers (I64, I32) and floats.
-///
-/// # Errors
-/// If the file cannot be read or has a tensor of another type.
+/// Reads all tensors of a file: whole numbers (I64, I32) and floats. Fails if the file cannot be read or has a tensor
+/// of another type.
 pub fn read_module_inputs(path: &Path) -> Result<BTreeMap<String, HostInput>, ForwardError> {
     let refuse = |what: String| ForwardError::Input { path: path.into(), what };
     let bytes = open(path)?;
@@ -139,10 +135,8 @@ pub fn read_module_inputs(path: &Path) -> Result<BTreeMap<String, HostInput>, Fo
     Ok(tensors)
 }
 
-/// Writes what a module computed: its tensors, `loss [1]` and `grad.NAME` for every gradient.
-///
-/// # Errors
-/// If the file cannot be written.
+/// Writes what a module computed: its tensors, `loss [1]` and `grad.NAME` for every gradient. Fails if the file cannot
+/// be written.
 pub fn write_module_outputs(path: &Path, outputs: &ModuleOutputs, element: Element) -> Result<(), ForwardError> {
     let named = outputs.tensors.iter();
     let mut tensors: Vec<(String, Vec<usize>, &[f64])> =

@@ -46,11 +46,9 @@ pub struct PreferenceOutput {
 }
 
 /// Reads `input_ids` and `completion_mask`, both `[2 pairs, tokens]`; for KTO perhaps `kl_input_ids` and
-/// `kl_completion_mask`, both `[sequences, tokens]`; and the constants of `loss` that are there, each `[1]`: `beta` (0.1
-/// without), `label_smoothing`, `gamma`, `desirable_weight` and `undesirable_weight`.
-///
-/// # Errors
-/// If the file cannot be read or its tensors are others.
+/// `kl_completion_mask`, both `[sequences, tokens]`; and the constants of `loss` that are there, each `[1]`: `beta`
+/// (0.1 without), `label_smoothing`, `gamma`, `desirable_weight` and `undesirable_weight`. Fails if the file cannot be
+/// read or its tensors are others.
 pub fn read_preference(path: &Path, loss: PreferenceLoss) -> Result<Preference, ForwardError> {
     let refuse = |what: String| ForwardError::Input { path: path.into(), what };
     let bytes = open(path)?;
@@ -104,11 +102,9 @@ fn completions(path: &Path, file: &SafeTensors, ids: &str, mask: &str) -> Result
     Ok(Input { sequences, seq, ids: tokens, labels: Some(labels) })
 }
 
-/// Loss and gradients of `policy` next to `reference`, both with their weights; a loss without a reference model ignores
-/// the second. Adapters of `settings` are the policy's.
-///
-/// # Errors
-/// If input, models and layout do not fit, or a rank fails.
+/// Loss and gradients of `policy` next to `reference`, both with their weights; a loss without a reference model
+/// ignores the second. Adapters of `settings` are the policy's. Fails if input, models and layout do not fit, or a rank
+/// fails.
 pub fn preference(
     policy: (&FamilyConfig, &dyn WeightSource),
     reference: (&FamilyConfig, &dyn WeightSource),
@@ -180,10 +176,8 @@ fn log_probabilities(
     Ok(tokens.chunks_exact(input.seq).map(|sequence| sequence.iter().sum()).collect())
 }
 
-/// Writes `policy_logps`, `reference_logps`, `rewards`, `loss [1]` and `grad.NAME` for every gradient.
-///
-/// # Errors
-/// If the file cannot be written.
+/// Writes `policy_logps`, `reference_logps`, `rewards`, `loss [1]` and `grad.NAME` for every gradient. Fails if the
+/// file cannot be written.
 pub fn write_preference(path: &Path, output: &PreferenceOutput, element: Element) -> Result<(), ForwardError> {
     let sequences = output.policy.len();
     let tensors = [

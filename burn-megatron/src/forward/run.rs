@@ -20,10 +20,7 @@ use super::loss::{IGNORED, counted, exact, fp32, shifted};
 use super::settings::{Input, Output, Settings};
 use crate::verify::{LocalTensor, assemble};
 
-/// Runs a model with the weights of `source` on `input`.
-///
-/// # Errors
-/// If input, model and layout do not fit, or a rank fails.
+/// Runs a model with the weights of `source` on `input`. Fails if input, model and layout do not fit, or a rank fails.
 pub fn forward(
     config: &FamilyConfig,
     source: &dyn WeightSource,
@@ -125,10 +122,7 @@ impl Shard {
     }
 }
 
-/// Refuses what only training has.
-///
-/// # Errors
-/// Names the size.
+/// Refuses what only training has. The error names the size.
 pub(crate) fn check_layout(layout: &ParallelLayout) -> Result<(), ForwardError> {
     for (key, value, legal) in [("pipeline-parallel", layout.pp, 1), ("zero", layout.zero.into(), 0)] {
         if value > legal {
@@ -138,10 +132,8 @@ pub(crate) fn check_layout(layout: &ParallelLayout) -> Result<(), ForwardError> 
     Ok(())
 }
 
-/// One rank's model, with the adapters of `settings`.
-///
-/// # Errors
-/// If weights cannot be read, or there is an adapter of a layer that cannot have one.
+/// One rank's model, with the adapters of `settings`. Fails if weights cannot be read, or there is an adapter of a
+/// layer that cannot have one.
 pub(crate) fn build<M: CausalLm>(
     rank: &Rank,
     config: &M::Config,

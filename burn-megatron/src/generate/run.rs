@@ -247,16 +247,9 @@ impl Text {
         let capacity = options.positions(prompt.len());
         let first = *blocks;
         *blocks += capacity.div_ceil(BLOCK_SIZE) as u32;
-        let unread = prompt.len() - prompt.len().min(capacity);
-        Self {
-            tokens: prompt.to_vec(),
-            prompt: prompt.len(),
-            seed: *seed,
-            read: unread..unread,
-            capacity,
-            blocks: first..*blocks,
-            ended: None,
-        }
+        let (tokens, prompt, seed) = (prompt.to_vec(), prompt.len(), *seed);
+        let unread = prompt - prompt.min(capacity);
+        Self { tokens, prompt, seed, read: unread..unread, capacity, blocks: first..*blocks, ended: None }
     }
 
     /// What is read next: what is not in the cache, or, if there is no room for it, the last half window.

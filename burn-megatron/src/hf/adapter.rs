@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use super::error::HfFolderError;
 use super::folder::HfFolder;
 use super::outputs::TensorReader;
+use super::writer::{pretty, refuse_full, write_text};
 use crate::checkpoint::Checkpoint;
 use crate::element::Element;
 
@@ -163,10 +164,8 @@ pub fn write_module_adapter<M: HfModule>(
 /// Writes an adapter; `task` is peft's `task_type`.
 fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str>) -> Result<(), HfFolderError> {
     let (plan, config) = (&adapter.plan, adapter.plan.config());
+    refuse_full(folder)?;
     std::fs::create_dir_all(folder).map_err(HfFolderError::io("create", folder))?;
-    if std::fs::read_dir(folder).map_err(HfFolderError::io("list", folder))?.next().is_some() {
-        return Err(HfFolderError::file(folder, "is not empty; give a folder that does not exist yet"));
-    }
     let theirs =
         plan.names(PREFIX).export(&adapter.tensors).map_err(|error| HfFolderError::file(folder, error.to_string()))?;
     let bytes = |tensor: &HostTensor| {
@@ -209,9 +208,7 @@ fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str
         "use_rslora": config.rslora,
         "use_dora": config.dora,
     });
-    let path = folder.join(CONFIG);
-    let text = serde_json::to_string_pretty(&json).expect("plain data") + "\n";
-    std::fs::write(&path, text).map_err(HfFolderError::io("write", &path))
+    write_text(&folder.join(CONFIG), &pretty(&json))
 }
 
 /// The adapter that a checkpoint of `model` holds.

@@ -35,10 +35,8 @@ impl Numbers {
     }
 }
 
-/// How the matrix of Hugging Face's name is stored, if it is there in this form.
-///
-/// # Errors
-/// Says what is wrong with its parts.
+/// How the matrix of Hugging Face's name is stored, if it is there in this form. The error says what is wrong with its
+/// parts.
 pub(super) fn find(name: &str, foreign: &Foreign, tensors: &Tensors) -> Result<Option<Numbers>, String> {
     let Some(scale) = tensors.get(&format!("{name}_scale")) else { return Ok(None) };
     let [rows, columns] = foreign.shape[..] else { return Err("has scales, and is no matrix".into()) };

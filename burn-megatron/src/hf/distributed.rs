@@ -12,11 +12,9 @@ use super::torch_dist::{EMBEDDING, state_dict};
 use crate::dcp::DcpFolder;
 
 /// Opens the weights of a model, under its names in Hugging Face's files, or if Megatron-Core has written them in
-/// Megatron-Core's `state_dict`; and says whether it has. What a program has put before all names, such as
-/// `model.` where it saves `{"model": .., "optimizer": ..}`, is removed.
-///
-/// # Errors
-/// If the folder is damaged, or not as DCP writes it.
+/// Megatron-Core's `state_dict`; and says whether it has. What a program has put before all names, such as `model.`
+/// where it saves `{"model": .., "optimizer": ..}`, is removed. Fails if the folder is damaged, or not as DCP writes
+/// it.
 pub(super) fn open(folder: &Path, model: &FamilyConfig) -> Result<(DcpFolder, bool), HfFolderError> {
     let mut names = model.hf_names();
     let mut expected = hf_names(model);
@@ -43,10 +41,7 @@ pub(super) fn open(folder: &Path, model: &FamilyConfig) -> Result<(DcpFolder, bo
     Ok((opened, megatron))
 }
 
-/// Opens the states of an optimizer that are called `state`, each under the name of its weight.
-///
-/// # Errors
-/// As [`open`].
+/// Opens the states of an optimizer that are called `state`, each under the name of its weight. Fails as [`open`].
 pub(super) fn open_states(
     folder: &Path,
     model: &FamilyConfig,

@@ -30,10 +30,8 @@ pub(super) fn bucket(name: &str) -> Option<(usize, [usize; 2], &str)> {
     Some((rank.parse().ok()?, [buffer.parse().ok()?, bucket.parse().ok()?], state))
 }
 
-/// The tensors of a state, by the names of `weights`, if there are any; `folder` has the buckets of it and of the optimizer's own weights.
-///
-/// # Errors
-/// If they are not those of such weights.
+/// The tensors of a state, by the names of `weights`, if there are any; `folder` has the buckets of it and of the
+/// optimizer's own weights. Fails if they are not those of such weights.
 pub(super) fn states(
     folder: &DcpFolder,
     weights: &BTreeMap<String, DcpTensor>,

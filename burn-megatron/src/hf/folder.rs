@@ -83,10 +83,8 @@ impl HfFolder {
     }
 
     /// The states of an optimizer that are called `state` in a DCP folder, as a model of such weights, and the names of
-    /// weights without one. Those with none of them have no names.
-    ///
-    /// # Errors
-    /// If one has another shape than its weight, or elements that are no floats.
+    /// weights without one. Those with none of them have no names. Fails if one has another shape than its weight, or
+    /// elements that are no floats.
     pub(super) fn states(&self, weights: &Path, state: &str) -> Result<(Self, Vec<String>), HfFolderError> {
         let megatron = self.is_megatron();
         let tensors =
@@ -116,10 +114,8 @@ impl HfFolder {
         Ok((Self { folder, config, generation, companions, tensors, sources }, without))
     }
 
-    /// The optimizer's own weights, if there are any and they are more precise than the model's.
-    ///
-    /// # Errors
-    /// As [`HfFolder::states`].
+    /// The optimizer's own weights, if there are any and they are more precise than the model's. Fails as
+    /// [`HfFolder::states`].
     pub(super) fn more_precise(&self, weights: &Path, state: &str) -> Result<Option<Self>, HfFolderError> {
         let (masters, _) = self.states(weights, state)?;
         let size = |folder: &Self, name: &str| {

@@ -35,10 +35,8 @@ pub(super) enum Storage {
 }
 
 impl Storage {
-    /// How the tensor of Hugging Face's name is stored, if it is there in a form that is quantised.
-    ///
-    /// # Errors
-    /// Says what is wrong with its parts.
+    /// How the tensor of Hugging Face's name is stored, if it is there in a form that is quantised. The error says what
+    /// is wrong with its parts.
     pub fn find(name: &str, foreign: &Foreign, tensors: &Tensors) -> Result<Option<Self>, String> {
         if let Some(numbers) = compressed::find(name, foreign, tensors)? {
             return Ok(Some(Self::Compressed(name.into(), numbers)));

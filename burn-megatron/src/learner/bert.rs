@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
-use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn::train::ClassificationOutput;
 use models::Bert;
 use models::hf::IGNORED;
 
@@ -90,21 +90,4 @@ impl Stages for BertTraining {
     }
 }
 
-impl TrainStep for BertTraining {
-    type Input = BertBatch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: BertBatch) -> TrainOutput<ClassificationOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
-
-impl InferenceStep for BertTraining {
-    type Input = BertBatch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: BertBatch) -> ClassificationOutput {
-        self.run(&batch).1
-    }
-}
+crate::steps_of_stages!(BertTraining, BertBatch, ClassificationOutput);

@@ -38,9 +38,7 @@ pub(super) struct DpRank<M: LearnerModel> {
 
 impl<M: LearnerModel> DpRank<M> {
     /// The data-parallel rank of `learner` on `device`; with `placing` that is a logical device, and `zero` is given.
-    ///
-    /// # Errors
-    /// If the plan does not fit the model.
+    /// Fails if the plan does not fit the model.
     pub fn new(
         mut learner: Learner<M>,
         device: &Device,

@@ -34,8 +34,6 @@ mod stages_steps;
 mod states;
 mod t5;
 mod tensor_parallel;
-#[cfg(test)]
-mod tests;
 mod trained;
 mod zero;
 

@@ -74,10 +74,8 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
     }
 
     /// On the CPU ranks of `layout`, which has tensor, sequence and data parallelism with ZeRO 0 to 3. `items` is a
-    /// multiple of the data-parallel ranks. The traces are those of data-parallel ranks.
-    ///
-    /// # Errors
-    /// Why a rank failed; a plan that does not fit.
+    /// multiple of the data-parallel ranks. The traces are those of data-parallel ranks. The error says why a rank
+    /// failed; a plan that does not fit.
     pub fn over_ranks(&self, module: &M, layout: &ParallelLayout, plan: &Plan) -> Result<Vec<ModuleTrace>, String> {
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);

@@ -40,10 +40,8 @@ pub(crate) struct StagesSteps<M: Stages> {
 }
 
 impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
-    /// On the CPU ranks of `layout`. The traces are those of data-parallel ranks, each of all stages.
-    ///
-    /// # Errors
-    /// Why a rank failed; a model, a plan or a schedule that does not fit.
+    /// On the CPU ranks of `layout`. The traces are those of data-parallel ranks, each of all stages. The error says
+    /// why a rank failed; a model, a plan or a schedule that does not fit.
     pub fn over_ranks(&self, module: &M, layout: &ParallelLayout, plan: &Plan) -> Result<Vec<ModuleTrace>, String> {
         let (schedule, recompute) = (self.schedule, self.recompute.clone());
         let wanted = Wanted { schedule, micro_batches: Some(self.micro_batches), recompute };

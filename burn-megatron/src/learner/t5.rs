@@ -5,7 +5,7 @@ use std::ops::Range;
 use backend_dist::comm::Group;
 use burn::module::Module;
 use burn::tensor::{Bool, Device, Gradients, Int, Tensor, TensorData};
-use burn::train::{ClassificationOutput, InferenceStep, TrainOutput, TrainStep};
+use burn::train::ClassificationOutput;
 use models::T5;
 use models::encoders::cross_entropy;
 use models::encoders::t5::T5Positions;
@@ -180,21 +180,4 @@ impl Stages for T5Training {
     }
 }
 
-impl TrainStep for T5Training {
-    type Input = T5Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: T5Batch) -> TrainOutput<ClassificationOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
-
-impl InferenceStep for T5Training {
-    type Input = T5Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: T5Batch) -> ClassificationOutput {
-        self.run(&batch).1
-    }
-}
+crate::steps_of_stages!(T5Training, T5Batch, ClassificationOutput);

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::engine::ExpertLoad;
+use crate::schedule::draw::escape;
 
 const LEFT: f64 = 72.0;
 const TOP: f64 = 58.0;
@@ -110,10 +111,6 @@ fn color(ratio: f64) -> ([u8; 3], &'static str) {
 const STYLE: &str = "<style>\ntext{font-family:ui-sans-serif,system-ui,\"Helvetica Neue\",Arial,sans-serif;font-size:11px}\n\
     .title{font-size:15px;font-weight:600;fill:#1f2328}\n.note{font-size:12px;fill:#59636e}\n.cell{text-anchor:middle}\n\
     @media (prefers-color-scheme:dark){.title{fill:#f0f6fc}.note{fill:#9198a1}}\n</style>\n";
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
 
 #[cfg(test)]
 mod tests {

@@ -22,10 +22,8 @@ impl JsonLines {
     /// Opens `path` for a run whose last finished step is `step`, and creates its folder if it is missing.
     ///
     /// Lines of later steps are there if a run was stopped after its last checkpoint. The run does those steps again,
-    /// so they move to `PATH.undone`. What is no file, a pipe or a terminal, is only written to.
-    ///
-    /// # Errors
-    /// The path and the cause when the folder or a file cannot be made.
+    /// so they move to `PATH.undone`. What is no file, a pipe or a terminal, is only written to. The error has the path
+    /// and the cause when the folder or a file cannot be made.
     pub fn open(path: &Path, step: u64) -> io::Result<Self> {
         let open = || {
             if let Some(folder) = path.parent() {
@@ -39,10 +37,7 @@ impl JsonLines {
         open().map(|file| Self { path: path.into(), file }).map_err(|error| named(path, &error))
     }
 
-    /// Writes a line, a JSON object.
-    ///
-    /// # Errors
-    /// The path and the cause when the disk refuses.
+    /// Writes a line, a JSON object. The error has the path and the cause when the disk refuses.
     pub fn line(&mut self, line: &str) -> io::Result<()> {
         self.file.write_all(format!("{line}\n").as_bytes()).map_err(|error| named(&self.path, &error))
     }

@@ -31,10 +31,7 @@ pub(super) struct MlflowRun {
 
 impl MlflowRun {
     /// The run that logs to `log`, which is found again when it is resumed: values after `step`, which it does again,
-    /// are taken back.
-    ///
-    /// # Errors
-    /// The store and the cause.
+    /// are taken back. The error has the store and the cause.
     pub fn open(store: &Path, info: &RunInfo, log: &Path, step: u64) -> io::Result<Self> {
         let open = || {
             let experiment = store.join(EXPERIMENT);

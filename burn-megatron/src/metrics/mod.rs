@@ -7,7 +7,6 @@ mod expert_map;
 mod gauge;
 #[cfg(feature = "cuda")]
 mod gpu_watch;
-mod gpus;
 mod jsonl;
 mod memory;
 mod mlflow;
@@ -17,15 +16,14 @@ mod reading;
 mod run_info;
 mod run_log;
 mod running;
-mod saves;
 mod sink;
 mod stats;
 mod tensorboard;
 mod wandb;
+mod words;
 
 pub use expert_map::expert_map;
 pub use gauge::{Gauge, mean, on_gpu, peak};
-pub use gpus::Gpus;
 pub use memory::{resident_bytes, step_memory};
 pub use rank_reading::RankReading;
 pub use reading::{
@@ -38,7 +36,7 @@ pub use reading::{
 };
 pub use run_info::RunInfo;
 pub use run_log::{LogFiles, RunLog};
-pub use saves::Checkpoints;
 pub(crate) use sink::Sinks;
 pub use sink::{LogEntry, MetricsSink};
 pub use stats::{EvalStats, FlopsPerToken, LoadStats, SaveStats, StepStats, TokenLoss};
+pub use words::{Words, checkpoints, gpus};

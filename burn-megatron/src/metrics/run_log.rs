@@ -75,29 +75,20 @@ struct Valid {
 
 impl RunLog {
     /// Opens the files for a run whose last finished step is `step`. What they say of later steps, which the run does
-    /// again, is taken back.
-    ///
-    /// # Errors
-    /// The path and the cause when a folder or file cannot be made.
+    /// again, is taken back. The error has the path and the cause when a folder or file cannot be made.
     pub fn open(files: &LogFiles, step: u64) -> io::Result<Self> {
         let wandb = files.wandb.as_deref().map(|folder| WandbRun::create(folder, &files.run)).transpose()?;
         Ok(Self { sinks: open(files, step)?, wandb })
     }
 
-    /// The same for a run that begins again in its process. What has been written of a run of W&B cannot be taken back: it
-    /// continues with the first step that it does not have.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
+    /// The same for a run that begins again in its process. What has been written of a run of W&B cannot be taken back:
+    /// it continues with the first step that it does not have. Fails as [`open`](Self::open).
     pub fn again(self, files: &LogFiles, step: u64) -> io::Result<Self> {
         drop(self.sinks);
         Ok(Self { sinks: open(files, step)?, wandb: self.wandb.map(WandbRun::again) })
     }
 
-    /// Says that the run has done what it was to do, or was asked to stop.
-    ///
-    /// # Errors
-    /// When the disk refuses.
+    /// Says that the run has done what it was to do, or was asked to stop. Fails when the disk refuses.
     pub fn end(&mut self) -> io::Result<()> {
         self.all().try_for_each(|sink| sink.end())
     }
@@ -113,18 +104,12 @@ impl RunLog {
         self
     }
 
-    /// Writes a training step.
-    ///
-    /// # Errors
-    /// When the disk refuses.
+    /// Writes a training step. Fails when the disk refuses.
     pub fn train(&mut self, stats: &StepStats) -> io::Result<()> {
         self.entry("train", stats.step, stats.line())
     }
 
-    /// Writes the validation result after `step`.
-    ///
-    /// # Errors
-    /// When the disk refuses.
+    /// Writes the validation result after `step`. Fails when the disk refuses.
     pub fn valid(&mut self, step: u64, stats: &EvalStats) -> io::Result<()> {
         let EvalStats { loss, tokens, accuracy, preference } = *stats;
         // A loss of pairs is none of tokens.
@@ -132,10 +117,7 @@ impl RunLog {
         self.entry("valid", step, Valid { step, loss, perplexity, tokens, token_accuracy: accuracy, preference })
     }
 
-    /// Writes the metrics of tasks after `step`, as `TASK/METRIC`.
-    ///
-    /// # Errors
-    /// When the disk refuses.
+    /// Writes the metrics of tasks after `step`, as `TASK/METRIC`. Fails when the disk refuses.
     pub fn tasks(&mut self, step: u64, results: &[TaskResult]) -> io::Result<()> {
         let all = results.iter().flat_map(|result| result.metrics.iter().map(move |metric| (result, metric)));
         let values = all.map(|(result, metric)| (format!("{}/{}", result.name, metric.name), metric.value.into()));
@@ -144,18 +126,12 @@ impl RunLog {
         self.entry("tasks", step, entry)
     }
 
-    /// Writes that a checkpoint is complete.
-    ///
-    /// # Errors
-    /// When the disk refuses.
+    /// Writes that a checkpoint is complete. Fails when the disk refuses.
     pub fn saved(&mut self, stats: &SaveStats) -> io::Result<()> {
         self.entry("checkpoint", stats.step, stats)
     }
 
-    /// Writes that the run resumes from a checkpoint.
-    ///
-    /// # Errors
-    /// When the disk refuses.
+    /// Writes that the run resumes from a checkpoint. Fails when the disk refuses.
     pub fn resumed(&mut self, stats: &LoadStats) -> io::Result<()> {
         self.entry("resumed", stats.step, stats)
     }

@@ -50,17 +50,12 @@ impl LogEntry<'_> {
 /// }
 /// ```
 pub trait MetricsSink: Send {
-    /// Takes an entry. The next step waits for it, so what is slow belongs into a thread of its own.
-    ///
-    /// # Errors
-    /// The cause, which ends the run.
+    /// Takes an entry. The next step waits for it, so what is slow belongs into a thread of its own. The error has the
+    /// cause, which ends the run.
     fn entry(&mut self, entry: &LogEntry) -> io::Result<()>;
 
     /// The run has done what it was to do, or was asked to stop. A sink that is dropped without is one of a run that
-    /// failed.
-    ///
-    /// # Errors
-    /// The cause.
+    /// failed. The error has the cause.
     fn end(&mut self) -> io::Result<()> {
         Ok(())
     }

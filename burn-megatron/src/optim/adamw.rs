@@ -98,10 +98,8 @@ impl AdamWConfig {
     }
 }
 
-/// One step over one parameter, in place: a single pass over parameter, gradient and both moments.
-///
-/// # Panics
-/// If the slices differ in length.
+/// One step over one parameter, in place: a single pass over parameter, gradient and both moments. Panics if the slices
+/// differ in length.
 pub fn update<E: Real>(param: &mut [E], grad: &[E], first: &mut [E], second: &mut [E], decays: bool, k: &Coefficients) {
     let n = param.len();
     assert!(

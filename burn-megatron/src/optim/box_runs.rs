@@ -15,10 +15,7 @@ pub(super) struct BoxRuns {
 }
 
 /// The boxes that the local elements `part` of a section make up, without padding, in the order of the elements: at
-/// most two for each dimension but the last, and one of whole rows.
-///
-/// # Panics
-/// If `part` reaches beyond the section.
+/// most two for each dimension but the last, and one of whole rows. Panics if `part` reaches beyond the section.
 pub(super) fn box_runs(section: &Section, part: Range<usize>) -> Vec<BoxRuns> {
     let shape = section.local_shape();
     assert!(part.end <= section.local_len(), "{}: elements {part:?} of {shape:?}", section.name);

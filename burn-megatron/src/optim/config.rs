@@ -1,10 +1,10 @@
 //! Which optimizer, with which constants.
 
 use super::adamw::AdamWConfig;
-use super::lion::{LionConfig, LionStep};
+use super::lion::LionConfig;
 use super::muon::MuonConfig;
-use super::rule::Rule;
-use super::sgd::{SgdConfig, SgdStep};
+use super::rule::{Rule, Step};
+use super::sgd::SgdConfig;
 use super::states::StateDtypes;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -74,8 +74,8 @@ impl OptimizerConfig {
     pub(super) fn rule(&self, lr: f64, t: u64, grad_scale: f64) -> Rule {
         match self {
             Self::AdamW(config) => Rule::AdamW(config.coefficients(lr, t, grad_scale)),
-            Self::Sgd(config) => Rule::Sgd(SgdStep { lr, grad_scale, config: *config }),
-            Self::Lion(config) => Rule::Lion(LionStep { lr, grad_scale, config: *config }),
+            Self::Sgd(config) => Rule::Sgd(Step { lr, grad_scale, config: *config }),
+            Self::Lion(config) => Rule::Lion(Step { lr, grad_scale, config: *config }),
             Self::Muon(config) => Rule::AdamW(config.adamw().coefficients(lr, t, grad_scale)),
         }
     }
@@ -112,33 +112,27 @@ impl OptimizerConfig {
     }
 
     /// Share of a decayed parameter that is removed per step, times the learning rate.
-    pub fn weight_decay(&self) -> f64 {
-        match self {
-            Self::AdamW(config) => config.weight_decay,
-            Self::Sgd(config) => config.weight_decay,
-            Self::Lion(config) => config.weight_decay,
-            Self::Muon(config) => config.weight_decay,
-        }
+    pub fn weight_decay(mut self) -> f64 {
+        *self.decay().0
     }
 
     /// The same with another weight decay.
     pub(super) fn with_weight_decay(mut self, share: f64) -> Self {
-        match &mut self {
-            Self::AdamW(config) => config.weight_decay = share,
-            Self::Sgd(config) => config.weight_decay = share,
-            Self::Lion(config) => config.weight_decay = share,
-            Self::Muon(config) => config.weight_decay = share,
-        }
+        *self.decay().0 = share;
         self
     }
 
     /// Whether vectors decay too.
-    pub(super) fn decays_vectors(&self) -> bool {
+    pub(super) fn decays_vectors(mut self) -> bool {
+        self.decay().1
+    }
+
+    fn decay(&mut self) -> (&mut f64, bool) {
         match self {
-            Self::AdamW(config) => config.decay_vectors,
-            Self::Sgd(config) => config.decay_vectors,
-            Self::Lion(config) => config.decay_vectors,
-            Self::Muon(config) => config.decay_vectors,
+            Self::AdamW(config) => (&mut config.weight_decay, config.decay_vectors),
+            Self::Sgd(config) => (&mut config.weight_decay, config.decay_vectors),
+            Self::Lion(config) => (&mut config.weight_decay, config.decay_vectors),
+            Self::Muon(config) => (&mut config.weight_decay, config.decay_vectors),
         }
     }
 

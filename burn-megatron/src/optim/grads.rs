@@ -240,10 +240,8 @@ impl Grads {
         self.part_fresh = true;
     }
 
-    /// What the rank keeps of the sum over the data-parallel ranks: everything under ZeRO 0, else its shard.
-    ///
-    /// # Panics
-    /// If nothing was reduced yet.
+    /// What the rank keeps of the sum over the data-parallel ranks: everything under ZeRO 0, else its shard. Panics if
+    /// nothing was reduced yet.
     pub fn sum(&self) -> &Flat {
         self.wait();
         let sum = if self.zero == 0 { &self.whole } else { &self.part };

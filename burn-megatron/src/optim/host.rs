@@ -15,10 +15,7 @@ pub(super) struct HostReserve {
 }
 
 impl HostReserve {
-    /// Reserves `bytes` bytes for the GPU of this index, on a thread.
-    ///
-    /// # Errors
-    /// If the system gives no more threads.
+    /// Reserves `bytes` bytes for the GPU of this index, on a thread. Fails if the system gives no more threads.
     pub fn begin(gpu: usize, bytes: usize) -> io::Result<Self> {
         let thread = thread::Builder::new().name("host memory".into()).spawn(move || HostMemory::new(gpu, bytes))?;
         Ok(Self { thread: RefCell::new(Some(thread)), ..Self::default() })

@@ -2,6 +2,7 @@
 //! Optimization Algorithms", algorithm 2).
 
 use super::real::Real;
+use super::rule::Step;
 use serde::{Deserialize, Serialize};
 
 /// Constants of Lion; the defaults are Megatron's. It wants a learning rate of a third to a tenth of AdamW's, and a
@@ -25,22 +26,8 @@ impl Default for LionConfig {
     }
 }
 
-/// What one step needs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LionStep {
-    /// The learning rate.
-    pub lr: f64,
-    /// Multiplies the gradient.
-    pub grad_scale: f64,
-    /// The configuration.
-    pub config: LionConfig,
-}
-
-/// One step over one parameter, in place.
-///
-/// # Panics
-/// If the slices differ in length.
-pub fn update<E: Real>(param: &mut [E], grad: &[E], momentum: &mut [E], decays: bool, k: &LionStep) {
+/// One step over one parameter, in place. Panics if the slices differ in length.
+pub fn update<E: Real>(param: &mut [E], grad: &[E], momentum: &mut [E], decays: bool, k: &Step<LionConfig>) {
     let n = param.len();
     assert!(grad.len() == n && momentum.len() == n, "parameter, gradient and momentum differ in length");
     let keep = E::of(if decays { 1.0 - k.lr * k.config.weight_decay } else { 1.0 });
@@ -74,7 +61,7 @@ mod tests {
     #[test]
     fn follows_the_paper() {
         let config = LionConfig { beta1: 0.9, beta2: 0.5, weight_decay: 0.5, ..LionConfig::default() };
-        let k = LionStep { lr: 0.1, grad_scale: 0.5, config };
+        let k = Step { lr: 0.1, grad_scale: 0.5, config };
         let (mut p, mut m) = ([1.0f64, -2.0, 3.0], [0.0; 3]);
         update(&mut p, &[8.0, -2.0, 0.0], &mut m, true, &k);
         assert_eq!(m, [2.0, -0.5, 0.0]);
@@ -88,13 +75,7 @@ mod tests {
     #[test]
     fn not_a_number_is_not_hidden() {
         let (mut p, mut m) = ([1.0f32], [0.0]);
-        update(
-            &mut p,
-            &[f32::NAN],
-            &mut m,
-            false,
-            &LionStep { lr: 0.1, grad_scale: 1.0, config: LionConfig::default() },
-        );
+        update(&mut p, &[f32::NAN], &mut m, false, &Step { lr: 0.1, grad_scale: 1.0, config: LionConfig::default() });
         assert!(p[0].is_nan());
     }
 }

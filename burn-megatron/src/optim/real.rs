@@ -29,16 +29,18 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($float:ty) => {
+    ($float:ty, $x:ident: $sqrt:expr, $of:expr, $wide:expr) => {
         impl Real for $float {
             fn sqrt(self) -> Self {
-                self.sqrt()
+                let $x = self;
+                $sqrt
             }
-            fn of(value: f64) -> Self {
-                value as $float
+            fn of($x: f64) -> Self {
+                $of
             }
             fn wide(self) -> f64 {
-                f64::from(self)
+                let $x = self;
+                $wide
             }
             fn read(tensor: &FlexTensor) -> Option<&[Self]> {
                 tensor.as_slice()
@@ -50,24 +52,7 @@ macro_rules! real {
     };
 }
 
-real!(f32);
-real!(f64);
-
-/// For moments; arithmetic rounds to nearest.
-impl Real for bf16 {
-    fn sqrt(self) -> Self {
-        Self::from_f32(self.to_f32().sqrt())
-    }
-    fn of(value: f64) -> Self {
-        Self::from_f64(value)
-    }
-    fn wide(self) -> f64 {
-        self.to_f64()
-    }
-    fn read(tensor: &FlexTensor) -> Option<&[Self]> {
-        tensor.as_slice()
-    }
-    fn write(tensor: &mut FlexTensor) -> &mut [Self] {
-        tensor.storage_mut()
-    }
-}
+real!(f32, x: x.sqrt(), x as f32, f64::from(x));
+real!(f64, x: x.sqrt(), x, x);
+// For moments; arithmetic rounds to nearest.
+real!(bf16, x: bf16::from_f32(x.to_f32().sqrt()), bf16::from_f64(x), x.to_f64());

@@ -1,6 +1,7 @@
 //! Stochastic gradient descent with momentum, as `torch.optim.SGD` without dampening, and decoupled weight decay.
 
 use super::real::Real;
+use super::rule::Step;
 use serde::{Deserialize, Serialize};
 
 /// Constants of SGD. Weight decay shrinks the weights themselves, as AdamW does it: the momentum does not see it
@@ -24,22 +25,9 @@ impl Default for SgdConfig {
     }
 }
 
-/// What one step needs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdStep {
-    /// The learning rate.
-    pub lr: f64,
-    /// Multiplies the gradient.
-    pub grad_scale: f64,
-    /// The configuration.
-    pub config: SgdConfig,
-}
-
-/// One step over one parameter, in place. Without momentum `sum` is not touched and may be empty.
-///
-/// # Panics
-/// If the slices differ in length.
-pub fn update<E: Real>(param: &mut [E], grad: &[E], sum: &mut [E], decays: bool, k: &SgdStep) {
+/// One step over one parameter, in place. Without momentum `sum` is not touched and may be empty. Panics if the slices
+/// differ in length.
+pub fn update<E: Real>(param: &mut [E], grad: &[E], sum: &mut [E], decays: bool, k: &Step<SgdConfig>) {
     assert_eq!(param.len(), grad.len(), "parameter and gradient differ in length");
     let keep = E::of(if decays { 1.0 - k.lr * k.config.weight_decay } else { 1.0 });
     let (lr, scale, momentum) = (E::of(k.lr), E::of(k.grad_scale), E::of(k.config.momentum));
@@ -64,7 +52,7 @@ mod tests {
         let (mut p, mut m) = ([1.0f64], [0.0]);
         for grad in [0.5, -0.25] {
             let sum = if config.momentum == 0.0 { &mut m[..0] } else { &mut m[..] };
-            update(&mut p, &[grad / 4.0], sum, decays, &SgdStep { lr: 0.1, grad_scale: 4.0, config });
+            update(&mut p, &[grad / 4.0], sum, decays, &Step { lr: 0.1, grad_scale: 4.0, config });
         }
         p[0]
     }

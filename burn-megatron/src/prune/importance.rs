@@ -12,11 +12,8 @@ use crate::hf::HfFolder;
 /// The loss of a model on the calibration texts.
 pub type Loss<'a> = dyn FnMut(&Pruned) -> Result<f64, BoxError> + 'a;
 
-/// The importance of all parts of a model of Llama's family whose weights are `folder`'s; that of layers by `loss`, if it is
-/// given, which gets the weights of a model without one of them.
-///
-/// # Errors
-/// If the model cannot compute.
+/// The importance of all parts of a model of Llama's family whose weights are `folder`'s; that of layers by `loss`, if
+/// it is given, which gets the weights of a model without one of them. Fails if the model cannot compute.
 pub fn importance(
     calibration: &Calibration,
     (model, folder): (&LlamaConfig, &HfFolder),

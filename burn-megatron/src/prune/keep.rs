@@ -58,10 +58,7 @@ pub struct Kept {
 }
 
 impl Sizes {
-    /// Whether a model has as much as this.
-    ///
-    /// # Errors
-    /// Names the flag, its value and the nearest legal one.
+    /// Whether a model has as much as this. The error names the flag, its value and the nearest legal one.
     pub fn check(&self, model: &LlamaConfig) -> Result<(), PruneError> {
         let group = model.num_attention_heads / model.num_key_value_heads;
         for (key, value, most, unit) in [
@@ -131,10 +128,7 @@ impl Kept {
         Ok(kept)
     }
 
-    /// The configuration of what is kept.
-    ///
-    /// # Errors
-    /// If that is no model.
+    /// The configuration of what is kept. Fails if that is no model.
     pub fn config(&self, model: &LlamaConfig) -> Result<LlamaConfig, ConfigError> {
         let group = model.num_attention_heads / model.num_key_value_heads;
         let (intermediate, groups) = (self.intermediate[0].len(), self.groups[0].len());

@@ -55,10 +55,7 @@ fn axes(name: &str) -> [Axis; 2] {
 }
 
 impl<'a> Pruned<'a> {
-    /// What is kept of the weights of `base`, a model of Llama's family.
-    ///
-    /// # Errors
-    /// If what is kept is no model.
+    /// What is kept of the weights of `base`, a model of Llama's family. Fails if what is kept is no model.
     pub fn new(base: &'a HfFolder, model: &'a LlamaConfig, kept: Kept) -> Result<Self, ConfigError> {
         let config = FamilyConfig::Llama(kept.config(model)?);
         let shapes = model.hf_names().iter().map(|(name, of)| (name.to_string(), of.our_shape())).collect();

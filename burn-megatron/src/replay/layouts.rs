@@ -7,10 +7,7 @@ use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
 
 /// Every mix of tensor, sequence, expert, pipeline and data parallelism and ZeRO on exactly `ranks` ranks that the
-/// recorded model and its batch allow.
-///
-/// # Errors
-/// If the recorded run has something that does not run yet.
+/// recorded model and its batch allow. Fails if the recorded run has something that does not run yet.
 pub fn layouts(oracle: &Oracle, ranks: usize) -> Result<Vec<ParallelLayout>, RecipeError> {
     let (dims, engine) = (recipe::model(&oracle.model)?.dims(), recipe::engine(&oracle.training)?);
     let fits = |layout: &ParallelLayout| {

@@ -83,10 +83,8 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// Reads `metrics.json`, `tokens.safetensors`, `init.safetensors` and `final.safetensors` of a folder.
-    ///
-    /// # Errors
-    /// If a file is missing or is not what it should be; the error names the file.
+    /// Reads `metrics.json`, `tokens.safetensors`, `init.safetensors` and `final.safetensors` of a folder. Fails if a
+    /// file is missing or is not what it should be; the error names the file.
     pub fn load(dir: &Path) -> Result<Self, FileError> {
         let path = dir.join("metrics.json");
         let text = std::fs::read_to_string(&path).map_err(|source| FileError::Read { path: path.clone(), source })?;

@@ -61,10 +61,7 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
 /// Our model of the recorded sizes: a Llama, or with experts a Mixtral.
 ///
 /// Megatron means gradients over micro-batches; with auxiliary losses that is what is repeated, and without masks the
-/// mean over tokens is the same.
-///
-/// # Errors
-/// If the recorded model has something that ours do not have.
+/// mean over tokens is the same. Fails if the recorded model has something that ours do not have.
 pub fn model(model: &OracleModel) -> Result<FamilyConfig, RecipeError> {
     let llama = llama(model)?;
     if model.experts == 0 {

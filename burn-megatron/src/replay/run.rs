@@ -162,11 +162,9 @@ impl fmt::Display for Replay {
     }
 }
 
-/// Trains the recorded model from its recorded weights on its recorded tokens over the ranks of `layout`; every
-/// process of the cluster has the result. What passes depends on `dtype`: [`Tolerances::of`].
-///
-/// # Errors
-/// If the recorded run or the layout cannot be run; differences are in the result.
+/// Trains the recorded model from its recorded weights on its recorded tokens over the ranks of `layout`; every process
+/// of the cluster has the result. What passes depends on `dtype`: [`Tolerances::of`]. Fails if the recorded run or the
+/// layout cannot be run; differences are in the result.
 pub fn replay(
     oracle: &Oracle,
     layout: &ParallelLayout,

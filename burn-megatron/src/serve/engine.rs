@@ -54,11 +54,8 @@ enum Command {
 /// # Ok::<(), BoxError>(())
 /// ```
 ///
-/// # Errors
-/// If the sizes cannot serve.
-///
-/// # Panics
-/// If the first rank has no queue, or a request names a model that is none of these.
+/// Fails if the sizes cannot serve. Panics if the first rank has no queue, or a request names a model that is none of
+/// these.
 pub fn run<M: CausalLm>(
     rank: &Rank,
     models: &[M],

@@ -96,10 +96,7 @@ impl Requests {
 
     /// Asks for a sequence. `on_event` is called on the first rank's thread, between two steps: it should do little.
     ///
-    /// The request must be one that [`Request::check`] accepts.
-    ///
-    /// # Errors
-    /// If the ranks have stopped.
+    /// The request must be one that [`Request::check`] accepts. Fails if the ranks have stopped.
     pub fn submit(
         &self,
         request: Request,

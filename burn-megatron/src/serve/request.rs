@@ -31,10 +31,8 @@ impl Request {
         Self { model: 0, prompt, max_tokens, stop_tokens, sampling, logprobs, prompt_logprobs }
     }
 
-    /// Whether a server for sequences of at most `max_model_len` tokens of a vocabulary can answer this.
-    ///
-    /// # Errors
-    /// Names what it cannot do, and the limit.
+    /// Whether a server for sequences of at most `max_model_len` tokens of a vocabulary can answer this. The error
+    /// names what it cannot do, and the limit.
     pub fn check(&self, vocab_size: usize, max_model_len: usize) -> Result<(), RequestError> {
         if self.prompt.is_empty() {
             return Err(GenerateError::EmptyPrompt.into());

@@ -64,10 +64,7 @@ pub struct SchedulerError {
 }
 
 impl SchedulerConfig {
-    /// Whether every sequence that fits `max-model-len` can be finished.
-    ///
-    /// # Errors
-    /// Names the size.
+    /// Whether every sequence that fits `max-model-len` can be finished. The error names the size.
     pub fn check(&self) -> Result<(), SchedulerError> {
         let refuse = |key, value, why, nearest| Err(SchedulerError { key, value, why, nearest });
         let Self { max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, .. } = *self;

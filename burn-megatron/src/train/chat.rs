@@ -10,10 +10,8 @@ use crate::config::RunConfig;
 use crate::data::chat::{ChatBlend, ChatDataset, ChatReport};
 use crate::data::{Split, TokenDataset};
 
-/// Reads, renders and packs the conversations of `[chat]`.
-///
-/// # Errors
-/// If a row cannot be used, or there is nothing to learn or to evaluate on.
+/// Reads, renders and packs the conversations of `[chat]`. Fails if a row cannot be used, or there is nothing to learn
+/// or to evaluate on.
 pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let (chat, data, training, evaluation) = (&config.chat, &config.data, &config.training, &config.evaluation);
     let (path, tokenizer) = tokenizer(config)?;
@@ -40,7 +38,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
         valid.push(part);
     } else if evaluates && share > 0.0 {
         for part in &mut train {
-            let [rest, held_out] = part.clone().split(share, data.seed)?;
+            let [rest, held_out] = part.clone().split(share, data.seed, "chat")?;
             *part = rest;
             valid.push(held_out);
         }

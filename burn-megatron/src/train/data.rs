@@ -30,18 +30,14 @@ pub(super) struct Tokens {
 
 impl RunData {
     /// Opens the data of a run. Text is tokenized first, into `data/` of the output folder; `progress` is told how far
-    /// that is.
-    ///
-    /// # Errors
-    /// If files cannot be read, hold too little, or speak of tokens that the model does not have.
+    /// that is. Fails if files cannot be read, hold too little, or speak of tokens that the model does not have.
     pub fn open(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
         Self::open_among(config, &Cluster::from([]), progress)
     }
 
     /// [`open`](Self::open) in all processes: the first one tokenizes the text before the others look at it.
     ///
-    /// # Errors
-    /// As [`open`](Self::open), or if another process fails.
+    /// Fails as [`open`](Self::open), or if another process fails.
     pub fn open_among(
         config: &RunConfig,
         cluster: &Cluster,
@@ -93,10 +89,8 @@ impl RunData {
 }
 
 impl RunData {
-    /// Each part in words that differ where the data does: its sequences, and a hash of some of them.
-    ///
-    /// # Errors
-    /// If a sequence cannot be read.
+    /// Each part in words that differ where the data does: its sequences, and a hash of some of them. Fails if a
+    /// sequence cannot be read.
     pub(super) fn digest(&self) -> Result<Vec<String>, TrainError> {
         let of = |name: &str, data: &Arc<dyn TokenDataset>| {
             let sequences = data.len();
@@ -206,7 +200,7 @@ impl CheckedSequences {
         let every = self.sequences.div_ceil(SPOT_CHECKS).max(1);
         for sequence in (0..self.sequences).step_by(every).chain([self.sequences / 2, self.sequences.saturating_sub(1)])
         {
-            if let Some(id) = self.outside(&self.data.try_sample(sequence)?) {
+            if let Some(id) = self.outside(&self.data.try_sample(sequence).map_err(TrainError::Sample)?) {
                 return Err(TrainError::Token { part, sequence, id, vocabulary: self.vocabulary });
             }
         }

@@ -8,10 +8,8 @@ use crate::config::Precision;
 /// The first compute capability with FP8 tensor cores (Ada; Hopper is 9.0).
 const LEAST: (u32, u32) = (8, 9);
 
-/// `gpus` are those that the ranks have, none on CPU ranks.
-///
-/// # Errors
-/// On GPUs: a precision other than bf16 and f16, or a GPU without FP8 tensor cores.
+/// `gpus` are those that the ranks have, none on CPU ranks. Fails on GPUs with a precision other than bf16 and f16, or
+/// a GPU without FP8 tensor cores.
 pub(super) fn possible(fp8: &Fp8Config, dtype: Precision, gpus: &[GpuInfo]) -> Result<(), String> {
     let Some(format) = fp8.recipe().map(|recipe| recipe.format).filter(|_| !gpus.is_empty()) else { return Ok(()) };
     let format = format!("fp8.format = {format:?}").to_lowercase();

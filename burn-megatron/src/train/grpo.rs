@@ -15,10 +15,8 @@ use crate::grpo::{ExactAnswer, Reward};
 use crate::hf::HfFolder;
 use crate::learner::GrpoRun;
 
-/// Reads the prompts of `[grpo]`, which `reward` judges; without one, an exact match of the answer.
-///
-/// # Errors
-/// If a row cannot be used, or there is nothing to complete.
+/// Reads the prompts of `[grpo]`, which `reward` judges; without one, an exact match of the answer. Fails if a row
+/// cannot be used, or there is nothing to complete.
 pub(super) fn open(config: &RunConfig, reward: Option<Arc<dyn Reward>>) -> Result<RunData, TrainError> {
     let (grpo, data, seq_length) = (&config.grpo, &config.data, config.training.seq_length);
     let tokenizer = check_tokenizer(config)?;
@@ -65,10 +63,7 @@ fn stop_tokens(config: &RunConfig, tokenizer: &Tokenizer) -> Result<Vec<i64>, Tr
     Ok(all)
 }
 
-/// The tokenizer, if it can be used with the model.
-///
-/// # Errors
-/// Why not.
+/// The tokenizer, if it can be used with the model. The error says why not.
 pub(super) fn check_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
     let path = PathBuf::from(config.data.tokenizer.as_deref().unwrap_or_default());
     let refused = |error: TokenizerFileError| TrainError::Tokenizer { path: path.clone(), what: error.to_string() };

@@ -111,10 +111,8 @@ impl Plan {
         })
     }
 
-    /// Whether `data.tokenizer` can be read and is not too large for the model, which takes a moment.
-    ///
-    /// # Errors
-    /// What is wrong with it.
+    /// Whether `data.tokenizer` can be read and is not too large for the model, which takes a moment. The error says
+    /// what is wrong with it.
     pub fn check_tokenizer(&self) -> Result<(), TrainError> {
         if self.config.grpo.is_used() {
             return super::grpo::check_tokenizer(&self.config).map(drop);

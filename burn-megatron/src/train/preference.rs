@@ -11,10 +11,8 @@ use crate::data::chat::{ChatReport, PairDataset, PairSet};
 use crate::data::{Split, TokenDataset};
 use crate::preference::PreferenceLoss;
 
-/// Reads, renders and packs the pairs of `[preference]`.
-///
-/// # Errors
-/// If a row cannot be used, or there is nothing to learn or to evaluate on.
+/// Reads, renders and packs the pairs of `[preference]`. Fails if a row cannot be used, or there is nothing to learn or
+/// to evaluate on.
 pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
     let (preference, data, training, evaluation) =
         (&config.preference, &config.data, &config.training, &config.evaluation);
@@ -41,7 +39,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
             (train, Some(valid))
         }
         _ if share > 0.0 => {
-            let [train, valid] = train.split(share, data.seed)?;
+            let [train, valid] = train.split(share, data.seed, "preference")?;
             (train, Some(valid))
         }
         _ => (train, None),

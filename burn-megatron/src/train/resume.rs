@@ -99,10 +99,7 @@ fn starts_anew(root: &Path) -> Result<(), Vec<Problem>> {
     Err(vec![Problem::new(what)])
 }
 
-/// Where and when the run saves, with its tokenizer in every checkpoint.
-///
-/// # Errors
-/// If `checkpoint.storage` is none.
+/// Where and when the run saves, with its tokenizer in every checkpoint. Fails if `checkpoint.storage` is none.
 pub(super) fn options(
     config: &RunConfig,
     tokenizer: Option<PathBuf>,

@@ -9,10 +9,7 @@ use super::TrainError;
 use crate::config::RunConfig;
 use crate::eval::{Encoder, Limits, TrainingTasks, read_task};
 
-/// The tasks of `evaluation.tasks`, if there are any.
-///
-/// # Errors
-/// If a row cannot be used, with file and line.
+/// The tasks of `evaluation.tasks`, if there are any. Fails if a row cannot be used, with file and line.
 pub(super) fn open(config: &RunConfig) -> Result<Option<TrainingTasks>, TrainError> {
     let files = &config.evaluation.tasks;
     let Some(tokenizer) = config.data.tokenizer.as_deref().filter(|_| !files.is_empty()) else { return Ok(None) };

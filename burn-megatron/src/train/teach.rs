@@ -19,10 +19,8 @@ use crate::hf::HfFolder;
 use crate::refusal::{Access, advice};
 
 /// Writes the `k` likeliest tokens at every input of the sequences that a run of `plan` reads, as the teacher of its
-/// configuration has them on one device. Gives the number of sequences.
-///
-/// # Errors
-/// If there is no teacher, data cannot be read or the file not be written.
+/// configuration has them on one device. Gives the number of sequences. Fails if there is no teacher, data cannot be
+/// read or the file not be written.
 pub fn write_top_k(
     plan: &Plan,
     device: &Device,
@@ -87,10 +85,8 @@ fn micro_batch(starts: Option<Vec<usize>>, config: DocumentConfig) -> MicroBatch
     }
 }
 
-/// The training data with what the file of `distill.logits` says of it.
-///
-/// # Errors
-/// If the file is of other sequences, another model or temperature.
+/// The training data with what the file of `distill.logits` says of it. Fails if the file is of other sequences,
+/// another model or temperature.
 pub(super) fn taught(config: &RunConfig, data: Arc<dyn TokenDataset>) -> Result<Arc<dyn TokenDataset>, TrainError> {
     let Some(path) = &config.distill.logits else { return Ok(data) };
     let refused = |what: String| TrainError::TopK { path: path.clone(), what };

@@ -10,10 +10,8 @@ use crate::config::RunConfig;
 use crate::data::chat::{ChatReport, ChatTokenizer};
 use crate::data::preprocess::vocab_size;
 
-/// The tokenizer with the chat template of the run, if they can be used with the model, and its file.
-///
-/// # Errors
-/// Why not.
+/// The tokenizer with the chat template of the run, if they can be used with the model, and its file. The error says
+/// why not.
 pub(super) fn tokenizer(config: &RunConfig) -> Result<(PathBuf, ChatTokenizer), TrainError> {
     let path = PathBuf::from(config.data.tokenizer.as_deref().unwrap_or_default());
     let template = if config.chat.is_used() { &config.chat.template } else { &config.preference.template };
@@ -46,7 +44,7 @@ pub(super) fn describe(part: &str, rows: &Rows, packed: (usize, f64), report: &C
         }
     }
     if let Some(first) = &report.skipped.first {
-        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows));
+        line += &format!("; {} bad rows left out, the first: {first}", HumanCount(report.skipped.rows as u64));
     }
     line
 }

@@ -16,11 +16,12 @@ use crate::checkpoint::Checkpoint;
 use crate::config::RunConfig;
 use crate::hf::{HfFolder, companions_of};
 
-fn text(folder: &Path) -> PathBuf {
+/// A folder with a text.
+fn book() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
     let text: String = (0..60).map(|i| format!("Paragraph {i} says that {i} times {i} is {}.\n\n", i * i)).collect();
-    let file = folder.join("book.txt");
-    std::fs::write(&file, text).unwrap();
-    file
+    std::fs::write(folder.path().join("book.txt"), text).unwrap();
+    folder
 }
 
 fn config(folder: &Path, overrides: &[(&str, &str)]) -> RunConfig {
@@ -46,15 +47,13 @@ fn losses(folder: &Path) -> Vec<String> {
 
 #[test]
 fn a_run_learns_and_is_the_same_in_another_layout() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let one = run(&config(folder.path(), &[("training.dtype", "f64")])).unwrap().last.unwrap();
     assert!(one.loss < 5.0 && one.tokens > 0, "{one:?}: less than ln 257 after six steps");
     let count = losses(folder.path()).len();
     assert!(count >= 6, "{count} losses");
 
-    let other = tempfile::tempdir().unwrap();
-    text(other.path());
+    let other = book();
     let layout = [("training.dtype", "f64"), ("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.sp", "true")];
     let four = run(&config(other.path(), &layout)).unwrap().last.unwrap();
     assert!((one.loss - four.loss).abs() < 1e-10 * one.loss, "{one:?} {four:?}");
@@ -63,8 +62,7 @@ fn a_run_learns_and_is_the_same_in_another_layout() {
 
 #[test]
 fn the_last_loss_is_over_every_sequence_once_in_every_layout() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let last = |micro: &str, dp: &str| {
         let (micro, dp) = (("training.micro-batch", micro), ("parallel.dp", dp));
         let rest = [("training.dtype", "f64"), ("training.steps", "1"), ("checkpoint.directory", "none")];
@@ -84,8 +82,7 @@ fn the_last_loss_is_over_every_sequence_once_in_every_layout() {
 
 #[test]
 fn prepared_prefixes_are_the_same_data() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let mut nowhere = |_| ();
     let written = RunData::open(&config(folder.path(), &[]), &mut nowhere).unwrap();
     let prefix = folder.path().join("run/data/text_text_document").display().to_string();
@@ -106,8 +103,7 @@ fn prepared_prefixes_are_the_same_data() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_the_first_step() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let refuse = |overrides: &[(&str, &str)]| run(&config(folder.path(), overrides)).unwrap_err().to_string();
     let said = refuse(&[("model.vocab-size", "256")]);
     assert!(said.ends_with("has 257 tokens, but model.vocab-size = 256; nearest legal: 257"), "{said}");
@@ -124,8 +120,7 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
 /// A folder's vocabulary cannot grow, so that is not what is advised.
 #[test]
 fn a_tokenizer_that_is_too_large_for_a_folder_gets_advice_that_can_be_followed() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let hf = folder.path().join("hf");
     std::fs::create_dir(&hf).unwrap();
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf/llama3/config.json");
@@ -158,8 +153,7 @@ fn a_tokenizer_that_is_too_large_for_a_folder_gets_advice_that_can_be_followed()
 
 #[test]
 fn processes_that_read_other_data_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let process = |process: usize| {
         let seed = ["1", "2"][process];
@@ -183,8 +177,7 @@ fn processes_that_read_other_data_are_refused() {
 
 #[test]
 fn tokens_that_the_model_lacks_are_found_before_the_first_step() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     RunData::open(&config(folder.path(), &[]), &mut |_| ()).unwrap();
     let prefix = folder.path().join("run/data/text_text_document").display().to_string();
     let overrides = [
@@ -198,8 +191,7 @@ fn tokens_that_the_model_lacks_are_found_before_the_first_step() {
 
 #[test]
 fn a_plan_tells_sizes_and_writes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let plan = Plan::new(&config(folder.path(), &[("parallel.tp", "2")]), &[]).unwrap();
     let said = plan.to_string();
     for part in ["TP2 on 2 ranks", "64 tokens", "6 steps, 384 tokens", "bytes of text", "every 1 step, on 4 sequences"]
@@ -211,12 +203,9 @@ fn a_plan_tells_sizes_and_writes_nothing() {
 
 #[test]
 fn a_stopped_run_resumes_in_another_layout() {
-    let (whole, parts) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (whole, parts) = (book(), book());
     let f64 = ("training.dtype", "f64");
-    text(whole.path());
     let expected = run(&config(whole.path(), &[f64])).unwrap().last.unwrap();
-
-    text(parts.path());
     // Three of six steps: what follows from the number of steps stays that of the whole run.
     let stop = [f64, ("training.steps", "3"), ("lr.decay", "6"), ("data.samples", "24"), ("checkpoint.every", "none")];
     run(&config(parts.path(), &stop)).unwrap();
@@ -240,8 +229,7 @@ fn a_stopped_run_resumes_in_another_layout() {
 
 #[test]
 fn changes_that_are_allowed_are_made() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     run(&config(folder.path(), &[])).unwrap();
     let longer = config(folder.path(), &[("training.steps", "8"), ("lr.max", "1e-3")]);
     let refused = Plan::new(&longer, &[]).unwrap_err().to_string();
@@ -253,8 +241,7 @@ fn changes_that_are_allowed_are_made() {
 
 #[test]
 fn a_hugging_face_folder_gives_sizes_and_first_weights() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let hf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf/qwen3");
     // At a rate of 0 the weights stay what they were.
     let hf = hf.display().to_string();

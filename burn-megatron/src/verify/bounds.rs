@@ -55,10 +55,8 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// For a model of `layers` layers; `tolerance` in place of 1e-10, 1e-5 or 4 ε.
-    ///
-    /// # Panics
-    /// If `dtype` is neither `f64`, `f32` nor `bf16`.
+    /// For a model of `layers` layers; `tolerance` in place of 1e-10, 1e-5 or 4 ε. Panics if `dtype` is neither `f64`,
+    /// `f32` nor `bf16`.
     pub fn new(dtype: FloatDType, tolerance: Option<f64>, layers: usize) -> Self {
         let uniform = |measure, bound| Self {
             measure,

@@ -33,10 +33,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// The trace of a world of one rank.
-    ///
-    /// # Errors
-    /// If the rank does not hold the whole model.
+    /// The trace of a world of one rank. Fails if the rank does not hold the whole model.
     pub fn new(trace: &RankTrace) -> Result<Self, TraceError> {
         let gradients = trace.gradients.iter().map(assemble).collect::<Result<_, _>>()?;
         Ok(Self {

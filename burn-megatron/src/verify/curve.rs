@@ -61,10 +61,7 @@ impl fmt::Display for Curve {
 }
 
 /// Trains `settings.steps` steps on one CPU device and in the layout of `candidate` on `cluster`, both in the precision
-/// of `settings` and from the same weights.
-///
-/// # Errors
-/// If the layout cannot be run.
+/// of `settings` and from the same weights. Fails if the layout cannot be run.
 pub fn curve<M: CausalLm>(
     config: &M::Config,
     settings: &Settings,

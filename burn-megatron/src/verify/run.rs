@@ -122,10 +122,9 @@ impl Settings {
 /// and has the whole result.
 ///
 /// In bf16 tokens use the experts that they use on the one device: which of two nearly equal experts is chosen is not
-/// decided by rounding then. [`Line::rerouted`] says how many tokens would have used others.
-///
-/// # Errors
-/// If the one device cannot be run, or a process of the cluster is gone. A layout that differs, is refused or fails is a line of the result.
+/// decided by rounding then. [`Line::rerouted`] says how many tokens would have used others. Fails if the one device
+/// cannot be run, or a process of the cluster is gone. A layout that differs, is refused or fails is a line of the
+/// result.
 pub fn verify<M: CausalLm>(
     config: &M::Config,
     settings: &Settings,

@@ -80,11 +80,8 @@ pub enum TraceError {
     Registry(#[from] RegistryError),
 }
 
-/// Trains in a layout, one thread per rank, and returns the trace of each rank, in all processes of the cluster. `build`
-/// makes a stage of a model of size `dims`.
-///
-/// # Errors
-/// If the layout is illegal or a rank fails.
+/// Trains in a layout, one thread per rank, and returns the trace of each rank, in all processes of the cluster.
+/// `build` makes a stage of a model of size `dims`. Fails if the layout is illegal or a rank fails.
 pub fn trace<M: CausalLm>(
     candidate: &Candidate,
     job: &Job,
@@ -143,10 +140,8 @@ pub fn first_copies(mesh: &Mesh, rank: usize, locals: Vec<LocalTensor>) -> Vec<L
     locals.into_iter().filter(is_first).collect()
 }
 
-/// Global tensors from the slices of the ranks that together hold the model once.
-///
-/// # Errors
-/// If a part of a tensor is missing.
+/// Global tensors from the slices of the ranks that together hold the model once. Fails if a part of a tensor is
+/// missing.
 pub fn assemble<'a>(
     locals: impl IntoIterator<Item = &'a LocalTensor>,
 ) -> Result<BTreeMap<String, HostTensor>, RegistryError> {

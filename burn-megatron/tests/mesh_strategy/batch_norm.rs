@@ -1,24 +1,29 @@
-//! Batch normalization over all data-parallel ranks is that of one device with all their images.
+//! Batch normalization: statistics of every rank's own batches, averaged; or over all data-parallel ranks, as on one
+//! device with all their images.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
+use backend_dist::fully_shard::running_states;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
+use burn::module::{Lora, ModuleVisitor, Param, ParamId};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::SgdConfig;
+use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
-use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
-    ExecutionStrategy, InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
-    TrainingStrategy,
+    ExecutionStrategy, InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput,
+    TrainStep, TrainingStrategy,
 };
 use burn_megatron::prelude::*;
 
-use crate::classifier::{All, Known, difference, generator, interleaved};
+use crate::classifier::{All, Known, Trap, difference, generator, interleaved};
 use crate::cpu;
 
 const SIZE: usize = 6;
@@ -30,6 +35,8 @@ struct Net {
     norm: BatchNorm,
     head: Linear,
     last: BatchNorm,
+    #[module(skip)]
+    trap: Trap,
 }
 
 type Batch = (Tensor<4>, Tensor<2>);
@@ -42,6 +49,7 @@ impl Net {
             norm: BatchNormConfig::new(4).init(device),
             head: LinearConfig::new(4, 2).init(device),
             last: BatchNormConfig::new(2).init(device),
+            trap: Trap::default(),
         };
         net.map(&mut Known::default())
     }
@@ -55,6 +63,13 @@ impl Net {
         RegressionOutput::new(loss, predicted, targets)
     }
 
+    /// Running mean and variance of the first normalization.
+    fn statistics(&self) -> Vec<f64> {
+        let read = |tensor: Tensor<1>| tensor.into_data().iter::<f64>().collect::<Vec<_>>();
+        [read(self.norm.running_mean.value_sync()), read(self.norm.running_var.value_sync())].concat()
+    }
+
+    /// Every number of the record.
     fn numbers(&self) -> Vec<f64> {
         let mut all = All::default();
         self.visit(&mut all);
@@ -67,6 +82,8 @@ impl TrainStep for Net {
     type Output = RegressionOutput;
 
     fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+        let step = self.trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(self.trap.panic_at != Some(step), "the model ran into a wall");
         let output = self.forward(batch);
         TrainOutput::new(self, output.loss.backward(), output)
     }
@@ -85,7 +102,8 @@ struct Images;
 
 impl Batcher<usize, Batch> for Images {
     fn batch(&self, images: Vec<usize>, device: &Device) -> Batch {
-        let pixel = |image: usize, at: usize| ((image * 31 + at * (image % 5 + 1)) as f64 * 0.37).sin();
+        let pixel =
+            |image: usize, at: usize| ((image * 31 + at * (image % 5 + 1)) as f64 * 0.37).sin() + image as f64 / 40.0;
         let pixels: Vec<f64> = images.iter().flat_map(|&i| (0..SIZE * SIZE).map(move |at| pixel(i, at))).collect();
         let targets: Vec<f64> = images.iter().flat_map(|&i| [(i as f64 * 0.6).cos(), i as f64 / 40.0]).collect();
         let images_of = TensorData::new(pixels, [images.len(), 1, SIZE, SIZE]);
@@ -98,33 +116,78 @@ fn loader(images: Vec<usize>, batch: usize) -> Arc<dyn DataLoader<Batch>> {
     DataLoaderBuilder::new(Images).batch_size(batch).build(InMemDataset::new(images))
 }
 
-/// Weights and running statistics after two epochs.
-fn trained(directory: &Path, images: Vec<usize>, batch: usize, strategy: TrainingStrategy<Net>) -> Vec<f64> {
-    let _generator = generator();
-    let training = SupervisedTraining::new(directory, loader(images, batch), loader((0..10).collect(), BATCH))
-        .metrics((LossMetric::new(),))
-        .with_application_logger(None)
-        .renderer(Box::new(CliMetricsRenderer::new()))
-        .num_epochs(2)
-        .with_training_strategy(strategy);
-    // Not Adam, which makes steps of the rounding error that is the gradient of a bias before a normalization.
-    let result = training.launch(Learner::new(Net::new(), SgdConfig::new().init(), 0.1));
-    assert!(result.error.is_none(), "{}", result.error.unwrap());
-    assert!(result.interrupted.is_none(), "{:?}", result.interrupted);
-    result.model.numbers()
+struct Setup {
+    images: Vec<usize>,
+    batch: usize,
+    epochs: usize,
+    optimizer: fn() -> ModuleOptimizer,
+    rate: f64,
+    panic_at: Option<usize>,
+    /// Keeps checkpoints, and resumes from that of an epoch.
+    checkpoints: Option<Option<usize>>,
+}
+
+fn adamw() -> ModuleOptimizer {
+    AdamWConfig::new().init()
+}
+
+impl Setup {
+    fn new(images: Range<usize>) -> Self {
+        let images = images.collect();
+        Self { images, batch: BATCH, epochs: 2, optimizer: adamw, rate: 0.02, panic_at: None, checkpoints: None }
+    }
+
+    fn run(&self, directory: &Path, strategy: TrainingStrategy<Net>) -> LearningResult<Net> {
+        let _generator = generator();
+        let (train, valid) = (loader(self.images.clone(), self.batch), loader((0..10).collect(), BATCH));
+        let mut training = SupervisedTraining::new(directory, train, valid)
+            .with_application_logger(None)
+            .renderer(Box::new(CliMetricsRenderer::new()))
+            .num_epochs(self.epochs)
+            .with_training_strategy(strategy);
+        let mut net = Net::new();
+        net.trap.panic_at = self.panic_at;
+        if let Some(resume) = self.checkpoints {
+            training = training.with_default_checkpointers();
+            if let Some(epoch) = resume {
+                training = training.checkpoint(epoch);
+            }
+        }
+        training.launch(Learner::new(net, (self.optimizer)(), self.rate))
+    }
+
+    fn trained(&self, strategy: TrainingStrategy<Net>) -> Net {
+        let result = self.run(tempfile::tempdir().unwrap().path(), strategy);
+        assert!(result.error.is_none(), "{}", result.error.unwrap());
+        assert!(result.interrupted.is_none(), "{:?}", result.interrupted);
+        result.model
+    }
+}
+
+fn one_device() -> TrainingStrategy<Net> {
+    ExecutionStrategy::single(cpu()).into()
+}
+
+/// ZeRO on CPU ranks; stage 3 shards small parameters too.
+fn zero(stage: u8, ranks: usize) -> TrainingStrategy<Net> {
+    match stage {
+        3 => MegatronStrategy::fully_shard(vec![cpu(); ranks], Units::auto().keep_below(2)),
+        _ => MegatronStrategy::zero(stage, ranks),
+    }
 }
 
 #[test]
 fn synchronized_statistics_are_those_of_one_device_with_all_images() {
+    // Not Adam, which makes steps of the rounding error that is the gradient of a bias before a normalization.
+    let setup = || Setup { optimizer: || SgdConfig::new().init(), rate: 0.1, ..Setup::new(0..32) };
     for layout in ["DP2", "DP4", "DP2 ZeRO1", "DP2 ZeRO2", "DP2 ZeRO3", "TP2 DP2 ZeRO1", "TP2"] {
-        let directory = tempfile::tempdir().unwrap();
         let layout: ParallelLayout = layout.parse().unwrap();
-        let (ranks, images) = (layout.dp, 32);
-        let one_device = ExecutionStrategy::single(cpu()).into();
-        let alone = trained(directory.path(), interleaved(images, ranks, BATCH), ranks * BATCH, one_device);
+        let ranks = layout.dp;
+        let alone = Setup { images: interleaved(32, ranks, BATCH), batch: ranks * BATCH, ..setup() };
+        let alone = alone.trained(one_device()).numbers();
         let plan = Plan::auto().columns("conv|norm.gamma|norm.beta").rows("head");
         let mesh = MegatronStrategy::mesh(layout.clone()).units(Units::auto().keep_below(2)).plan(plan);
-        let run = |mesh: MeshStrategy| trained(directory.path(), (0..images).collect(), BATCH, mesh.into());
+        let run = |mesh: MeshStrategy| setup().trained(mesh.into()).numbers();
         let gap = difference(&run(mesh.clone().sync_batch_norm()), &alone);
         assert!(gap < 1e-10, "{layout}: {gap}");
         if ranks > 1 && layout.zero < 3 {
@@ -135,4 +198,88 @@ fn synchronized_statistics_are_those_of_one_device_with_all_images() {
             assert!(difference(&run(mesh), &alone) > 1e-6, "{layout}: there is nothing to synchronize");
         }
     }
+}
+
+#[test]
+fn every_run_has_the_same_bits_in_every_zero_stage() {
+    for ranks in [2, 4] {
+        let setup = Setup { epochs: 3, ..Setup::new(0..96) };
+        let first = setup.trained(MegatronStrategy::data_parallel(ranks)).numbers();
+        assert_ne!(first, Net::new().numbers());
+        for stage in [0, 0, 1, 2, 3] {
+            let again = setup.trained(zero(stage, ranks)).numbers();
+            assert_eq!(again, first, "{ranks} ranks, ZeRO {stage}");
+        }
+    }
+}
+
+#[test]
+fn running_statistics_are_the_mean_of_those_that_the_ranks_would_have_alone() {
+    // At this rate no weight moves, so that ranks alone meet the same activations.
+    let still = |images| Setup { rate: 1e-300, ..Setup::new(images) };
+    for ranks in [2, 3, 4] {
+        let share = 16;
+        let alone = |rank: usize| still(rank * share..(rank + 1) * share).trained(one_device()).statistics();
+        let alone: Vec<Vec<f64>> = (0..ranks).map(alone).collect();
+        let mean = |at: usize| alone.iter().map(|statistics| statistics[at]).sum::<f64>() / ranks as f64;
+        let mean: Vec<f64> = (0..alone[0].len()).map(mean).collect();
+        assert!(difference(&alone[0], &mean) > 1e-3, "the ranks' images do not differ");
+        for stage in [0, 2, 3] {
+            let together = still(0..ranks * share).trained(zero(stage, ranks)).statistics();
+            assert!(difference(&together, &mean) < 1e-10, "{ranks} ranks: {together:?} {mean:?}");
+        }
+    }
+}
+
+#[test]
+fn one_rank_has_the_statistics_of_one_device() {
+    let one_rank = Setup::new(0..16).trained(MegatronStrategy::data_parallel(1));
+    assert_eq!(one_rank.numbers(), Setup::new(0..16).trained(one_device()).numbers());
+}
+
+#[test]
+fn checkpoints_hold_the_mean_and_resume_to_the_same_bits() {
+    let setup = |epochs, resume| Setup { epochs, checkpoints: Some(resume), ..Setup::new(0..32) };
+    for (before, after) in [(0, 0), (1, 1), (2, 0), (0, 1), (3, 3)] {
+        let directory = tempfile::tempdir().unwrap();
+        let whole = setup(4, None).trained(zero(before, 2)).numbers();
+        let half = setup(2, None).run(directory.path(), zero(before, 2)).model.statistics();
+        let resumed = setup(4, Some(2)).run(directory.path(), zero(after, 2)).model;
+        assert_ne!(resumed.statistics(), half);
+        assert_eq!(resumed.numbers(), whole, "ZeRO {before}, then {after}");
+    }
+}
+
+#[test]
+fn a_training_that_fails_returns_the_states_that_it_began_with() {
+    let directory = tempfile::tempdir().unwrap();
+    // After the first epoch's checkpoint.
+    let setup = Setup { panic_at: Some(11), checkpoints: Some(None), ..Setup::new(0..32) };
+    let result = setup.run(directory.path(), MegatronStrategy::data_parallel(2));
+    assert!(result.error.expect("a rank panics").to_string().contains("ran into a wall"));
+    assert_eq!(result.model.numbers(), Net::new().numbers());
+}
+
+#[derive(Default)]
+struct Ids(HashSet<ParamId>);
+
+impl ModuleVisitor for Ids {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.insert(param.id);
+    }
+}
+
+#[test]
+fn states_are_told_from_frozen_and_adapted_parameters() {
+    let net = Net::new();
+    let mut states = Ids::default();
+    for norm in [&net.norm, &net.last] {
+        norm.running_mean.visit(&mut states);
+        norm.running_var.visit(&mut states);
+    }
+    assert_eq!(states.0.len(), 4);
+    assert_eq!(running_states(&net), states.0);
+    assert_eq!(running_states(&net.clone().freeze()), states.0);
+    assert_eq!(running_states(&net.clone().apply_lora(Lora::new(1, 1.0))), states.0);
+    assert!(running_states(&net.head.freeze()).is_empty());
 }

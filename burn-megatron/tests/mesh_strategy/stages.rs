@@ -2,18 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use burn::module::Module;
 use burn::train::metric::store::Split;
 use burn_megatron::prelude::*;
 
 use crate::classifier::{Classifier, Order, Setup, Trap, difference, interleaved};
 use crate::cpu;
-use crate::training::{metric, one_device};
-
-/// Small parameters are sharded too.
-fn mesh(layout: &str) -> MeshStrategy {
-    MegatronStrategy::mesh(layout.parse().unwrap()).units(Units::auto().keep_below(2))
-}
+use crate::training::{mesh, metric, trains_as};
 
 #[test]
 fn pipelines_train_as_one_device_with_accumulation() {
@@ -34,25 +28,9 @@ fn pipelines_train_as_one_device_with_accumulation() {
         let batch = 4 / ranks;
         let setup = || Setup { items: (0..18).collect(), batch, layers: 4, ..Setup::default() };
         let alone = Setup { items: interleaved(18, ranks, batch), batch: 4, accumulation: Some(2), ..setup() };
-        let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let single = alone.run(one.path(), one_device()).model.numbers();
         let strategy = mesh(layout).micro_batches(2);
         let strategy = schedule.map_or(strategy.clone(), |schedule| strategy.schedule(schedule));
-        let result = setup().run(many.path(), strategy.stages().into());
-        assert!(result.error.is_none() && result.interrupted.is_none(), "{layout}: {:?}", result.error);
-        let gap = difference(&result.model.numbers(), &single);
-        assert!(gap < 1e-10, "{layout}: {gap}");
-        assert_eq!(result.model.devices(), [cpu()], "{layout}");
-        for (epoch, name) in [(1, "Loss"), (2, "Loss"), (2, "Accuracy")] {
-            let single = metric(one.path(), name, epoch, Split::Train);
-            let steps = metric(many.path(), name, epoch, Split::Train);
-            let steps: Vec<f64> = steps.chunks(ranks).map(|step| step.iter().sum::<f64>() / ranks as f64).collect();
-            assert!(difference(&steps, &single) < 1e-10, "{layout}, {name} of epoch {epoch}: {steps:?} {single:?}");
-        }
-        if ranks == 1 {
-            let valid = |directory: &std::path::Path| metric(directory, "Loss", 2, Split::Valid);
-            assert!(difference(&valid(many.path()), &valid(one.path())) < 1e-10, "{layout}");
-        }
+        trains_as(&alone, &setup(), strategy.stages().into(), ranks, layout);
     }
 }
 
@@ -127,18 +105,6 @@ fn checkpoints_are_those_of_one_device_and_resume_in_any_pipeline() {
         let gap = difference(&resumed.model.numbers(), &uninterrupted);
         assert!(gap < 1e-10, "{before}, then {after}: {gap}");
     }
-}
-
-#[test]
-fn the_interrupter_stops_all_stages_after_the_step() {
-    let trap = Trap { stop_at: Some(3), ..Trap::default() };
-    let steps = trap.steps.clone();
-    let directory = tempfile::tempdir().unwrap();
-    let strategy = mesh("PP2 DP2").stages();
-    let result = Setup { trap, ..Setup::default() }.run(directory.path(), strategy.into());
-    assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("enough"));
-    assert!(result.error.is_none());
-    assert_eq!(steps.load(Ordering::SeqCst), 4, "step 2 of both data-parallel ranks is the last");
 }
 
 /// The error of a training, and the steps that it took.

@@ -14,7 +14,7 @@ use crate::classifier::{Classifier, Order, Setup, Trap, difference, generator, i
 use crate::cpu;
 
 /// Small parameters are sharded too.
-fn mesh(layout: &str) -> MeshStrategy {
+pub fn mesh(layout: &str) -> MeshStrategy {
     MegatronStrategy::mesh(layout.parse().unwrap()).units(Units::auto().keep_below(2))
 }
 
@@ -28,31 +28,54 @@ pub fn metric(directory: &Path, name: &str, epoch: usize, split: Split) -> Vec<f
     entries.iter().filter(|entry| !entry.serialize().ends_with("final")).map(|entry| entry.current()).collect()
 }
 
+/// Batches of the validation set that `readers` ranks read together.
+pub fn validation_batches(readers: usize) -> usize {
+    (0..readers).map(|i| ((i + 1) * 10 / readers - i * 10 / readers).div_ceil(4)).sum()
+}
+
+/// A training over `ranks` data-parallel ranks ends with the numbers of one on one device, and has its metrics.
+pub fn trains_as(alone: &Setup, setup: &Setup, strategy: TrainingStrategy<Classifier>, ranks: usize, what: &str) {
+    let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let single = alone.run(one.path(), one_device()).model.numbers();
+    let result = setup.run(many.path(), strategy);
+    assert!(result.error.is_none() && result.interrupted.is_none(), "{what}: {:?}", result.error);
+    assert_eq!(result.model.devices(), [cpu()], "{what}");
+    let found = result.model.numbers();
+    let start = Classifier::deep(setup.layers, 0.0, Trap::default()).numbers();
+    assert!(difference(&single, &start) > 1e-2, "the single device did not learn");
+    assert!(difference(&found, &single) < 1e-10, "{what}: {}", difference(&found, &single));
+    let losses = (1..=setup.epochs).map(|epoch| (epoch, "Loss"));
+    for (epoch, name) in losses.chain([(setup.epochs, "Accuracy")]) {
+        let single = metric(one.path(), name, epoch, Split::Train);
+        let steps = metric(many.path(), name, epoch, Split::Train);
+        let steps: Vec<f64> = steps.chunks(ranks).map(|step| step.iter().sum::<f64>() / ranks as f64).collect();
+        assert!(difference(&steps, &single) < 1e-10, "{what}, {name} of epoch {epoch}: {steps:?} {single:?}");
+    }
+    let valid = |directory: &Path| metric(directory, "Loss", setup.epochs, Split::Valid);
+    assert_eq!(valid(many.path()).len(), validation_batches(ranks), "{what}: ranks validate their shares of 10 items");
+    if ranks == 1 {
+        assert!(difference(&valid(many.path()), &valid(one.path())) < 1e-10, "{what}");
+    }
+}
+
 #[test]
 fn layouts_train_as_one_device_with_the_larger_batch() {
     let layouts =
         ["TP2", "TP4", "TP2 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 DP2 ZeRO3", "DP2 ZeRO1"];
     for layout in layouts {
         let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
-        let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let setup = Setup::default();
         let alone = Setup { items: interleaved(18, ranks, 4), batch: 4 * ranks, ..Setup::default() };
-        let single = alone.run(one.path(), one_device()).model.numbers();
-        let result = setup.run(many.path(), mesh(layout).into());
-        assert!(result.error.is_none() && result.interrupted.is_none(), "{layout}: {:?}", result.error);
-        let found = result.model.numbers();
-        assert!(difference(&single, &Classifier::new(0.0, Trap::default()).numbers()) > 1e-2);
-        assert!(difference(&found, &single) < 1e-10, "{layout}: {}", difference(&found, &single));
-        for (epoch, name) in [(1, "Loss"), (2, "Loss"), (2, "Accuracy")] {
-            let single = metric(one.path(), name, epoch, Split::Train);
-            let steps = metric(many.path(), name, epoch, Split::Train);
-            let steps: Vec<f64> = steps.chunks(ranks).map(|step| step.iter().sum::<f64>() / ranks as f64).collect();
-            assert!(difference(&steps, &single) < 1e-10, "{layout}, {name} of epoch {epoch}: {steps:?} {single:?}");
-        }
-        if ranks == 1 {
-            let valid = |directory: &Path| metric(directory, "Loss", 2, Split::Valid);
-            assert!(difference(&valid(many.path()), &valid(one.path())) < 1e-10, "{layout}");
-        }
+        trains_as(&alone, &Setup::default(), mesh(layout).into(), ranks, layout);
+    }
+}
+
+#[test]
+fn data_parallel_ranks_train_as_one_device_with_the_larger_batch() {
+    for (ranks, accumulation) in [(2, None), (3, None), (2, Some(2)), (4, Some(3))] {
+        // 61 items: a remainder that no rank sees, and a last batch that is not full.
+        let setup = || Setup { items: (0..61).collect(), epochs: 3, accumulation, ..Setup::default() };
+        let alone = Setup { items: interleaved(61, ranks, 4), batch: 4 * ranks, ..setup() };
+        trains_as(&alone, &setup(), MegatronStrategy::data_parallel(ranks), ranks, &format!("{ranks} ranks"));
     }
 }
 
@@ -167,32 +190,37 @@ fn dropout_is_the_same_in_every_tensor_parallel_layout_and_in_every_resumed_run(
 }
 
 #[test]
-fn the_interrupter_stops_all_ranks_after_the_step() {
-    let trap = Trap { stop_at: Some(3), ..Trap::default() };
-    let steps = trap.steps.clone();
-    let directory = tempfile::tempdir().unwrap();
-    let result = Setup { trap, ..Setup::default() }.run(directory.path(), mesh("TP2 DP2").into());
-    assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("enough"));
-    assert!(result.error.is_none());
-    assert_eq!(steps.load(Ordering::SeqCst), 4, "step 2 of both data-parallel ranks is the last");
+fn the_interrupter_stops_all_ranks_and_stages_after_the_step() {
+    for strategy in [MegatronStrategy::data_parallel(2), mesh("TP2 DP2").into(), mesh("PP2 DP2").stages().into()] {
+        let trap = Trap { stop_at: Some(3), ..Trap::default() };
+        let steps = trap.steps.clone();
+        let directory = tempfile::tempdir().unwrap();
+        let result = Setup { trap, ..Setup::default() }.run(directory.path(), strategy);
+        assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("enough"));
+        assert!(result.error.is_none());
+        assert_eq!(steps.load(Ordering::SeqCst), 4, "step 2 of both data-parallel ranks is the last");
+    }
 }
 
 #[test]
 fn early_stopping_ends_all_ranks_in_the_same_epoch() {
-    let setup = Setup { epochs: 20, items: (0..8).collect(), ..Setup::default() };
-    let steps = setup.trap.steps.clone();
-    // A loss that falls counts as 'no improvement' when the highest is wanted: epoch 1 stays the best.
-    let never_better = MetricEarlyStoppingStrategy::new(
-        &LossMetric::new(),
-        Aggregate::Mean,
-        Direction::Highest,
-        Split::Train,
-        StoppingCondition::NoImprovementSince { n_epochs: 2 },
-    );
-    let directory = tempfile::tempdir().unwrap();
-    let (training, learner) = setup.training(directory.path(), mesh("TP2").into());
-    let _generator = generator();
-    training.early_stopping(never_better).launch(learner);
-    let epochs = steps.load(Ordering::SeqCst) / 2;
-    assert!((3..8).contains(&epochs), "{epochs} epochs");
+    // Two training steps an epoch, of one rank or of each of two.
+    for strategy in [mesh("TP2").into(), MegatronStrategy::data_parallel(2)] {
+        let setup = Setup { epochs: 20, items: (0..8).collect(), ..Setup::default() };
+        let steps = setup.trap.steps.clone();
+        // A loss that falls counts as 'no improvement' when the highest is wanted: epoch 1 stays the best.
+        let never_better = MetricEarlyStoppingStrategy::new(
+            &LossMetric::new(),
+            Aggregate::Mean,
+            Direction::Highest,
+            Split::Train,
+            StoppingCondition::NoImprovementSince { n_epochs: 2 },
+        );
+        let directory = tempfile::tempdir().unwrap();
+        let (training, learner) = setup.training(directory.path(), strategy);
+        let _generator = generator();
+        training.early_stopping(never_better).launch(learner);
+        let epochs = steps.load(Ordering::SeqCst) / 2;
+        assert!((3..8).contains(&epochs), "{epochs} epochs");
+    }
 }

@@ -1,12 +1,13 @@
 //! What cannot run, or fails, ends with an error that says why.
 
 use burn::tensor::Device;
+use burn::train::TrainingStrategy;
 use burn_megatron::prelude::*;
 
 use crate::classifier::{Classifier, Setup, Trap};
 use crate::cpu;
 
-fn error_of(setup: &Setup, strategy: MeshStrategy) -> String {
+fn error_of(setup: &Setup, strategy: impl Into<TrainingStrategy<Classifier>>) -> String {
     let directory = tempfile::tempdir().unwrap();
     let result = setup.fail_within(5, directory.path(), strategy.into());
     result.error.expect("the training fails").to_string()
@@ -68,7 +69,9 @@ fn devices_and_micro_batches_are_counted() {
 #[test]
 fn a_rank_that_panics_ends_the_training_with_its_error() {
     // With overlap the other rank of DP2 reduces gradients then.
-    for strategy in [mesh("TP2"), mesh("TP2 DP2 ZeRO3"), mesh("DP2").overlap_grad_reduce()] {
+    let meshes = [mesh("TP2"), mesh("TP2 DP2 ZeRO3"), mesh("DP2").overlap_grad_reduce()]
+        .map(TrainingStrategy::<Classifier>::from);
+    for strategy in meshes.into_iter().chain([MegatronStrategy::data_parallel(4)]) {
         let trap = Trap { panic_at: Some(3), ..Trap::default() };
         let text = error_of(&Setup { trap, ..Setup::default() }, strategy);
         assert!(text.contains("the model ran into a wall"), "{text}");

@@ -7,7 +7,7 @@ use burn_megatron::learner::{BertBatch, BertTraining};
 use burn_megatron::prelude::*;
 use models::{Bert, BertConfig};
 
-use crate::{adamw, adapted, layouts, proven};
+use crate::{adamw, adapted, layouts, no_fallback, proven};
 
 fn config() -> BertConfig {
     BertConfig {
@@ -83,25 +83,7 @@ fn adapters_of_bert_train_as_on_one_device() {
     proven(verify_stages_as(adapted, batch, &stages, &proof), stages.len());
 }
 
-/// No operation of the model gathers a tensor because there is no rule for it.
 #[test]
 fn no_operation_of_bert_falls_back() {
-    let mut flex = Device::flex();
-    // Another test may have configured it.
-    let _ = flex.configure(burn::tensor::FloatDType::F64);
-    for layout in ["TP2", "TP4"] {
-        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-        let reports = launch(&mesh, &[flex.clone()], |rank| {
-            let device = rank.logical_device(&[Axis::Tp]).autodiff();
-            let module = parallelize(training(&device), &rank, &Bert::plan()).unwrap();
-            let gradients = loss(&module, 0..4, &device).backward();
-            let report = explain(&device);
-            drop(gradients);
-            Ok(report)
-        });
-        for report in reports.unwrap() {
-            println!("{layout}: {report}");
-            assert!(report.fallbacks.is_empty(), "{layout}: {report}");
-        }
-    }
+    no_fallback(training, Bert::plan(), loss, &["TP2", "TP4"]);
 }

@@ -7,8 +7,9 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::prelude::*;
-use burn::train::{ClassificationOutput, TrainOutput, TrainStep};
+use burn::train::ClassificationOutput;
 use burn_megatron::prelude::*;
+use burn_megatron::steps_of_stages;
 
 use crate::{adamw, layouts, proven, sgd};
 
@@ -70,15 +71,7 @@ impl Stages for Classifier {
     }
 }
 
-impl TrainStep for Classifier {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
+steps_of_stages!(Classifier, Batch, ClassificationOutput);
 
 /// Each item is a sequence of its own length.
 pub fn batch(items: Range<usize>, device: &Device) -> Batch {

@@ -8,8 +8,9 @@ use burn::nn::{
 };
 use burn::prelude::*;
 use burn::tensor::activation::{log_softmax, softmax};
-use burn::train::{RegressionOutput, TrainOutput, TrainStep};
+use burn::train::RegressionOutput;
 use burn_megatron::prelude::*;
+use burn_megatron::steps_of_stages;
 
 use crate::{adamw, layouts, proven, sgd};
 
@@ -132,15 +133,7 @@ impl Stages for Llama {
     }
 }
 
-impl TrainStep for Llama {
-    type Input = Tokens;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Tokens) -> TrainOutput<RegressionOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
+steps_of_stages!(Llama, Tokens, RegressionOutput);
 
 /// A [`Llama`] whose embedding is its output layer.
 #[derive(Module, Debug)]
@@ -175,15 +168,7 @@ impl Stages for Tied {
     }
 }
 
-impl TrainStep for Tied {
-    type Input = Tokens;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Tokens) -> TrainOutput<RegressionOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
+steps_of_stages!(Tied, Tokens, RegressionOutput);
 
 fn batch(items: Range<usize>, device: &Device) -> Tokens {
     let count = items.len();

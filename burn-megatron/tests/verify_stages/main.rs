@@ -7,8 +7,12 @@ mod llama;
 mod t5;
 mod wrong;
 
+use std::ops::Range;
+
+use burn::module::{Module, ModuleDisplay};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, FloatDType, Tensor};
 use burn_megatron::prelude::*;
 use models::hf::HfModule;
 use models::lora::{LoraConfig, with_adapters};
@@ -39,4 +43,30 @@ fn proven(report: Result<ModuleReport, ModuleError>, layouts: usize) {
     assert_eq!(report.worst().count(), layouts);
     assert!(report.worst().any(|(_, worst)| worst.relative > 0.0));
     assert!(report.worst().all(|(_, worst)| worst.relative <= 1e-10));
+}
+
+/// Every operation has a rule: none gathers its operands for want of one.
+fn no_fallback<M: Module + ModuleDisplay + 'static>(
+    make_model: fn(&Device) -> M,
+    plan: Plan,
+    loss: fn(&M, Range<usize>, &Device) -> Tensor<1>,
+    layouts: &[&str],
+) {
+    let mut cpu = Device::flex();
+    // The floats of this process are those of the proofs, whichever test makes the first tensor.
+    let _ = cpu.configure(FloatDType::F64);
+    for layout in layouts {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        let reports = launch(&mesh, &[cpu.clone()], |rank| {
+            let device = rank.logical_device(&[Axis::Tp]).autodiff();
+            let model = parallelize(make_model(&device), &rank, &plan)?;
+            let gradients = loss(&model, 0..4, &device).backward();
+            let report = explain(&device);
+            drop(gradients);
+            Ok(report)
+        });
+        for report in reports.unwrap() {
+            assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+        }
+    }
 }

@@ -3,13 +3,12 @@
 use std::ops::Range;
 
 use burn::prelude::*;
-use burn::tensor::FloatDType;
 use burn_megatron::learner::{T5Batch, T5Training};
 use burn_megatron::prelude::*;
 use models::encoders::t5::T5FeedForwardKind;
 use models::{Activation, T5, T5Config};
 
-use crate::{adamw, adapted, layouts, proven};
+use crate::{adamw, adapted, layouts, no_fallback, proven};
 
 fn config() -> T5Config {
     T5Config {
@@ -113,27 +112,9 @@ fn schedules_that_split_the_backward_pass_are_refused() {
     assert!(error.contains("nearest legal: 1f1b"), "{error}");
 }
 
-/// No operation of the model gathers a tensor because there is no rule for it.
 #[test]
 fn no_operation_of_t5_falls_back() {
-    let mut flex = Device::flex();
-    // Another test may have configured it.
-    let _ = flex.configure(FloatDType::F64);
-    for layout in ["TP2", "TP4"] {
-        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-        let reports = launch(&mesh, &[flex.clone()], |rank| {
-            let device = rank.logical_device(&[Axis::Tp]).autodiff();
-            let module = parallelize(training(&device), &rank, &T5::plan()).unwrap();
-            let gradients = loss(&module, 0..4, &device).backward();
-            let report = explain(&device);
-            drop(gradients);
-            Ok(report)
-        });
-        for report in reports.unwrap() {
-            println!("{layout}: {report}");
-            assert!(report.fallbacks.is_empty(), "{layout}: {report}");
-        }
-    }
+    no_fallback(training, T5::plan(), loss, &["TP2", "TP4"]);
 }
 
 /// Tensor parallelism divides attention between heads, of which there is a column of numbers for distances each.

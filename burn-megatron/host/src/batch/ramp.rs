@@ -105,10 +105,8 @@ impl BatchSizes {
         (done, consumed)
     }
 
-    /// Whether all sizes can be shared by `unit` sequences at a time.
-    ///
-    /// # Errors
-    /// [`BatchError::Ramp`] with the nearest ramp that can.
+    /// Whether all sizes can be shared by `unit` sequences at a time. Fails with [`BatchError::Ramp`] and the nearest
+    /// ramp that can.
     pub(super) fn check(&self, unit: usize) -> Result<(), BatchError> {
         let Some(ramp) = &self.ramp else { return Ok(()) };
         match ramp.is_legal(self.global, unit) {

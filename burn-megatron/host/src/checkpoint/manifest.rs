@@ -109,10 +109,8 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    /// Puts together what the writers have written.
-    ///
-    /// # Errors
-    /// If writers disagree about a tensor, or their slices overlap or leave something out. `folder` is named then.
+    /// Puts together what the writers have written. Fails if writers disagree about a tensor, or their slices overlap
+    /// or leave something out. `folder` is named then.
     pub fn new(
         folder: &Path,
         state: RunState,
@@ -183,10 +181,7 @@ impl Manifest {
         ))
     }
 
-    /// Reads the file at `path`.
-    ///
-    /// # Errors
-    /// If it is not a manifest, or of a newer version.
+    /// Reads the file at `path`. Fails if it is not a manifest, or of a newer version.
     pub fn from_json(path: &Path, json: &[u8]) -> Result<Self, CheckpointError> {
         #[derive(Deserialize)]
         struct Head {

@@ -108,10 +108,7 @@ impl SliceData {
         self.len() == 0
     }
 
-    /// Waits until they are there.
-    ///
-    /// # Errors
-    /// If the GPU has failed.
+    /// Waits until they are there. Fails if the GPU has failed.
     pub(super) fn wait(&self) -> Result<(), String> {
         match self {
             Self::Own(_) => Ok(()),

@@ -18,7 +18,6 @@ pub struct RunState {
     pub updates: u64,
     /// Samples of the steps that were skipped, which the learning rate does not count; `None` if an older program
     /// saved.
-    #[serde(default)]
     pub skipped_samples: Option<u64>,
     /// Layout of the run that saved; a checkpoint loads into any other.
     pub layout: ParallelLayout,

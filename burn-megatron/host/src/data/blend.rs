@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::error::DataError;
 use super::gpt::GptDataset;
-use super::indexed::IndexedError;
 use super::sample::{Sample, SampleError, TokenDataset};
 
 /// Prefixes of indexed datasets and how much of each is wanted: `"0.3 A 0.7 B"`, or `"A B"` for everything there is.
@@ -116,10 +115,8 @@ pub struct BlendedDataset {
 }
 
 impl BlendedDataset {
-    /// Mixes `datasets`, which have samples of equal length.
-    ///
-    /// # Errors
-    /// When the index asks for more samples of a dataset than it has.
+    /// Mixes `datasets`, which have samples of equal length. Fails when the index asks for more samples of a dataset
+    /// than it has.
     pub(super) fn new(datasets: Vec<GptDataset>, index: BlendIndex, seq_length: usize) -> Result<Self, String> {
         for (&dataset, &sample) in index.dataset.iter().zip(&index.sample) {
             let available = datasets[usize::from(dataset)].len();
@@ -128,18 +125,6 @@ impl BlendedDataset {
             }
         }
         Ok(Self { datasets, index, seq_length })
-    }
-
-    /// The sample at an index.
-    ///
-    /// # Errors
-    /// When a `.bin` file can no longer be read.
-    ///
-    /// # Panics
-    /// When `index` is not below [`len`](TokenDataset::len).
-    pub fn try_sample(&self, index: usize) -> Result<Sample, IndexedError> {
-        assert!(index < self.index.dataset.len(), "sample {index} of {}", self.index.dataset.len());
-        self.datasets[usize::from(self.index.dataset[index])].try_sample(self.index.sample[index] as usize)
     }
 
     /// The datasets that are mixed.
@@ -167,7 +152,8 @@ impl TokenDataset for BlendedDataset {
     }
 
     fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
-        Ok(BlendedDataset::try_sample(self, index)?)
+        assert!(index < self.index.dataset.len(), "sample {index} of {}", self.index.dataset.len());
+        self.datasets[usize::from(self.index.dataset[index])].try_sample(self.index.sample[index] as usize)
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {

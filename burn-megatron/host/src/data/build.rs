@@ -33,16 +33,13 @@ pub struct GptDataConfig {
     #[serde(default)]
     pub num_samples: [Option<usize>; 3],
     /// Id of the end-of-document token, if the prediction made at it should not count in the loss.
-    #[serde(default)]
     pub eod_mask_loss: Option<i64>,
     /// Id of the end-of-document token, if samples should say where their documents start.
-    #[serde(default)]
     pub eod_documents: Option<i64>,
     /// Whether validation keeps the tokens that do not fill a last sample, padded and masked.
     #[serde(default)]
     pub keep_partial_validation: bool,
     /// Folder that keeps sample orders between runs; without it they are built each time.
-    #[serde(default)]
     pub cache: Option<PathBuf>,
 }
 
@@ -91,53 +88,34 @@ pub enum GptSplit {
     Blended(BlendedDataset),
 }
 
-impl TokenDataset for GptSplit {
-    fn len(&self) -> usize {
+impl GptSplit {
+    fn data(&self) -> &dyn TokenDataset {
         match self {
-            GptSplit::Single(data) => data.len(),
-            GptSplit::Blended(data) => data.len(),
-        }
-    }
-
-    fn seq_length(&self) -> usize {
-        match self {
-            GptSplit::Single(data) => data.seq_length(),
-            GptSplit::Blended(data) => data.seq_length(),
-        }
-    }
-
-    fn sample(&self, index: usize) -> Sample {
-        match self {
-            GptSplit::Single(data) => data.sample(index),
-            GptSplit::Blended(data) => data.sample(index),
-        }
-    }
-
-    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
-        Ok(GptSplit::try_sample(self, index)?)
-    }
-
-    fn content(&self) -> Result<Option<String>, SampleError> {
-        match self {
-            GptSplit::Single(data) => data.content(),
-            GptSplit::Blended(data) => data.content(),
+            Self::Single(data) => data,
+            Self::Blended(data) => data,
         }
     }
 }
 
-impl GptSplit {
-    /// The sample at an index.
-    ///
-    /// # Errors
-    /// When a `.bin` file can no longer be read.
-    ///
-    /// # Panics
-    /// When `index` is not below [`len`](TokenDataset::len).
-    pub fn try_sample(&self, index: usize) -> Result<Sample, DataError> {
-        Ok(match self {
-            GptSplit::Single(data) => data.try_sample(index)?,
-            GptSplit::Blended(data) => data.try_sample(index)?,
-        })
+impl TokenDataset for GptSplit {
+    fn len(&self) -> usize {
+        self.data().len()
+    }
+
+    fn seq_length(&self) -> usize {
+        self.data().seq_length()
+    }
+
+    fn sample(&self, index: usize) -> Sample {
+        self.data().sample(index)
+    }
+
+    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
+        self.data().try_sample(index)
+    }
+
+    fn content(&self) -> Result<Option<String>, SampleError> {
+        self.data().content()
     }
 }
 

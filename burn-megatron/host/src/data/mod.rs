@@ -63,7 +63,7 @@ pub use error::DataError;
 pub use gpt::{EpochPlan, GptDataset, GptOptions};
 pub use memory::{RandomWindows, TokensInMemory};
 pub use order::check_samples;
-pub use prompts::{Prompt, PromptDataset, PromptSet, SkippedPrompts};
+pub use prompts::{Prompt, PromptDataset, PromptSet};
 pub use sample::{Sample, SampleError, TokenDataset};
 pub use split::{Split, SplitRatios};
 pub use taught::{TaughtDataset, TopKFile, TopKWriter, sequence_key};

@@ -94,6 +94,18 @@ impl RandomState {
     }
 }
 
+/// The numbers of `count` samples: epochs of `items`, each in an order of its own that follows from the seed.
+pub fn epochs(items: usize, count: usize, seed: u32) -> Vec<u32> {
+    let (mut random, mut order) = (RandomState::new(seed), Vec::with_capacity(count));
+    while order.len() < count {
+        let mut epoch: Vec<u32> = (0..items as u32).collect();
+        random.shuffle(&mut epoch);
+        order.extend(epoch);
+    }
+    order.truncate(count);
+    order
+}
+
 /// `numpy.sum` of float64: pairwise, in blocks of at most 128 that are added in eight lanes.
 pub fn sum(values: &[f64]) -> f64 {
     match values.len() {

@@ -7,8 +7,8 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
-use super::chat::{ChatError, ChatTokenizer, Row, rows};
-use super::numpy::RandomState;
+use super::chat::{ChatError, ChatTokenizer, Row, Skipped, rows};
+use super::numpy::epochs;
 use super::{Sample, SampleError, TokenDataset, read_tokenizer};
 
 /// How files of prompts are read.
@@ -37,15 +37,6 @@ pub struct Prompt {
     pub text: String,
     /// The row of the prompt, with all its keys.
     pub row: Value,
-}
-
-/// Rows that were left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SkippedPrompts {
-    /// How many.
-    pub rows: usize,
-    /// What was wrong with the first.
-    pub first: Option<String>,
 }
 
 /// Prompts in the order in which they are completed. A sample is one completion of a prompt, which the model has yet to
@@ -77,25 +68,21 @@ impl PromptDataset {
         set: &PromptSet,
         (seq_length, samples, seed): (usize, usize, u32),
         check: impl Fn(&Value) -> Result<(), String>,
-    ) -> Result<(Self, SkippedPrompts), ChatError> {
+    ) -> Result<(Self, Skipped), ChatError> {
         let mut reader = Reader { set, tokenizer: tokenizer(&set.tokenizer)?, chat: None };
-        let (mut prompts, mut skipped) = (Vec::new(), SkippedPrompts::default());
+        let (mut prompts, mut skipped) = (Vec::new(), Skipped::default());
         for file in &set.files {
             for row in rows(file)? {
                 let row = row?;
                 match reader.prompt(&row, &check)? {
                     Ok(prompt) => prompts.push(prompt),
-                    Err(what) if set.skip_bad_rows => {
-                        skipped.rows += 1;
-                        skipped.first.get_or_insert_with(|| row.refused(what).to_string());
-                    }
-                    Err(what) => return Err(row.refused(format!("{what} (grpo.skip-bad-rows: leave such rows out)"))),
+                    Err(what) => skipped.leave_out(&row, what, (set.skip_bad_rows, "grpo.skip-bad-rows"))?,
                 }
             }
         }
         if prompts.is_empty() {
-            let why = skipped.first.map_or(String::new(), |first| format!("; the first: {first}"));
-            let what = format!("no prompt of grpo.train can be used: {} rows are bad{why}", skipped.rows);
+            let (bad, why) = (skipped.rows, skipped.named());
+            let what = format!("no prompt of grpo.train can be used: {bad} rows are bad{why}");
             return Err(ChatError::Nothing { what });
         }
         let mut hash = Sha256::new();
@@ -106,7 +93,7 @@ impl PromptDataset {
         }
         let content = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         let generations = set.generations.max(1);
-        let order = order(prompts.len(), samples.div_ceil(generations), seed).into();
+        let order = epochs(prompts.len(), samples.div_ceil(generations).max(1), seed).into();
         let (tokenizer, prompts) = (Arc::new(reader.tokenizer), prompts.into());
         Ok((Self { tokenizer, prompts, generations, seq_length, order, samples, content }, skipped))
     }
@@ -133,18 +120,6 @@ impl PromptDataset {
 
 fn tokenizer(path: &Path) -> Result<Tokenizer, ChatError> {
     read_tokenizer(path).map_err(|error| ChatError::Tokenizer { path: path.to_path_buf(), what: error.to_string() })
-}
-
-fn order(prompts: usize, count: usize, seed: u32) -> Vec<u32> {
-    let mut random = RandomState::new(seed);
-    let mut order = Vec::with_capacity(count);
-    while order.len() < count.max(1) {
-        let mut epoch: Vec<u32> = (0..prompts as u32).collect();
-        random.shuffle(&mut epoch);
-        order.extend(epoch);
-    }
-    order.truncate(count.max(1));
-    order
 }
 
 impl Reader<'_> {

@@ -32,9 +32,7 @@ const CLASSES: [&str; 16] = [
 const MOST: u64 = 1 << 20;
 
 /// Where in `file` the elements of the archive at `offset` begin. They are a tensor of this type and shape, row-major.
-///
-/// # Errors
-/// Says what the archive is instead.
+/// The error says what the archive is instead.
 pub(super) fn elements(
     file: &PositionedFile,
     [offset, length]: [u64; 2],
@@ -67,10 +65,8 @@ pub(super) fn elements(
     start.map(|start| offset + start).ok_or_else(|| "has its elements outside the archive".into())
 }
 
-/// What an archive has that is no tensor. Of tensors in it, those of one element have a number.
-///
-/// # Errors
-/// Says what the archive is instead.
+/// What an archive has that is no tensor. Of tensors in it, those of one element have a number. The error says what the
+/// archive is instead.
 pub(super) fn object(from: impl Read + Seek) -> Result<Pickle, String> {
     let (mut archive, root) = open(from)?;
     let mut pickle = Pickle::of_any(&read(&mut archive, &format!("{root}/data.pkl"))?)?;

@@ -2,11 +2,9 @@
 
 use std::ops::Range;
 
-/// Of a tensor of `shape` that is stored as `stored`, the number of boxes along each dimension and then the elements of one:
-/// the boxes of the tensor that a stored box consists of, in the order of its elements.
-///
-/// # Errors
-/// If such boxes do not make up the tensor.
+/// Of a tensor of `shape` that is stored as `stored`, the number of boxes along each dimension and then the elements of
+/// one: the boxes of the tensor that a stored box consists of, in the order of its elements. Fails if such boxes do not
+/// make up the tensor.
 pub(super) fn boxes(
     shape: &[usize],
     stored: &[usize],

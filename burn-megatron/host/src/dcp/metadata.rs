@@ -115,10 +115,7 @@ pub(super) struct Metadata {
 }
 
 impl Metadata {
-    /// Reads the file of a folder.
-    ///
-    /// # Errors
-    /// If it is damaged, or has a class that is none of DCP's.
+    /// Reads the file of a folder. Fails if it is damaged, or has a class that is none of DCP's.
     pub fn read(folder: &Path) -> Result<Self, DcpError> {
         let path = folder.join(METADATA);
         let bytes = std::fs::read(&path).map_err(|error| DcpError::file(&path, format!("cannot be read: {error}")))?;
@@ -141,18 +138,13 @@ impl Metadata {
         Ok(tensors)
     }
 
-    /// The names of all tensors.
-    ///
-    /// # Errors
-    /// If the file is no metadata.
+    /// The names of all tensors. Fails if the file is no metadata.
     pub fn names(&self) -> Result<Vec<&str>, DcpError> {
         Ok(self.tensors()?.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Where everything is that is in one piece: what is no tensor, and tensors of one element.
-    ///
-    /// # Errors
-    /// If the file is no metadata.
+    /// Where everything is that is in one piece: what is no tensor, and tensors of one element. Fails if the file is no
+    /// metadata.
     pub fn pieces(&self) -> Result<BTreeMap<String, Place>, DcpError> {
         let stored = places(self.part("storage_data")?);
         let stored = stored.ok_or_else(|| DcpError::file(&self.path, "`storage_data` is none of DCP"))?;
@@ -174,10 +166,8 @@ impl Metadata {
         entries.into_iter().filter_map(shape).collect()
     }
 
-    /// The tensors that `wanted` names, but for those with elements of types that are not ours.
-    ///
-    /// # Errors
-    /// If the file does not say where all elements of a tensor are.
+    /// The tensors that `wanted` names, but for those with elements of types that are not ours. Fails if the file does
+    /// not say where all elements of a tensor are.
     pub fn entries(&self, wanted: impl Fn(&str) -> bool) -> Result<BTreeMap<String, Entry>, DcpError> {
         let stored = places(self.part("storage_data")?);
         let stored = stored.ok_or_else(|| DcpError::file(&self.path, "`storage_data` is none of DCP"))?;

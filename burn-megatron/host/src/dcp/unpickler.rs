@@ -5,10 +5,8 @@ use std::collections::HashMap;
 use super::node::{Id, Node};
 use super::opcodes::*;
 
-/// All values of a pickle, and which of them it is of. Its classes must be among `classes`, if there are any.
-///
-/// # Errors
-/// If it is damaged, or has a class or an operation of no legal pickle; with the byte.
+/// All values of a pickle, and which of them it is of. Its classes must be among `classes`, if there are any. Fails if
+/// it is damaged, or has a class or an operation of no legal pickle; with the byte.
 pub(super) fn run(bytes: &[u8], classes: Option<&[&str]>) -> Result<(Vec<Node>, Id), String> {
     let mut machine = Machine {
         bytes,

@@ -74,47 +74,35 @@ impl SpanKind {
 
     /// In words, as the timeline shows it.
     pub fn name(self) -> &'static str {
-        match self {
-            SpanKind::Forward => "forward",
-            SpanKind::Backward => "backward",
-            SpanKind::BackwardInput => "backward, input",
-            SpanKind::BackwardWeight => "backward, weights",
-            SpanKind::Recompute => "recompute",
-            SpanKind::Send => "send",
-            SpanKind::Receive => "receive",
-            SpanKind::GatherParameters => "gather parameters",
-            SpanKind::ReduceGradients => "reduce gradients",
-            SpanKind::PartialSums => "partial sums",
-            SpanKind::AllGather => "all-gather",
-            SpanKind::ReduceScatter => "reduce-scatter",
-            SpanKind::AllReduce => "all-reduce",
-            SpanKind::Collective => "collective",
-            SpanKind::Norm => "norm",
-            SpanKind::Update => "update",
-            SpanKind::Data => "data",
-            SpanKind::Wait => "wait",
-            SpanKind::Step => "step",
-        }
+        self.about().0
     }
 
     /// The kind of work.
     pub fn category(self) -> Category {
+        self.about().1
+    }
+
+    fn about(self) -> (&'static str, Category) {
         match self {
-            SpanKind::Forward
-            | SpanKind::Backward
-            | SpanKind::BackwardInput
-            | SpanKind::BackwardWeight
-            | SpanKind::Recompute => Category::Compute,
-            SpanKind::Send
-            | SpanKind::Receive
-            | SpanKind::GatherParameters
-            | SpanKind::ReduceGradients
-            | SpanKind::PartialSums => Category::Communication,
-            SpanKind::AllGather | SpanKind::ReduceScatter | SpanKind::AllReduce | SpanKind::Collective => {
-                Category::Communication
-            }
-            SpanKind::Norm | SpanKind::Update => Category::Optimizer,
-            SpanKind::Data | SpanKind::Wait | SpanKind::Step => Category::Other,
+            SpanKind::Forward => ("forward", Category::Compute),
+            SpanKind::Backward => ("backward", Category::Compute),
+            SpanKind::BackwardInput => ("backward, input", Category::Compute),
+            SpanKind::BackwardWeight => ("backward, weights", Category::Compute),
+            SpanKind::Recompute => ("recompute", Category::Compute),
+            SpanKind::Send => ("send", Category::Communication),
+            SpanKind::Receive => ("receive", Category::Communication),
+            SpanKind::GatherParameters => ("gather parameters", Category::Communication),
+            SpanKind::ReduceGradients => ("reduce gradients", Category::Communication),
+            SpanKind::PartialSums => ("partial sums", Category::Communication),
+            SpanKind::AllGather => ("all-gather", Category::Communication),
+            SpanKind::ReduceScatter => ("reduce-scatter", Category::Communication),
+            SpanKind::AllReduce => ("all-reduce", Category::Communication),
+            SpanKind::Collective => ("collective", Category::Communication),
+            SpanKind::Norm => ("norm", Category::Optimizer),
+            SpanKind::Update => ("update", Category::Optimizer),
+            SpanKind::Data => ("data", Category::Other),
+            SpanKind::Wait => ("wait", Category::Other),
+            SpanKind::Step => ("step", Category::Other),
         }
     }
 }

@@ -25,10 +25,7 @@ pub(super) struct Ranks {
 
 impl Ranks {
     /// One for each GPU of all processes, which share those of a host unless each sees its own only; two CPU ranks, or
-    /// one for each process.
-    ///
-    /// # Errors
-    /// If a process is gone.
+    /// one for each process. Fails if a process is gone.
     pub fn of(cluster: &Cluster, gpus: &[GpuInfo]) -> Result<Self, RunError> {
         let all = cluster.all_gather((host_name(), gpus.len(), gpus.iter().map(|gpu| gpu.total).min()))?;
         let here = host_name();

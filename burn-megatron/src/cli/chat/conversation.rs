@@ -76,10 +76,8 @@ impl Conversation {
         usize::from(self.messages.first().is_some_and(|(role, _)| role == "system"))
     }
 
-    /// The tokens to answer, and how many of the oldest messages were left out to make room.
-    ///
-    /// # Errors
-    /// If the message alone is too long, or the chat template fails; nothing was said then.
+    /// The tokens to answer, and how many of the oldest messages were left out to make room. Fails if the message alone
+    /// is too long, or the chat template fails; nothing was said then.
     pub fn say(&mut self, text: &str) -> Result<(Arc<[i64]>, usize), String> {
         let mut messages = self.messages.clone();
         messages.push(("user".into(), text.into()));

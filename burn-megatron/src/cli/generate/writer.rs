@@ -43,10 +43,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Writes what was held back.
-    ///
-    /// # Errors
-    /// If something could not be written, unless the reader has closed the output.
+    /// Writes what was held back. Fails if something could not be written, unless the reader has closed the output.
     pub(super) fn finish(mut self) -> Result<()> {
         if self.failure.is_none() {
             let rest = self.stream.as_ref().map_or(Ok(String::new()), TextStream::rest);

@@ -42,10 +42,7 @@ pub(super) struct SizeArgs {
 }
 
 impl SizeArgs {
-    /// The sizes for a model.
-    ///
-    /// # Errors
-    /// If they cannot serve, or the model has not so many positions.
+    /// The sizes for a model. Fails if they cannot serve, or the model has not so many positions.
     pub fn resolve(
         &self,
         config: &FamilyConfig,

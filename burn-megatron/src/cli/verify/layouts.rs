@@ -24,10 +24,8 @@ pub(super) struct Layouts {
     pub left_out: Vec<(&'static str, usize)>,
 }
 
-/// The layouts of the flags, or all that fit, or some of these.
-///
-/// # Errors
-/// If one of the flags' layouts cannot be compared, or there is none.
+/// The layouts of the flags, or all that fit, or some of these. Fails if one of the flags' layouts cannot be compared,
+/// or there is none.
 pub(super) fn layouts(
     args: &Args,
     config: &FamilyConfig,

@@ -87,10 +87,8 @@ fn registered(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     ]
 }
 
-/// The sums that two micro-batches leave in place, the second one's weight gradient deferred.
-///
-/// # Panics
-/// If an operation registers a gradient that has a main-gradient slot.
+/// The sums that two micro-batches leave in place, the second one's weight gradient deferred. Panics if an operation
+/// registers a gradient that has a main-gradient slot.
 fn in_place(side: &Side, scale: &Scale) -> [Vec<f64>; 5] {
     let leaves = Leaves::new(side, scale);
     // Whatever is there before the first contribution must not count.

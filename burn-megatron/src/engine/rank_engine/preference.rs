@@ -60,10 +60,7 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// The losses of a micro-batch's pairs, whose gradients are kept for its backward pass. Only the first of the ranks
-    /// that share the sequences counts them.
-    ///
-    /// # Errors
-    /// [`EngineError::NonFiniteLoss`].
+    /// that share the sequences counts them. Fails with [`EngineError::NonFiniteLoss`].
     pub(super) fn score(
         &mut self,
         micro_batch: usize,

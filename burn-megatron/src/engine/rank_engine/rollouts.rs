@@ -69,9 +69,7 @@ impl<M: CausalLm> RankEngine<M> {
         found.map(Some)
     }
 
-    /// The losses of a micro-batch's completions, whose gradients are kept for its backward pass.
-    ///
-    /// # Errors
+    /// The losses of a micro-batch's completions, whose gradients are kept for its backward pass. Fails with
     /// [`EngineError::NonFiniteLoss`].
     pub(super) fn score_completions(
         &mut self,

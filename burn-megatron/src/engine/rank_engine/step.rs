@@ -172,10 +172,8 @@ impl<M: CausalLm> RankEngine<M> {
         })
     }
 
-    /// Waits for losses that are still on the device.
-    ///
-    /// # Errors
-    /// [`EngineError::NonFiniteLoss`], unless such steps are skipped.
+    /// Waits for losses that are still on the device. Fails with [`EngineError::NonFiniteLoss`], unless such steps are
+    /// skipped.
     pub(super) fn read(&self, losses: Losses, local_batches: &[LocalBatch]) -> Result<Losses, EngineError> {
         if self.config.anomaly.non_finite != AnomalyAction::Stop {
             return Ok(losses.read_any(local_batches));
@@ -189,10 +187,7 @@ impl<M: CausalLm> RankEngine<M> {
         })
     }
 
-    /// Why this step is to be skipped; every rank decides as the first one.
-    ///
-    /// # Errors
-    /// If it is to end the run.
+    /// Why this step is to be skipped; every rank decides as the first one. Fails if it is to end the run.
     fn anomaly(&mut self, loss: f64, grad_norm: f64) -> Result<Option<(Anomaly, AnomalyAction)>, EngineError> {
         // fp16's loss scale is lowered for gradients that overflow where the loss does not.
         if self.scaler.is_some() && loss.is_finite() && !grad_norm.is_finite() {

@@ -56,10 +56,7 @@ impl<M: CausalLm> RankEngine<M> {
         slices.filter(|slice| slice.ranges.iter().all(|range| !range.is_empty())).collect()
     }
 
-    /// The state in a checkpoint, by parameter id.
-    ///
-    /// # Errors
-    /// If it is missing or has another shape.
+    /// The state in a checkpoint, by parameter id. Fails if it is missing or has another shape.
     pub(super) fn read_untrained(&self, checkpoint: &Checkpoint) -> Result<HashMap<u64, Vec<f64>>, CheckpointError> {
         let all = self.chunks.iter().flat_map(|chunk| chunk.model().registry().iter());
         let specs = all.filter(|spec| !spec.trained && !spec.frozen);

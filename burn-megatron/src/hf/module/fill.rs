@@ -29,10 +29,7 @@ impl<'a> Fill<'a> {
         Self { folder, names, older_names, dtype, at: At::default(), used: HashSet::new(), error: None }
     }
 
-    /// The names of the tensors that were read.
-    ///
-    /// # Errors
-    /// Why one could not be.
+    /// The names of the tensors that were read. The error says why one could not be.
     pub fn used(self) -> Result<HashSet<String>, HfFolderError> {
         self.error.map_or(Ok(self.used), Err)
     }

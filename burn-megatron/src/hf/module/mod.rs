@@ -63,10 +63,7 @@ impl ModuleFolder {
         self
     }
 
-    /// The adapter, if there is one.
-    ///
-    /// # Errors
-    /// As [`read_module_adapter`].
+    /// The adapter, if there is one. Fails as [`read_module_adapter`].
     pub(crate) fn adapter<M: HfModule>(&self, module: &M) -> Result<Option<Adapter>, HfFolderError> {
         self.adapter.as_ref().map(|folder| read_module_adapter(folder, module)).transpose()
     }

@@ -23,10 +23,7 @@ impl At {
         self.fields.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 
-    /// The place of the parameter.
-    ///
-    /// # Panics
-    /// If the module's table of names lacks it, which its tests find.
+    /// The place of the parameter. Panics if the module's table of names lacks it, which its tests find.
     pub fn foreign(&self, names: &ModuleNames) -> ForeignParam {
         let (path, layer) = (self.path(), self.fields.last().map_or("", |(_, container)| container));
         names.foreign(&path, layer).unwrap_or_else(|| panic!("{path} has no name in Hugging Face's model"))

@@ -14,10 +14,8 @@ use crate::hf::error::HfFolderError;
 
 const STATE: &str = "optimizer.state.";
 
-/// What is before the states' names, if there are any.
-///
-/// # Errors
-/// If they are those of another optimizer, or sharded as buffers.
+/// What is before the states' names, if there are any. Fails if they are those of another optimizer, or sharded as
+/// buffers.
 pub(super) fn states(objects: &DcpObjects) -> Result<Option<String>, String> {
     let mut found = None;
     for name in &objects.names {
@@ -47,10 +45,7 @@ pub(super) fn states(objects: &DcpObjects) -> Result<Option<String>, String> {
     Ok(found)
 }
 
-/// What the run has counted and was told.
-///
-/// # Errors
-/// If the file is damaged, or says what ours cannot do.
+/// What the run has counted and was told. Fails if the file is damaged, or says what ours cannot do.
 pub(super) fn recorded(path: &Path, objects: &DcpObjects) -> Result<Recorded, HfFolderError> {
     let file = DcpObjects::load(path)?;
     // With buffers of its ranks, an optimizer's settings are next to them.

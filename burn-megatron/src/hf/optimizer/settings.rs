@@ -16,10 +16,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Of the settings that `of` has under their names.
-    ///
-    /// # Errors
-    /// If one is missing, or says what AdamW of ours does not do.
+    /// Of the settings that `of` has under their names. Fails if one is missing, or says what AdamW of ours does not
+    /// do.
     pub fn read<'a>(name: &str, of: impl Fn(&str) -> Option<Saved<'a>>) -> Result<Self, String> {
         let missing = |key: &str| format!("`{name}.{key}` is missing: it is a setting of AdamW");
         let number = |key: &str| of(key).and_then(dcp::number);
@@ -42,10 +40,8 @@ impl Group {
     }
 }
 
-/// The section `optimizer` of a run with these groups, if its vectors (norms and biases) decay or not.
-///
-/// # Errors
-/// If groups have other moments than each other.
+/// The section `optimizer` of a run with these groups, if its vectors (norms and biases) decay or not. Fails if groups
+/// have other moments than each other.
 pub(super) fn section(groups: &[Group], decay_vectors: bool) -> Result<Value, String> {
     let Some(first) = groups.first() else { return Ok(json!({})) };
     for group in groups {

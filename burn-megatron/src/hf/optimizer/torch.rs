@@ -11,10 +11,8 @@ use super::{MOMENTS, Recorded, of_another_optimizer};
 use crate::dcp::{self, DcpObjects, Pickle};
 use crate::hf::folder::HfFolder;
 
-/// What is before `state.` in the names of an optimizer's states, if there are any.
-///
-/// # Errors
-/// If one of them is none of AdamW.
+/// What is before `state.` in the names of an optimizer's states, if there are any. Fails if one of them is none of
+/// AdamW.
 pub(super) fn states(objects: &DcpObjects, model: &HfFolder) -> Result<Option<String>, String> {
     let expected: BTreeSet<String> = model.config().hf_names().iter().map(|(_, of)| of.name.clone()).collect();
     let mut found = None;
@@ -37,10 +35,8 @@ pub(super) fn states(objects: &DcpObjects, model: &HfFolder) -> Result<Option<St
     Ok(found)
 }
 
-/// What the optimizer has counted and was told.
-///
-/// # Errors
-/// If parameters have made different numbers of steps, or were told what ours cannot do.
+/// What the optimizer has counted and was told. Fails if parameters have made different numbers of steps, or were told
+/// what ours cannot do.
 pub(super) fn recorded(objects: &DcpObjects, prefix: &str, model: &HfFolder) -> Result<Recorded, String> {
     let updates = steps(objects, &format!("{prefix}state."))?;
     let groups = groups(objects, &format!("{prefix}param_groups."))?;

@@ -32,10 +32,7 @@ impl States<'_> {
     }
 }
 
-/// All states of a checkpoint, for a model of these names. Megatron-Core's are fp32.
-///
-/// # Errors
-/// If a state cannot be read.
+/// All states of a checkpoint, for a model of these names. Megatron-Core's are fp32. Fails if a state cannot be read.
 pub(in crate::hf) fn states<'a>(
     checkpoint: &'a Checkpoint,
     names: &'a NameMap,
@@ -81,10 +78,7 @@ impl TensorReader for Floats<'_> {
     }
 }
 
-/// PyTorch's steps and parameter groups, nested and flat: a program looks for one of them.
-///
-/// # Errors
-/// If the system refuses.
+/// PyTorch's steps and parameter groups, nested and flat: a program looks for one of them. Fails if the system refuses.
 pub(in crate::hf) fn write_torch(writer: &mut DcpWriter, weights: &[Output], recipe: &Recipe) -> io::Result<()> {
     let step = (recipe.updates as f32).to_le_bytes();
     let decays = |output: &Output| recipe.adamw.decay_vectors || output.shape.len() > 1;

@@ -33,10 +33,7 @@ enum During {
 }
 
 impl<M: LearnerModel> Own<M> {
-    /// Of the model `model`, of which other ranks have clones.
-    ///
-    /// # Errors
-    /// If the plan does not fit the model.
+    /// Of the model `model`, of which other ranks have clones. Fails if the plan does not fit the model.
     pub fn new(
         zero: Zero,
         model: M,

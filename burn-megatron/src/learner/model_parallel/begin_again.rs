@@ -21,10 +21,8 @@ use crate::checkpoint::Checkpoint;
 const SETTLE: Duration = Duration::from_secs(30);
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
-    /// After a failure: where the run begins again, which is where it first `begun` if there is nothing else.
-    ///
-    /// # Errors
-    /// Why it does not, if there is anything to say.
+    /// After a failure: where the run begins again, which is where it first `begun` if there is nothing else. The error
+    /// says why it does not, if there is anything to say.
     pub(super) fn restart(
         &self,
         (start, begun): (&Start, &Option<Arc<Checkpoint>>),
@@ -67,10 +65,7 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         Ok(from)
     }
 
-    /// Places the ranks on the devices that are not lost, and says who continues.
-    ///
-    /// # Errors
-    /// If they are too few.
+    /// Places the ranks on the devices that are not lost, and says who continues. Fails if they are too few.
     fn leave_out_lost(&self, failure: &RunError, placement: &mut Placement) -> Result<String, String> {
         let least = self.settings.restarts.min_data_parallel;
         let mut lost = if least.is_some() { placement.dead() } else { BTreeSet::new() };

@@ -52,11 +52,8 @@ fn loss_of<M: CausalLm>(engine: &mut RankEngine<M>, data: &Arc<dyn TokenDataset>
     Ok(TokenLoss { loss: sum.loss / sum.tokens.max(1) as f64, ..sum })
 }
 
-/// The log-probabilities of the answers of every sequence of `data`, in its order. All ranks call it together and get all
-/// of them.
-///
-/// # Errors
-/// As [`RankEngine::log_probabilities`], and if the data cannot be read.
+/// The log-probabilities of the answers of every sequence of `data`, in its order. All ranks call it together and get
+/// all of them. Fails as [`RankEngine::log_probabilities`], and if the data cannot be read.
 pub(super) fn log_probabilities<M: CausalLm>(
     engine: &mut RankEngine<M>,
     data: &Arc<dyn TokenDataset>,

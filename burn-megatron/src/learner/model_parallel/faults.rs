@@ -165,14 +165,8 @@ impl Faults {
         self.0.iter().filter(|fault| matches!(fault, Fault::End { how: Ending::Lost, .. })).any(is)
     }
 
-    /// What happens to a rank before a step, counted from 1: nothing, or it does not return. `restarts` are those within
-    /// this process; those of its launcher are counted too.
-    ///
-    /// # Errors
-    /// If it is to fail.
-    ///
-    /// # Panics
-    /// If it is to panic.
+    /// What happens to a rank before a step, counted from 1: nothing, or it does not return. `restarts` are those
+    /// within this process; those of its launcher are counted too. Fails if it is to fail. Panics if it is to panic.
     pub(super) fn before(&self, rank: usize, step: u64, restarts: usize) -> Result<(), BoxError> {
         let Some(how) = self.ending(rank, step, restarts + launcher_restarts()) else { return Ok(()) };
         let fault = Fault::End { how, rank, step };

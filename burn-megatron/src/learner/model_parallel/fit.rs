@@ -177,14 +177,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
         }
-        let tracing = self
-            .settings
-            .logs
-            .trace
-            .as_ref()
-            .filter(|_| is_new)
-            .map(|file| Tracing::new(file, step, self.settings.steps as u64));
-        let tracing = tracing.transpose()?;
+        let trace = self.settings.logs.trace.as_ref().filter(|_| is_new);
+        let tracing = trace.map(|file| Tracing::new(file, step, self.settings.steps as u64)).transpose()?;
         if let Some(tracing) = tracing.as_ref().filter(|_| processes.is_first()) {
             tracing.write(&[])?;
         }

@@ -89,10 +89,7 @@ impl Tracing {
         Ok(Self { file, origin, wall_clock, steps: last.min(done + 3)..=last, lanes: Mutex::default() })
     }
 
-    /// Writes the file anew.
-    ///
-    /// # Errors
-    /// If it cannot be written.
+    /// Writes the file anew. Fails if it cannot be written.
     pub fn write(&self, lanes: &[Lane]) -> io::Result<()> {
         let write = || {
             if let Some(folder) = self.file.parent() {

@@ -48,10 +48,8 @@ impl Restarts {
         self.done
     }
 
-    /// After a failure in this step: how many are left after one more.
-    ///
-    /// # Errors
-    /// Why there is none; without words where there never was to be one.
+    /// After a failure in this step: how many are left after one more. The error says why there is none; without words
+    /// where there never was to be one.
     pub fn next(&mut self, step: u64, failure: &RunError) -> Result<usize, String> {
         let failure = (step, failure.rank, failure.cause.clone());
         match self.most {

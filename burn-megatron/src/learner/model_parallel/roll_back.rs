@@ -14,10 +14,7 @@ use crate::metrics::RunLog;
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
     /// Takes weights, optimizer and step from the newest checkpoint; samples that were read since are not read again.
-    /// All ranks call it.
-    ///
-    /// # Errors
-    /// If there is no checkpoint, or it cannot be read.
+    /// All ranks call it. Fails if there is no checkpoint, or it cannot be read.
     pub(super) fn roll_back(
         &self,
         worker: &mut Worker<M>,

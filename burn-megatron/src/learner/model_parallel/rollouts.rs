@@ -55,10 +55,8 @@ impl GrpoRun {
         first / global.max(1) / config.num_iterations.max(1)
     }
 
-    /// Draws the completions of a global batch. All ranks call it together.
-    ///
-    /// # Errors
-    /// If a completion cannot be drawn or judged.
+    /// Draws the completions of a global batch. All ranks call it together. Fails if a completion cannot be drawn or
+    /// judged.
     pub(super) fn draw<M: CausalLm>(
         &self,
         rank: &Rank,

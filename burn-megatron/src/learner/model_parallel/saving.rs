@@ -90,10 +90,7 @@ pub struct Description {
 }
 
 impl Resume {
-    /// The checkpoint to resume from, opened.
-    ///
-    /// # Errors
-    /// If it is damaged, or was asked for and is not there.
+    /// The checkpoint to resume from, opened. Fails if it is damaged, or was asked for and is not there.
     pub(super) fn open(&self, options: Option<&CheckpointOptions>) -> Result<Option<Checkpoint>, CheckpointError> {
         match (self, options) {
             (Resume::From(path), _) => Checkpoint::open(path).map(Some),
@@ -174,10 +171,7 @@ impl Saves {
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Saves that have ended since the last call. One rank calls it.
-    ///
-    /// # Errors
-    /// If one of them has failed.
+    /// Saves that have ended since the last call. One rank calls it. Fails if one of them has failed.
     pub fn finished(&self) -> Result<Vec<SaveReport>, CheckpointError> {
         self.saver.finished().into_iter().collect()
     }

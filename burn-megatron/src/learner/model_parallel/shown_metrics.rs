@@ -6,7 +6,7 @@ use super::placeholder::Megatron;
 use crate::console::dashboard_possible;
 use crate::engine::EngineConfig;
 use crate::metrics::{
-    CompletionLength, DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, Gpus, GradNorm, Kl,
+    self, CompletionLength, DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, GradNorm, Kl,
     LearningRate, Loss, MeanReward, Memory, Perplexity, RewardAccuracy, RewardMargin, Teraflops, Throughput,
     Utilisation,
 };
@@ -46,7 +46,7 @@ pub(super) fn with_metrics(
         training = training.metric_train_numeric(GpuIdle::new());
         // It changes with every step, which a log would print as news.
         if dashboard_possible() {
-            training = training.metric_train(Gpus::new());
+            training = training.metric_train(metrics::gpus());
         }
     }
     training

@@ -4,6 +4,9 @@ use backend_dist::collective::{recv, send};
 use backend_dist::comm::Group;
 use burn::tensor::{DType, Device, Gradients, Tensor};
 
+use crate::engine::mailbox::Link;
+use crate::schedule::Transfer;
+
 /// A tensor, or a pair or list of activations.
 ///
 /// ```
@@ -134,6 +137,21 @@ impl<A: Activation> Activation for Vec<A> {
     fn receive(from: usize, device: &Device, group: &Group) -> Self {
         let length: usize = group.receive_host(from);
         (0..length).map(|_| A::receive(from, device, group)).collect()
+    }
+}
+
+/// Between the ranks of a pipeline; what arrives is put on the device.
+impl<A: Activation> Link<A> for (Group, Device) {
+    type Incoming = ();
+
+    fn send(&self, value: A, to: usize) {
+        value.send(to, &self.0);
+    }
+
+    fn announce(&self, _: &Transfer) {}
+
+    fn receive(&self, transfer: &Transfer, (): ()) -> A {
+        A::receive(transfer.peer, &self.1, &self.0)
     }
 }
 

@@ -11,7 +11,6 @@ mod error;
 mod groups;
 mod lead;
 mod lines;
-mod mailbox;
 mod orders;
 mod part;
 mod pipeline;
@@ -50,7 +49,7 @@ pub type TrainBatch<M> = <M as TrainStep>::Input;
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::prelude::*;
 /// use burn::tensor::activation::relu;
-/// use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
+/// use burn::train::RegressionOutput;
 /// use burn_megatron::prelude::*;
 ///
 /// #[derive(Module, Debug)]
@@ -93,24 +92,7 @@ pub type TrainBatch<M> = <M as TrainStep>::Input;
 /// }
 ///
 /// // One device runs the same chain.
-/// impl TrainStep for Mlp {
-///     type Input = Batch;
-///     type Output = RegressionOutput;
-///
-///     fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
-///         let (loss, output) = self.run(&batch);
-///         TrainOutput::new(self, loss.backward(), output)
-///     }
-/// }
-///
-/// impl InferenceStep for Mlp {
-///     type Input = Batch;
-///     type Output = RegressionOutput;
-///
-///     fn step(&self, batch: Batch) -> RegressionOutput {
-///         self.run(&batch).1
-///     }
-/// }
+/// burn_megatron::steps_of_stages!(Mlp, Batch, RegressionOutput);
 ///
 /// let strategy: burn::train::TrainingStrategy<Mlp> =
 ///     MegatronStrategy::mesh("PP2 DP2".parse()?).micro_batches(4).recompute(Recompute::full()).stages().into();
@@ -141,6 +123,32 @@ pub trait Stages: TrainStep<Input: Module> + Module {
         let x = (0..self.blocks()).fold(self.first(batch), |x, index| self.block(index, x, batch));
         self.last(x, batch)
     }
+}
+
+/// Makes a chain of [`Stages`] a model of burn-train: training and validation steps run all of it on a batch. The model, its
+/// batches, its output.
+#[macro_export]
+macro_rules! steps_of_stages {
+    ($model:ty, $batch:ty, $output:ty) => {
+        impl ::burn::train::TrainStep for $model {
+            type Input = $batch;
+            type Output = $output;
+
+            fn step(&self, batch: $batch) -> ::burn::train::TrainOutput<$output> {
+                let (loss, output) = $crate::prelude::Stages::run(self, &batch);
+                ::burn::train::TrainOutput::new(self, loss.backward(), output)
+            }
+        }
+
+        impl ::burn::train::InferenceStep for $model {
+            type Input = $batch;
+            type Output = $output;
+
+            fn step(&self, batch: $batch) -> $output {
+                $crate::prelude::Stages::run(self, &batch).1
+            }
+        }
+    };
 }
 
 /// A model whose validation is that of its training: the same batches and outputs.

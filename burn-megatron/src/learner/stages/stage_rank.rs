@@ -14,12 +14,12 @@ use burn::train::{Learner, LearnerModel, TrainStep};
 
 use super::chunk::{Chunk, Run, Seed, Value};
 use super::groups::Groups;
-use super::mailbox::Mailbox;
 use super::stage_model::stage_model;
 use super::stage_zero::StageZero;
 use super::tied::sum_tied;
 use super::values::{Values, values};
 use super::{Activation, Division, Stages};
+use crate::engine::mailbox::Mailbox;
 use crate::learner::states::{average_states, with_own_states};
 use crate::learner::zero::records::{only, optimizer_record};
 use crate::learner::zero::{Units, running_states};
@@ -50,10 +50,8 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
 
 impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
     /// The rank of `learner`, whose model is in host memory, on the logical device `device`. `plan` shards it over
-    /// tensor-parallel ranks, ZeRO stage `zero` over data-parallel ones, with these units in stage 3.
-    ///
-    /// # Errors
-    /// If the plan does not fit the model.
+    /// tensor-parallel ranks, ZeRO stage `zero` over data-parallel ones, with these units in stage 3. Fails if the plan
+    /// does not fit the model.
     pub fn new(
         learner: Learner<M>,
         device: &Device,
@@ -126,7 +124,7 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         let batches: Vec<Input<M>> = batches.into_iter().map(|batch| batch.fork(&self.device)).collect();
         let schedule = self.division.schedule(batches.len());
         let here = self.groups.pp.rank();
-        let mut mailbox = Mailbox::new(self.groups.pp.clone(), self.device.clone());
+        let mut mailbox = Mailbox::new((self.groups.pp.clone(), self.device.clone()));
         let mut outputs: Vec<Option<Output<M>>> = batches.iter().map(|_| None).collect();
         for action in &schedule.ranks[here] {
             match action {
@@ -234,10 +232,8 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         }
     }
 
-    /// What this rank saves, and no other: values of its parameters, and states of the optimizer.
-    ///
-    /// # Errors
-    /// If the states cannot be written.
+    /// What this rank saves, and no other: values of its parameters, and states of the optimizer. Fails if the states
+    /// cannot be written.
     pub fn saved(&self, store: &EventStoreClient) -> Result<(Values, Bytes), BoxError> {
         let (here, dp) = (self.groups.pp.rank(), self.groups.dp.rank());
         let states = optimizer_record(&self.learner, store).into_bytes()?;

@@ -14,10 +14,8 @@ use super::Owners;
 /// The means over `group` of the gradients that this rank owns.
 ///
 /// Equal, bit for bit on CPU ranks, to what [`average_gradients`] gives, for the owned parameters; the others have no
-/// gradient in the result. A parameter that only some ranks used counts as zero on the others.
-///
-/// # Panics
-/// If a parameter has a gradient although it does not require one.
+/// gradient in the result. A parameter that only some ranks used counts as zero on the others. Panics if a parameter
+/// has a gradient although it does not require one.
 ///
 /// [`average_gradients`]: backend_dist::gradients::average_gradients
 pub(in crate::learner) fn reduce_to_owners<M: Module>(

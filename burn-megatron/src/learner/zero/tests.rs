@@ -1,10 +1,13 @@
-//! ZeRO 1, 2 and 3 under `SupervisedTraining` against stage 0, which is tested against one device.
+//! ZeRO 1, 2 and 3 under `SupervisedTraining` against stage 0, which `tests/mesh_strategy` tests against one device.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use burn::data::dataloader::batcher::Batcher;
+use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
+use burn::data::dataset::InMemDataset;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::{Module, Param, ParamGroup};
 use burn::optim::momentum::MomentumConfig;
@@ -19,10 +22,46 @@ use burn_pack::Reader;
 use crate::learner::data_parallel::DataParallel;
 use crate::learner::dp_rank::DpRank;
 use crate::learner::report::{Fit, Fitted, Training};
-use crate::learner::tests::{Batch, INPUTS, loader, rows, worst};
 use crate::learner::zero::Units;
 use crate::learner::zero::records::optimizer_record;
 use crate::learner::{MegatronStrategy, custom};
+
+const INPUTS: usize = 3;
+
+#[derive(Clone, Debug)]
+struct Row {
+    x: [f64; INPUTS],
+    y: f64,
+}
+
+struct Rows(DType);
+
+type Batch = (Tensor<2>, Tensor<2>);
+
+impl Batcher<Row, Batch> for Rows {
+    fn batch(&self, rows: Vec<Row>, device: &Device) -> Batch {
+        let count = rows.len();
+        let x: Vec<f64> = rows.iter().flat_map(|row| row.x).collect();
+        let y: Vec<f64> = rows.iter().map(|row| row.y).collect();
+        let tensor = |values, width| Tensor::from_data(TensorData::new(values, [count, width]), (device, self.0));
+        (tensor(x, INPUTS), tensor(y, 1))
+    }
+}
+
+fn loader(count: usize, batch: usize, dtype: DType) -> Arc<dyn DataLoader<Batch>> {
+    let wave = |i: usize, j: usize| ((i * (j + 3)) as f64 * 0.7).sin();
+    let row = |i: usize| {
+        let x = [wave(i, 0), wave(i, 1), wave(i, 2)];
+        Row { x, y: x[0] * x[1] - 0.5 * x[2] }
+    };
+    let rows: Vec<Row> = (0..count).map(row).collect();
+    DataLoaderBuilder::new(Rows(dtype)).batch_size(batch).build(InMemDataset::new(rows))
+}
+
+fn worst(left: &[f64], right: &[f64]) -> f64 {
+    assert_eq!(left.len(), right.len());
+    left.iter().zip(right).map(|(left, right)| (left - right).abs() / right.abs().max(1e-3)).fold(0.0, f64::max)
+}
 
 /// Parameters of many sizes, one that no batch uses and one that only some batches use.
 #[derive(Module, Debug)]
@@ -144,8 +183,8 @@ impl Setup {
 
     /// The weights after training on batches of 2.
     fn run(&self, directory: &Path, strategy: TrainingStrategy<Net>) -> Vec<Vec<f64>> {
-        let train = loader(rows(59), 2, self.dtype);
-        let mut training = SupervisedTraining::new(directory, train, loader(rows(4), 4, self.dtype))
+        let train = loader(59, 2, self.dtype);
+        let mut training = SupervisedTraining::new(directory, train, loader(4, 4, self.dtype))
             .with_application_logger(None)
             .renderer(Box::new(CliMetricsRenderer::new()))
             .num_epochs(self.epochs)
@@ -212,7 +251,7 @@ fn checkpoints_resume_in_any_stage() {
         Setup { epochs, dtype: DType::F32, checkpoints: Some(resume), ..Setup::new(mixed) }
     };
     let uninterrupted = setup(4, None).weights(MegatronStrategy::data_parallel(3));
-    for (before, after) in [(1, 1), (2, 2), (2, 0), (0, 1), (3, 3), (3, 0), (0, 3), (1, 3)] {
+    for (before, after) in [(0, 0), (1, 1), (2, 2), (2, 0), (0, 1), (3, 3), (3, 0), (0, 3), (1, 3)] {
         let directory = tempfile::tempdir().unwrap();
         setup(2, None).run(directory.path(), zero(before, 3));
         let resumed = setup(4, Some(2)).run(directory.path(), zero(after, 3));

@@ -23,10 +23,8 @@ pub(super) struct EventFile {
 
 impl EventFile {
     /// Begins a new file in `folder`, which is created if it is missing, for a run whose last finished step is `step`.
-    /// TensorBoard drops later steps of the files before it, which the run does again.
-    ///
-    /// # Errors
-    /// The folder and the cause.
+    /// TensorBoard drops later steps of the files before it, which the run does again. The error has the folder and the
+    /// cause.
     pub fn create(folder: &Path, step: u64) -> io::Result<Self> {
         let create = || {
             fs::create_dir_all(folder)?;
@@ -37,10 +35,7 @@ impl EventFile {
         create().map_err(|error| named(folder, &error))
     }
 
-    /// Writes the values of a step.
-    ///
-    /// # Errors
-    /// The folder and the cause when the disk refuses.
+    /// Writes the values of a step. The error has the folder and the cause when the disk refuses.
     pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> io::Result<()> {
         let event = Event::Scalars(values);
         let record = message::record(&event.encode(now(), step));

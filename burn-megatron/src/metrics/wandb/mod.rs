@@ -33,10 +33,7 @@ pub(super) struct WandbRun {
 }
 
 impl WandbRun {
-    /// A new run.
-    ///
-    /// # Errors
-    /// The folder and the cause.
+    /// A new run. The error has the folder and the cause.
     pub fn create(folder: &Path, info: &RunInfo) -> io::Result<Self> {
         let started = now();
         let create = || {

@@ -180,10 +180,8 @@ impl Offload {
     /// Elements on the device.
     fn flat(&self, array: &Array, range: &Range<usize>, device: &Device) -> Flat {
         let bytes = self.all()[array.bytes(range)].to_vec();
-        Flat::new(Tensor::from_data(
-            TensorData::from_bytes_vec(bytes, [range.len()], array.dtype),
-            (device, array.dtype),
-        ))
+        let data = TensorData::from_bytes_vec(bytes, [range.len()], array.dtype);
+        Flat::new(Tensor::from_data(data, (device, array.dtype)))
     }
 
     fn keep(&mut self, array: &Array, range: &Range<usize>, values: Flat) {

@@ -8,13 +8,17 @@ mod single;
 mod states;
 
 use super::*;
+use crate::checkpoint::{Kind, Slice};
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
-use backend_dist::shard::{GroupPosition, HostTensor, Init, ParamSpec, Registry, Section, stable_hash};
-use burn::module::{Module, Param, ParamId};
+use backend_dist::shard::{GroupPosition, HostFloats, HostTensor, Init, ParamSpec, Registry, Section, stable_hash};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use saving::Saved;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::ops::Range;
 
 /// An embedding with padded rows, and a layer with fused sections, a head that tensor parallel ranks share, a matrix
 /// sharded along the other dimension, and a norm whose gradient is partial.
@@ -33,40 +37,59 @@ fn specs(at: GroupPosition, width: usize) -> Vec<BucketSpec> {
     let out = vec![Section::split("out", &[5, 8 * width], 1, at.size, at)];
     let norm = vec![Section::replicated("norm", &[5], at)];
     let layer = vec![ParamSpec::new(qk, false), ParamSpec::new(out, false), ParamSpec::new(norm, true)];
-    vec![
-        BucketSpec {
-            key: 0,
-            params: vec![ParamSpec::new(embedding, false)],
-            hidden: false,
-            at_once: 1,
-            scale: ParamScale::default(),
-        },
-        BucketSpec { key: 1, params: layer, hidden: true, at_once: 1, scale: ParamScale::default() },
-    ]
+    let bucket = |key, params| BucketSpec { key, params, hidden: key > 0, at_once: 1, scale: ParamScale::default() };
+    vec![bucket(0, vec![ParamSpec::new(embedding, false)]), bucket(1, layer)]
 }
 
-fn net(specs: &[BucketSpec], dtype: DType) -> Net {
-    fn param<const D: usize>(spec: &ParamSpec, dtype: DType) -> Param<Tensor<D>> {
-        let initial = |section: &Section| section.initial(Init::Normal { std: 1.0 }, 7);
-        let values: Vec<f64> = spec.sections.iter().flat_map(initial).collect();
-        let data = TensorData::new(values, spec.local_shape());
-        let tensor = Tensor::from_data(data, (&Device::flex().autodiff(), dtype)).require_grad();
-        Param::initialized(ParamId::from(spec.id), tensor)
+/// A module of two buckets.
+trait Buckets: Module + 'static {
+    /// The buckets of a rank. Rows are `width` times as long as they need to be.
+    fn specs(mesh: &Mesh, rank: usize, width: usize) -> Vec<BucketSpec>;
+
+    /// The module with initial values; `params` are those of all buckets.
+    fn new(params: &[&ParamSpec], dtype: DType) -> Self;
+}
+
+impl Buckets for Net {
+    fn specs(mesh: &Mesh, rank: usize, width: usize) -> Vec<BucketSpec> {
+        specs(GroupPosition { rank: mesh.coords(rank).tp, size: mesh.axis_size(Axis::Tp) }, width)
     }
-    let layer = &specs[1].params;
-    Net {
-        embedding: param(&specs[0].params[0], dtype),
-        qk: param(&layer[0], dtype),
-        out: param(&layer[1], dtype),
-        norm: param(&layer[2], dtype),
+
+    fn new(params: &[&ParamSpec], dtype: DType) -> Self {
+        Net {
+            embedding: param(params[0], dtype),
+            qk: param(params[1], dtype),
+            out: param(params[2], dtype),
+            norm: param(params[3], dtype),
+        }
     }
+}
+
+fn param<const D: usize>(spec: &ParamSpec, dtype: DType) -> Param<Tensor<D>> {
+    let initial = |section: &Section| section.initial(Init::Normal { std: 1.0 }, 7);
+    let values: Vec<f64> = spec.sections.iter().flat_map(initial).collect();
+    let data = TensorData::new(values, spec.local_shape());
+    let tensor = Tensor::from_data(data, (&Device::flex().autodiff(), dtype)).require_grad();
+    Param::initialized(ParamId::from(spec.id), tensor)
+}
+
+/// The module with initial values.
+fn net<N: Buckets>(specs: &[BucketSpec], dtype: DType) -> N {
+    N::new(&specs.iter().flat_map(|bucket| &bucket.params).collect::<Vec<_>>(), dtype)
 }
 
 /// All values, in the order of the buckets.
-fn values(net: &Net) -> Vec<f64> {
-    let of = |data: TensorData| data.iter::<f64>().collect::<Vec<_>>();
-    let matrices = [&net.embedding, &net.qk, &net.out].map(|param| of(param.val().into_data()));
-    [matrices.concat(), of(net.norm.val().into_data())].concat()
+fn values<M: Module>(net: &M) -> Vec<f64> {
+    struct Values(Vec<f64>);
+
+    impl ModuleVisitor for Values {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0.extend(param.val().into_data().iter::<f64>());
+        }
+    }
+    let mut values = Values(Vec::new());
+    net.visit(&mut values);
+    values.0
 }
 
 /// A layout of ranks, the ZeRO stage, and the size of its groups.
@@ -74,6 +97,9 @@ fn values(net: &Net) -> Vec<f64> {
 struct Case {
     tp: usize,
     dp: usize,
+    /// As `tp`, if it is not given.
+    etp: Option<usize>,
+    ep: usize,
     zero: u8,
     group: Option<usize>,
     /// Of the rows; 256 makes them whole blocks of moments in 8 bits.
@@ -81,20 +107,23 @@ struct Case {
 }
 
 impl Case {
-    const SINGLE: Self = Self { tp: 1, dp: 1, zero: 0, group: None, width: 1 };
+    const SINGLE: Self = Self { tp: 1, dp: 1, etp: None, ep: 1, zero: 0, group: None, width: 1 };
+
+    fn mesh(self) -> Mesh {
+        let Self { tp, dp, etp, ep, zero, group: zero_group, .. } = self;
+        Mesh::new(ParallelLayout { tp, dp, etp, ep, zero, zero_group, ..ParallelLayout::default() }).unwrap()
+    }
 
     fn run<T: Send>(self, f: impl Fn(Rank) -> Result<T, BoxError> + Sync) -> Vec<T> {
-        let Self { tp, dp, zero, group: zero_group, .. } = self;
-        let layout = ParallelLayout { tp, dp, zero, zero_group, ..ParallelLayout::default() };
-        launch(&Mesh::new(layout).unwrap(), &[Device::flex()], f).unwrap()
+        launch(&self.mesh(), &[Device::flex()], f).unwrap()
     }
 }
 
 /// One rank: module and optimizer.
-struct Worker {
+struct Worker<N = Net> {
     rank: Rank,
     specs: Vec<BucketSpec>,
-    net: Net,
+    net: N,
     optimizer: Optimizer,
 }
 
@@ -119,47 +148,80 @@ fn rough(step: usize, sample: usize, name: u64, place: usize) -> f64 {
     ((name % 101) as f64 + (1 + step * 7 + sample) as f64 * 1.3 + place as f64 * 0.7).sin()
 }
 
-impl Worker {
+impl<N: Buckets> Worker<N> {
     fn new(rank: Rank, case: Case, config: &OptimizerConfig, dtype: DType) -> Self {
-        let tp = rank.group(Axis::Tp);
-        let specs = specs(GroupPosition { rank: tp.rank(), size: tp.size() }, case.width);
-        let neighbours = |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size);
-        let device = Device::flex();
-        let buckets = specs.clone();
+        let specs = N::specs(&rank.mesh, rank.rank, case.width);
         // Parameters one after the other, and with gaps between them as on GPUs.
-        let alignment = if case.tp == 1 { 1 } else { 4 };
-        let sharding = |grid: GridKind| Sharding::of(&rank, grid);
-        let mut optimizer =
-            Optimizer::aligned(alignment, config, buckets, sharding, neighbours, (&device, dtype), usize::MAX);
-        let net = net(&specs, dtype);
+        let alignment = if case.tp == 1 && case.ep == 1 { 1 } else { 4 };
+        let mut optimizer = Optimizer::aligned(
+            alignment,
+            config,
+            specs.clone(),
+            |grid| Sharding::of(&rank, grid),
+            |grid: GridKind, size| rank.subgroup(grid.tensor_parallel(), size),
+            (&Device::flex(), dtype),
+            usize::MAX,
+        );
+        let net: N = net(&specs, dtype);
         optimizer.check(&net, &[0, 1], &[]).unwrap();
         let net = (0..2).fold(net, |net, bucket| optimizer.shard(bucket, net));
         Self { rank, specs, net, optimizer }
     }
 
-    /// One step whose micro-batches are so many samples each; its norm.
+    /// One step whose micro-batches are so many samples each; its norm. Every sample's gradient of an expert comes to one
+    /// of the ranks that hold it, wherever the sample is: the data-parallel ranks of either grid have disjoint shares of
+    /// the samples.
     fn step(&mut self, index: usize, micro_batch: usize, gradient: Gradient) -> f64 {
-        let dp_ranks = self.rank.group(Axis::DpCp);
-        let each = SAMPLES / dp_ranks.size();
-        let mine: Vec<usize> = (dp_ranks.rank() * each..(dp_ranks.rank() + 1) * each).collect();
-        for samples in mine.chunks(micro_batch) {
-            for (bucket, spec) in self.specs.iter().enumerate() {
-                for param in &spec.params {
-                    for sample in samples {
-                        let grad = local_gradient(param, |name, place| gradient(index, *sample, name, place));
-                        self.optimizer.add(bucket, param.id, grad);
-                    }
+        for (bucket, spec) in self.specs.iter().enumerate() {
+            let dp_ranks = self.rank.group(spec.grid().dp_ranks());
+            let each = SAMPLES / dp_ranks.size();
+            let mine: Vec<usize> = (dp_ranks.rank() * each..(dp_ranks.rank() + 1) * each).collect();
+            for samples in mine.chunks(micro_batch) {
+                for (param, sample) in spec.params.iter().flat_map(|param| samples.iter().map(move |s| (param, *s))) {
+                    let grad = local_gradient(param, |name, place| gradient(index, sample, name, place));
+                    self.optimizer.add(bucket, param.id, grad);
                 }
                 self.optimizer.complete(bucket);
             }
         }
-        finish_step(&mut self.optimizer, &mut self.net, index, &holders(&self.rank))
+        let has = |grid: &GridKind| self.specs.iter().any(|spec| spec.grid() == *grid);
+        let grids = [GridKind::Dense, GridKind::Expert].into_iter().filter(has);
+        let holders: Vec<_> = grids.map(|grid| (grid, self.rank.group(grid.model_parallel()))).collect();
+        finish_step(&mut self.optimizer, &mut self.net, index, &holders)
     }
 
     /// Whole local weights, also under ZeRO 3.
     fn weights(&mut self) -> Vec<f64> {
         let net = (0..2).fold(self.net.clone(), |net, bucket| self.optimizer.gather(bucket, net));
         values(&net)
+    }
+
+    fn save(&self) -> Vec<Slice> {
+        (0..2).flat_map(|bucket| self.optimizer.snapshot(bucket, &self.net, None)).collect()
+    }
+
+    /// Restores both buckets, up to the first error.
+    fn restore<E>(
+        &mut self,
+        read: &mut impl FnMut(Kind, &Section, &[Range<usize>]) -> Result<HostFloats, E>,
+    ) -> Result<(), E> {
+        for bucket in 0..2 {
+            let (net, result) = self.optimizer.restore(bucket, self.net.clone(), true, &mut *read);
+            self.net = net;
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Continues from what was saved after so many updates.
+    fn resume(&mut self, saved: &Saved, updates: u64, dtype: DType) {
+        let best = if dtype == DType::BF16 { Kind::Master } else { Kind::Weight };
+        let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
+            let kind = if kind == Kind::Weight { best } else { kind };
+            Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges).into())
+        };
+        self.restore(&mut read).unwrap();
+        self.optimizer.set_updates(updates);
     }
 }
 
@@ -190,18 +252,21 @@ fn local_gradient(param: &ParamSpec, at: impl Fn(u64, usize) -> f64) -> Tensor<1
     Tensor::from_data(TensorData::new(values, [len]), (&Device::flex(), DType::F64))
 }
 
-/// Global tensors from every rank's local values.
-fn assemble(case: Case, locals: &[Vec<f64>]) -> BTreeMap<String, HostTensor> {
+/// Global tensors of each grid from the ranks that hold it once; all other ranks hold the same.
+fn assemble<N: Buckets>(case: Case, locals: &[Vec<f64>]) -> BTreeMap<String, HostTensor> {
+    let mesh = case.mesh();
     let mut slices = Vec::new();
     for (rank, local) in locals.iter().enumerate() {
-        let mut start = 0;
-        let at = GroupPosition { rank: rank % case.tp, size: case.tp };
-        for spec in specs(at, case.width).into_iter().flat_map(|bucket| bucket.params) {
-            let local = local[start..start + spec.local_len()].to_vec();
-            start += local.len();
-            for (section, elements) in spec.sections.iter().zip(spec.elements()) {
-                if rank < case.tp {
-                    slices.push((section.clone(), local[elements].to_vec()));
+        let mut rest = local.as_slice();
+        for bucket in N::specs(&mesh, rank, case.width) {
+            for param in &bucket.params {
+                let start = local.len() - rest.len();
+                let (own, tail) = rest.split_at(param.local_len());
+                let first = mesh.group_of(bucket.grid().dp_ranks(), rank)[0];
+                assert_eq!(own, &locals[first][start..start + own.len()], "copies are the same: {case:?}");
+                rest = tail;
+                if first == rank {
+                    slices.extend(param.sections_of(own).map(|(section, values)| (section.clone(), values.to_vec())));
                 }
             }
         }

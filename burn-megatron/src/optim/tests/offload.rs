@@ -1,11 +1,8 @@
 //! States in host memory end with the bits of states on the device.
 
 use super::layouts::{cases, train};
-use super::saving::{Saved, collect, save};
+use super::saving::collect;
 use super::*;
-use crate::checkpoint::Kind;
-use std::convert::Infallible;
-use std::ops::Range;
 
 /// The same with the states of a share of the parameters in host memory.
 pub(super) fn offloaded(config: OptimizerConfig, share: f64) -> OptimizerConfig {
@@ -65,27 +62,17 @@ fn memory_moves_to_the_host() {
 /// Two steps in one layout, its checkpoint, and the third step in another; what is saved in between, and the weights.
 fn stopped(before: (Case, OptimizerConfig), after: (Case, OptimizerConfig), dtype: DType) -> [Saved; 3] {
     let first = before.0.run(|rank| {
-        let mut worker = Worker::new(rank, before.0, &before.1, dtype);
+        let mut worker = Worker::<Net>::new(rank, before.0, &before.1, dtype);
         (0..2).for_each(|step| _ = worker.step(step, SAMPLES, exact));
-        Ok(save(&worker))
+        Ok(worker.save())
     });
     let saved = collect(first.into_iter().flatten());
-    let best = if dtype == DType::BF16 { Kind::Master } else { Kind::Weight };
     let rest = after.0.run(|rank| {
-        let mut worker = Worker::new(rank, after.0, &after.1, dtype);
-        let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
-            let kind = if kind == Kind::Weight { best } else { kind };
-            Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges).into())
-        };
-        for bucket in 0..2 {
-            let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
-            worker.net = net;
-            result?;
-        }
-        worker.optimizer.set_updates(2);
-        let again = save(&worker);
+        let mut worker = Worker::<Net>::new(rank, after.0, &after.1, dtype);
+        worker.resume(&saved, 2, dtype);
+        let again = worker.save();
         worker.step(2, SAMPLES, exact);
-        Ok((again, save(&worker)))
+        Ok((again, worker.save()))
     });
     let (again, last): (Vec<_>, Vec<_>) = rest.into_iter().unzip();
     [saved, collect(again.into_iter().flatten()), collect(last.into_iter().flatten())]

@@ -1,10 +1,7 @@
 //! Checkpoints between layouts.
 
 use super::*;
-use crate::checkpoint::{Kind, Slice};
 use backend_dist::buffer::Map;
-use std::convert::Infallible;
-use std::ops::Range;
 
 pub(super) type Saved = BTreeMap<(Kind, String), HostTensor>;
 
@@ -72,10 +69,6 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
     saved
 }
 
-pub(super) fn save(worker: &Worker) -> Vec<Slice> {
-    (0..2).flat_map(|bucket| worker.optimizer.snapshot(bucket, &worker.net, None)).collect()
-}
-
 /// Saved after two steps by one layout, read by another, the third step ends with the bits of an uninterrupted run; and
 /// what the other layout saves is what it has read.
 #[test]
@@ -97,10 +90,10 @@ fn any_layout_goes_on_where_any_other_stopped() {
         for dtype in [DType::F64, DType::BF16] {
             for (before, after) in pairs.map(|(a, b)| (Case { width, ..a }, Case { width, ..b })) {
                 let mut parts = before.run(|rank| {
-                    let mut worker = Worker::new(rank, before, &config, dtype);
+                    let mut worker = Worker::<Net>::new(rank, before, &config, dtype);
                     worker.step(0, SAMPLES, exact);
                     worker.step(1, SAMPLES, exact);
-                    let saved = save(&worker);
+                    let saved = worker.save();
                     worker.step(2, SAMPLES, exact);
                     Ok((saved, worker.weights()))
                 });
@@ -109,28 +102,23 @@ fn any_layout_goes_on_where_any_other_stopped() {
                 let kept: Vec<_> = parts.into_iter().map(|(_, weights)| weights).collect();
 
                 let resumed = after.run(|rank| {
-                    let mut worker = Worker::new(rank, after, &config, dtype);
-                    let best = if dtype == DType::BF16 { Kind::Master } else { Kind::Weight };
-                    let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
-                        let kind = if kind == Kind::Weight { best } else { kind };
-                        Ok::<_, Infallible>(saved[&(kind, section.name.clone())].read_box(ranges).into())
-                    };
-                    for bucket in 0..2 {
-                        let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
-                        worker.net = net;
-                        result?;
-                        for (kind, section) in worker.optimizer.kinds(bucket) {
-                            assert!(saved.contains_key(&(kind, section.name)));
-                        }
-                    }
-                    worker.optimizer.set_updates(2);
-                    let again = save(&worker);
+                    let mut worker = Worker::<Net>::new(rank, after, &config, dtype);
+                    worker.resume(&saved, 2, dtype);
+                    let kinds = [0, 1].map(|bucket| worker.optimizer.kinds(bucket));
+                    assert!(
+                        kinds.into_iter().flatten().all(|(kind, section)| saved.contains_key(&(kind, section.name)))
+                    );
+                    let again = worker.save();
                     worker.step(2, SAMPLES, exact);
                     Ok((again, worker.weights()))
                 });
                 let (again, resumed): (Vec<_>, Vec<_>) = resumed.into_iter().unzip();
                 assert_eq!(collect(again.into_iter().flatten()), saved, "{before:?} {after:?} {config:?}");
-                assert_eq!(assemble(after, &resumed), assemble(before, &kept), "{before:?} {after:?} {config:?}");
+                assert_eq!(
+                    assemble::<Net>(after, &resumed),
+                    assemble::<Net>(before, &kept),
+                    "{before:?} {after:?} {config:?}"
+                );
             }
         }
     }
@@ -141,9 +129,9 @@ fn any_layout_goes_on_where_any_other_stopped() {
 fn dp_ranks_share_the_work() {
     let case = Case { tp: 1, dp: 2, zero: 0, ..Case::SINGLE };
     let bytes = case.run(|rank| {
-        let mut worker = Worker::new(rank, case, &OptimizerConfig::default(), DType::F64);
+        let mut worker = Worker::<Net>::new(rank, case, &OptimizerConfig::default(), DType::F64);
         worker.step(0, SAMPLES, exact);
-        let slices = save(&worker);
+        let slices = worker.save();
         let whole =
             |slice: &Slice| slice.ranges.iter().zip(&slice.global_shape).all(|(range, size)| *range == (0..*size));
         assert!(slices.iter().all(whole));
@@ -155,9 +143,9 @@ fn dp_ranks_share_the_work() {
 #[test]
 fn an_error_while_reading_changes_nothing() {
     let step = |rank| {
-        let mut worker = Worker::new(rank, Case::SINGLE, &OptimizerConfig::default(), DType::F64);
+        let mut worker = Worker::<Net>::new(rank, Case::SINGLE, &OptimizerConfig::default(), DType::F64);
         worker.step(0, SAMPLES, exact);
-        let saved = (save(&worker), worker.weights());
+        let saved = (worker.save(), worker.weights());
         let mut read = |kind: Kind, _: &Section, ranges: &[Range<usize>]| match kind {
             Kind::SecondMoment => Err("no second moment"),
             _ => Ok(vec![9.0; ranges.iter().map(ExactSizeIterator::len).product()].into()),
@@ -165,7 +153,7 @@ fn an_error_while_reading_changes_nothing() {
         let (net, result) = worker.optimizer.restore(1, worker.net, true, &mut read);
         worker.net = net;
         assert_eq!(result, Err("no second moment"));
-        assert_eq!((save(&worker), worker.weights()), saved);
+        assert_eq!((worker.save(), worker.weights()), saved);
         Ok(())
     };
     Case::SINGLE.run(step);

@@ -33,11 +33,6 @@ fn backward(model: &Two, factor: f64) -> burn::tensor::Gradients {
     out.sum().backward()
 }
 
-fn values(model: &Two) -> Vec<f64> {
-    let (weight, norm) = (model.weight.val().into_data(), model.norm.val().into_data());
-    weight.iter::<f64>().chain(norm.iter::<f64>()).collect()
-}
-
 fn optimizer(config: &OptimizerConfig, dtype: DType) -> Optimizer {
     Optimizer::new(
         config,

@@ -1,16 +1,12 @@
 //! States in fewer bits than fp32.
 
 use super::layouts::{cases, train};
-use super::saving::{Saved, collect, save};
+use super::saving::collect;
 use super::*;
-use crate::checkpoint::Kind;
 use crate::optim::flat::Flat;
 use crate::optim::layout::Layout;
 use crate::optim::states::place;
-use backend_dist::shard::HostFloats;
 use half::bf16;
-use std::convert::Infallible;
-use std::ops::Range;
 
 /// Moments in bf16, masters as weights and remainders.
 pub(super) fn in_16_bits() -> OptimizerConfig {
@@ -72,11 +68,11 @@ fn states_in_8_bits_equal_one_rank() {
 /// What one rank saves after some steps.
 fn saved(config: OptimizerConfig, steps: usize) -> Saved {
     let run = |rank| {
-        let mut worker = Worker::new(rank, Case::SINGLE, &config, DType::BF16);
+        let mut worker = Worker::<Net>::new(rank, Case::SINGLE, &config, DType::BF16);
         (0..steps).for_each(|step| {
             worker.step(step, SAMPLES, rough);
         });
-        Ok(collect(save(&worker)))
+        Ok(collect(worker.save()))
     };
     Case::SINGLE.run(run).remove(0)
 }
@@ -118,19 +114,15 @@ fn moments_are_converted_when_a_run_resumes() {
     let (wide, narrow) = (saved(kinds()[0], 2), saved(in_16_bits(), 2));
     let resumed = |from: &Saved, config: OptimizerConfig| {
         let run = |rank| {
-            let mut worker = Worker::new(rank, Case::SINGLE, &config, DType::BF16);
+            let mut worker = Worker::<Net>::new(rank, Case::SINGLE, &config, DType::BF16);
             let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
                 let kind = if kind == Kind::Weight { Kind::Master } else { kind };
                 let none = || HostFloats::from(vec![0.0; ranges.iter().map(ExactSizeIterator::len).product()]);
                 let found = from.get(&(kind, section.name.clone()));
                 Ok::<_, Infallible>(found.map_or_else(none, |tensor| HostFloats::from(tensor.read_box(ranges))))
             };
-            for bucket in 0..2 {
-                let (net, result) = worker.optimizer.restore(bucket, worker.net, true, &mut read);
-                worker.net = net;
-                result?;
-            }
-            Ok(collect(save(&worker)))
+            worker.restore(&mut read)?;
+            Ok(collect(worker.save()))
         };
         Case::SINGLE.run(run).remove(0)
     };
@@ -164,13 +156,8 @@ fn moments_are_converted_when_a_run_resumes() {
 fn second_moments_in_bf16_decay() {
     let (len, steps) = (4096, 400);
     let section = Section::replicated("w", &[len], GroupPosition { rank: 0, size: 1 });
-    let spec = BucketSpec {
-        key: 0,
-        params: vec![ParamSpec::new(vec![section], false)],
-        hidden: true,
-        at_once: 1,
-        scale: ParamScale::default(),
-    };
+    let params = vec![ParamSpec::new(vec![section], false)];
+    let spec = BucketSpec { key: 0, params, hidden: true, at_once: 1, scale: ParamScale::default() };
     let layout = Layout::new(&spec, 1, 1);
     let config = AdamWConfig { exp_avg_sq_dtype: StateDtype::Bf16, ..AdamWConfig::default() };
     let zeros = |dtype| Flat::zeros(len, &Device::flex(), dtype);
@@ -197,7 +184,7 @@ fn moments_in_8_bits_lead_where_those_in_fp32_do() {
             AdamWConfig { beta2: 0.95, exp_avg_dtype: dtype, exp_avg_sq_dtype: dtype, ..AdamWConfig::default() };
         let case = Case { width: 16, ..Case::SINGLE };
         let run = |rank| {
-            let mut worker = Worker::new(rank, case, &adamw.into(), DType::F32);
+            let mut worker = Worker::<Net>::new(rank, case, &adamw.into(), DType::F32);
             let before = worker.weights();
             for step in 0..300 {
                 worker.step(step, 1, |step, sample, name, place| {

@@ -87,28 +87,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at an address; port 0 is any free one. Requests wait until [`serve`](Self::serve) is called.
-    ///
-    /// # Errors
-    /// If the address is taken or none of this machine's.
+    /// Listens at an address; port 0 is any free one. Requests wait until [`serve`](Self::serve) is called. Fails if
+    /// the address is taken or none of this machine's.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener })
     }
 
-    /// Where it listens.
-    ///
-    /// # Errors
-    /// If the system does not say.
+    /// Where it listens. Fails if the system does not say.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Answers requests until Ctrl-C, SIGTERM, or `until` is ready; then it stops the ranks, whose sequences fail.
-    ///
-    /// # Errors
-    /// If the system refuses threads or the socket.
+    /// Fails if the system refuses threads or the socket.
     pub fn serve(self, app: Arc<App>, until: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(async move {

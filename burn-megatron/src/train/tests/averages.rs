@@ -21,8 +21,7 @@ const AVERAGE: [(&str, &str); 3] =
 #[test]
 fn the_average_follows_the_weights_in_every_layout_and_across_resumes() {
     // Step by step, with the weights of each; the average begins at the first ones, which a rate of 0 leaves.
-    let steps = tempfile::tempdir().unwrap();
-    text(steps.path());
+    let steps = book();
     let by_step =
         config(steps.path(), &[&AVERAGE[..], &[("training.exit-interval", "1"), ("lr.warmup", "1")]].concat());
     let mut expected: Vec<(String, [Vec<f64>; 2])> = Vec::new();
@@ -42,8 +41,7 @@ fn the_average_follows_the_weights_in_every_layout_and_across_resumes() {
         expected = now;
     }
 
-    let one = tempfile::tempdir().unwrap();
-    text(one.path());
+    let one = book();
     let plain = [&AVERAGE[..], &[("lr.warmup", "1")]].concat();
     let last = run(&config(one.path(), &plain)).unwrap().last.unwrap();
     assert!(tensors(one.path()) == tensors(steps.path()), "resumed after every step");
@@ -53,8 +51,7 @@ fn the_average_follows_the_weights_in_every_layout_and_across_resumes() {
         &[("parallel.pp", "2"), ("parallel.dp", "2"), ("parallel.zero", "2")],
         &[("parallel.tp", "2"), ("parallel.sp", "true")],
     ] {
-        let other = tempfile::tempdir().unwrap();
-        text(other.path());
+        let other = book();
         let report = run(&config(other.path(), &[&plain[..], layout].concat())).unwrap().last.unwrap();
         assert!((report.loss - last.loss).abs() < 1e-10 * last.loss, "{layout:?}: {report:?} {last:?}");
         for ((name, both), (_, expected)) in averages(other.path()).iter().zip(&expected) {
@@ -64,8 +61,7 @@ fn the_average_follows_the_weights_in_every_layout_and_across_resumes() {
         }
     }
     // Training goes the way that it goes without evaluations of the average.
-    let weights = tempfile::tempdir().unwrap();
-    text(weights.path());
+    let weights = book();
     let of_weights = run(&config(weights.path(), &[&plain[..], &[("evaluation.ema", "false")]].concat())).unwrap();
     assert!(tensors(weights.path()) == tensors(one.path()));
     assert!(of_weights.last.unwrap().loss < last.loss, "the average lags behind");
@@ -80,10 +76,8 @@ fn the_average_of_narrow_weights_is_that_of_their_masters() {
         &[("optimizer.main-params-dtype", "bf16-remainder")],
     ] {
         let narrow = [&AVERAGE[..], &[("training.dtype", "bf16"), ("lr.warmup", "1")], extra].concat();
-        let [whole, parts] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
-        text(whole.path());
+        let (whole, parts) = (book(), book());
         run(&config(whole.path(), &narrow)).unwrap();
-        text(parts.path());
         let halves = config(parts.path(), &[&narrow[..], &[("training.exit-interval", "4")]].concat());
         assert_eq!([run(&halves).unwrap().exited, run(&halves).unwrap().exited], [true, false]);
         assert!(tensors(parts.path()) == tensors(whole.path()), "{extra:?}");
@@ -113,8 +107,7 @@ fn norms_of_layers_make_up_the_norm_and_zeros_are_counted_once_in_every_layout()
         &[("parallel.pp", "2"), ("parallel.tp", "2")],
         &[("parallel.dp", "4"), ("parallel.zero", "2"), ("parallel.zero-group", "2"), ("training.micro-batch", "1")],
     ] {
-        let folder = tempfile::tempdir().unwrap();
-        text(folder.path());
+        let folder = book();
         run(&config(folder.path(), &[&asked[..], layout].concat())).unwrap();
         let log = std::fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
         let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

@@ -33,8 +33,7 @@ fn a_ramp_of_the_batch_is_the_same_in_every_layout_and_across_resumes() {
         ("training.samples", "60"),
         ("lr.warmup", "2"),
     ];
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let one = run(&config(folder.path(), &ramp)).unwrap().last.unwrap();
     let tokens = [4, 4, 8, 12, 16, 16].map(|sequences: usize| (sequences * 16).to_string());
     assert_eq!(of_steps(folder.path(), "tokens"), tokens);
@@ -51,8 +50,7 @@ fn a_ramp_of_the_batch_is_the_same_in_every_layout_and_across_resumes() {
         &[("parallel.pp", "2"), ("parallel.dp", "2"), ("parallel.zero", "1")],
         &[("parallel.tp", "2"), ("parallel.sp", "true"), ("training.micro-batch", "2")],
     ] {
-        let other = tempfile::tempdir().unwrap();
-        text(other.path());
+        let other = book();
         let last = run(&config(other.path(), &[&ramp[..], layout].concat())).unwrap().last.unwrap();
         assert!((last.loss - one.loss).abs() < 1e-10 * one.loss, "{layout:?}: {last:?} {one:?}");
         for (loss, expected) in of_steps(other.path(), "loss").iter().zip(of_steps(folder.path(), "loss")) {
@@ -61,8 +59,7 @@ fn a_ramp_of_the_batch_is_the_same_in_every_layout_and_across_resumes() {
         }
     }
 
-    let parts = tempfile::tempdir().unwrap();
-    text(parts.path());
+    let parts = book();
     let interval = config(parts.path(), &[&ramp[..], &[("training.exit-interval", "2")]].concat());
     let reports: Vec<TrainReport> = (0..3).map(|_| run(&interval).unwrap()).collect();
     assert_eq!(

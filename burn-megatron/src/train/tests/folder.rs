@@ -4,8 +4,7 @@ use super::*;
 
 #[test]
 fn damaged_checkpoints_are_neither_ignored_nor_touched() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     run(&config(folder.path(), &[("checkpoint.every", "3"), ("checkpoint.keep-last", "none")])).unwrap();
     let root = folder.path().join("run/checkpoints");
     std::fs::remove_file(root.join("latest")).unwrap();
@@ -41,8 +40,7 @@ fn walk(folder: &Path) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn a_second_run_in_a_folder_is_refused_before_it_writes() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let output = folder.path().join("run");
     let lock = lock_output(&output).unwrap();
     for directory in ["none", "elsewhere"] {
@@ -58,9 +56,7 @@ fn a_second_run_in_a_folder_is_refused_before_it_writes() {
 
 #[test]
 fn a_run_does_not_begin_among_the_copies_of_another() {
-    let [first, second, copies] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
-    text(first.path());
-    text(second.path());
+    let (first, second, copies) = (book(), book(), tempfile::tempdir().unwrap());
     let storage = ("checkpoint.storage", copies.path().to_str().unwrap());
     run(&config(first.path(), &[storage])).unwrap();
     let before = walk(copies.path());

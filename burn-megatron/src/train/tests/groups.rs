@@ -25,8 +25,7 @@ const GROUPS: [(&str, &str); 4] = [
 #[test]
 fn groups_of_parameters_have_their_rates_and_frozen_ones_stay_what_they_were() {
     let after_one_step = |overrides: &[(&str, &str)]| {
-        let folder = tempfile::tempdir().unwrap();
-        text(folder.path());
+        let folder = book();
         let config = config(
             folder.path(),
             &[overrides, &[("training.steps", "1"), ("optimizer.weight-decay", "0.5"), ("training.clip", "none")]]
@@ -65,8 +64,7 @@ fn groups_of_parameters_have_their_rates_and_frozen_ones_stay_what_they_were() {
 
 #[test]
 fn groups_are_the_same_in_every_layout_and_across_resumes() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let one_config = config(folder.path(), &GROUPS);
     let one = run(&one_config).unwrap().last.unwrap();
     let expected = weights(folder.path(), &one_config);
@@ -76,8 +74,7 @@ fn groups_are_the_same_in_every_layout_and_across_resumes() {
         &[("parallel.pp", "2"), ("parallel.dp", "2")],
         &[("parallel.tp", "2"), ("parallel.sp", "true")],
     ] {
-        let other = tempfile::tempdir().unwrap();
-        text(other.path());
+        let other = book();
         let config = config(other.path(), &[&GROUPS[..], layout].concat());
         let last = run(&config).unwrap().last.unwrap();
         assert!((last.loss - one.loss).abs() < 1e-10 * one.loss, "{layout:?}: {last:?} {one:?}");
@@ -90,10 +87,8 @@ fn groups_are_the_same_in_every_layout_and_across_resumes() {
 
     // In bf16, whose frozen weights have no masters.
     let bf16 = [&GROUPS[..], &[("training.dtype", "bf16"), ("parallel.dp", "2"), ("parallel.zero", "1")]].concat();
-    let [whole, parts] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
-    text(whole.path());
+    let (whole, parts) = (book(), book());
     run(&config(whole.path(), &bf16)).unwrap();
-    text(parts.path());
     let halves = config(parts.path(), &[&bf16[..], &[("training.exit-interval", "3")]].concat());
     assert_eq!([run(&halves).unwrap().exited, run(&halves).unwrap().exited], [true, false]);
     assert!(tensors(parts.path()) == tensors(whole.path()));
@@ -113,8 +108,7 @@ fn groups_are_the_same_in_every_layout_and_across_resumes() {
 #[test]
 fn layers_behind_frozen_ones_learn_the_same() {
     let after = |overrides: &[(&str, &str)]| {
-        let folder = tempfile::tempdir().unwrap();
-        text(folder.path());
+        let folder = book();
         let own = [("training.dtype", "f64"), ("training.clip", "none"), ("optimizer.weight-decay", "0")];
         let config = config(folder.path(), &[&own[..], overrides].concat());
         run(&config).unwrap();
@@ -145,8 +139,7 @@ fn frozen_experts_are_saved_by_the_ranks_that_hold_them() {
         ("training.steps", "2"),
     ];
     let [one, two] = [&[][..], &[("parallel.dp", "2"), ("parallel.expert-parallel", "2")]].map(|layout| {
-        let folder = tempfile::tempdir().unwrap();
-        text(folder.path());
+        let folder = book();
         let config = config(folder.path(), &[&experts[..], layout].concat());
         run(&config).unwrap();
         weights(folder.path(), &config)
@@ -160,8 +153,7 @@ fn frozen_experts_are_saved_by_the_ranks_that_hold_them() {
 
 #[test]
 fn patterns_that_fit_nothing_or_a_part_of_a_parameter_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    text(folder.path());
+    let folder = book();
     let refuse =
         |overrides: &[(&str, &str)]| Plan::new(&config(folder.path(), overrides), &[]).unwrap_err().to_string();
     let said = refuse(&[("param-groups.frozen", "layer.0.mlp.up_proj.*")]);

@@ -44,10 +44,8 @@ impl ShardFiles {
         self.shards.len() - 1
     }
 
-    /// Reads runs of the slice that begins at byte `start` of a file to where they belong in `to`.
-    ///
-    /// # Errors
-    /// If the file is no longer there or ends too early.
+    /// Reads runs of the slice that begins at byte `start` of a file to where they belong in `to`. Fails if the file is
+    /// no longer there or ends too early.
     pub fn read(
         &self,
         index: usize,

@@ -5,12 +5,13 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use super::super::{Checkpoint, Saver, SaverOptions};
-use super::round_trip::{contents, expected, slices, state};
+use super::round_trip::{contents, expected};
+use super::saving::submit;
 
 fn save(root: &Path, step: u64) {
     let saver = Saver::new(root, 2, SaverOptions { keep_last: Some(2), ..Default::default() }).unwrap();
     saver.rehearse(1000).unwrap();
-    (0..2).for_each(|writer| saver.submit(writer, slices(writer, step as u32), &state(step)).unwrap());
+    submit(&saver, step);
     assert!(saver.wait().unwrap().iter().all(|report| report.not_deleted.is_none()));
 }
 

@@ -7,18 +7,12 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::super::Checkpoint;
 use super::super::hashes::hex;
-use super::super::{Checkpoint, Saver, SaverOptions};
-use super::round_trip::{slices, state};
 
 /// A folder with one checkpoint that has a tokenizer, and the checkpoint's own.
 fn saved() -> (tempfile::TempDir, PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let tokenizer = folder.path().join("a tokenizer");
-    fs::write(&tokenizer, "{}").unwrap();
-    let root = folder.path().join("root");
-    let saver = Saver::new(&root, 2, SaverOptions { tokenizer: Some(tokenizer), ..Default::default() }).unwrap();
-    (0..2).for_each(|writer| saver.submit(writer, slices(writer, 1), &state(7)).unwrap());
+    let (folder, root) = super::damage::saved(&[7]);
     (folder, root.join("step_00000007"))
 }
 

@@ -1,5 +1,6 @@
 //! What is saved is read again, in any slices.
 
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
@@ -7,6 +8,8 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
 use super::super::{Checkpoint, Kind, RunState, SavedTensor, Saver, SaverOptions, Slice};
+use super::saving::submit;
+use crate::data::read_tokenizer;
 
 pub(super) fn state(step: u64) -> RunState {
     RunState {
@@ -114,4 +117,37 @@ fn any_safetensors_reader_understands_the_files() {
     names.sort_unstable();
     assert_eq!(names, ["exp_avg/norm.weight", "weight/layers.0.q_proj.weight[0:3,2:4]"]);
     assert_eq!(file.tensor("exp_avg/norm.weight").unwrap().shape(), [5]);
+}
+
+/// The name of the file and `tokenizer_config.json` next to it say what is put around a text, and neither is in a checkpoint.
+#[test]
+fn a_tokenizer_in_another_file_is_the_same_one_in_the_checkpoint() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizers");
+    for (file, name, config, first, last) in [
+        ("llama2.model", "tokenizer.model", json!({}), Some("<s>"), None),
+        ("t5.model", "spiece.model", json!({"extra_ids": 3}), None, Some("</s>")),
+        (
+            "letters.tiktoken",
+            "tiktoken.model",
+            json!({"add_bos_token": true, "bos_token": "<b>", "added_tokens_decoder": {"480": {"content": "<b>"}}}),
+            Some("<b>"),
+            None,
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let given = folder.path().join(name);
+        fs::copy(golden.join(file), &given).unwrap();
+        fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let root = folder.path().join("root");
+        let saver =
+            Saver::new(&root, 2, SaverOptions { tokenizer: Some(given.clone()), ..Default::default() }).unwrap();
+        submit(&saver, 1);
+        let [ours, saved] =
+            [given, Checkpoint::open(&root).unwrap().tokenizer().unwrap()].map(|path| read_tokenizer(&path).unwrap());
+        assert_eq!(saved.get_vocab(true), ours.get_vocab(true), "{name}");
+        let tokens = saved.encode("Hello", true).unwrap().get_tokens().to_vec();
+        assert_eq!(tokens, ours.encode("Hello", true).unwrap().get_tokens(), "{name}");
+        let is = |token: Option<&String>, expected: Option<&str>| expected.is_none_or(|it| token.unwrap() == it);
+        assert!(is(tokens.first(), first) && is(tokens.last(), last), "{name}: {tokens:?}");
+    }
 }

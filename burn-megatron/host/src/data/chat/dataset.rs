@@ -39,9 +39,18 @@ pub struct ChatReport {
     pub learned: usize,
 }
 
+impl ChatReport {
+    /// Of files in which no `sample` can be used.
+    pub(super) fn nothing(&self, sample: &str, files: &[PathBuf]) -> ChatError {
+        let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        let (files, bad, long, why) = (files.join(", "), self.skipped.rows, self.dropped, self.skipped.named());
+        let what = format!("no {sample} of {files} can be used: {bad} rows are bad, {long} {sample}s too long{why}");
+        ChatError::Nothing { what }
+    }
+}
+
 /// Sequences of conversations. Those that share a sequence are documents of it.
-#[derive(Clone, Debug)]
-pub struct ChatDataset(Packed);
+pub type ChatDataset = Packed<()>;
 
 impl ChatDataset {
     /// Reads, encodes and packs all rows into sequences of `seq_length` predictions, in the order of the packing.
@@ -69,69 +78,29 @@ impl ChatDataset {
             Ok(())
         })?;
         if samples.is_empty() {
-            let files: Vec<String> = set.files.iter().map(|file| file.display().to_string()).collect();
-            let why = report.skipped.first.as_ref().map_or(String::new(), |first| format!("; the first: {first}"));
-            return Err(ChatError::Nothing {
-                what: format!(
-                    "no sample of {} can be used: {} rows are bad, {} samples too long{why}",
-                    files.join(", "),
-                    report.skipped.rows,
-                    report.dropped
-                ),
-            });
+            return Err(report.nothing("sample", &set.files));
         }
-        let packed = Packed::new(samples, seq_length, set.packing);
-        (report.samples, report.learned) = (packed.groups.len(), packed.learned());
-        Ok((Self(packed), report))
-    }
-
-    /// `samples` sequences: epochs, each in an order of its own that follows from the seed.
-    pub fn shuffled(mut self, samples: usize, seed: u32) -> Self {
-        self.0.shuffle(samples, seed);
-        self
-    }
-
-    /// At most the first `samples` sequences.
-    pub fn first(mut self, samples: usize) -> Self {
-        self.0.order.truncate(samples);
-        self
-    }
-
-    /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others
-    /// before them.
-    ///
-    /// # Errors
-    /// If there is only one sequence.
-    pub fn split(self, share: f64, seed: u32) -> Result<[Self; 2], ChatError> {
-        Ok(self.0.split(share, seed, "chat")?.map(Self))
-    }
-
-    /// Sequences of an epoch.
-    pub fn sequences(&self) -> usize {
-        self.0.sequences.len()
-    }
-
-    /// The share of positions that hold no sample.
-    pub fn padding(&self) -> f64 {
-        self.0.padding()
+        let data = Self::new(samples, seq_length, set.packing);
+        (report.samples, report.learned) = (data.groups.len(), data.learned());
+        Ok((data, report))
     }
 }
 
 impl TokenDataset for ChatDataset {
     fn len(&self) -> usize {
-        self.0.order.len()
+        self.order.len()
     }
 
     fn seq_length(&self) -> usize {
-        self.0.seq_length
+        self.seq_length
     }
 
     fn sample(&self, index: usize) -> Sample {
-        self.0.sample(index)
+        self.texts(index)
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {
-        Ok(Some(self.0.content.clone()))
+        Ok(Some(self.content.clone()))
     }
 }
 
@@ -139,7 +108,7 @@ impl TokenDataset for ChatDataset {
 impl ChatDataset {
     /// Packed samples.
     pub(super) fn of(samples: Vec<super::learned::Tokens>, seq_length: usize) -> Self {
-        Self(Packed::new(samples.into_iter().map(|sample| vec![sample]).collect(), seq_length, true))
+        Self::new(samples.into_iter().map(|sample| vec![sample]).collect(), seq_length, true)
     }
 }
 
@@ -172,7 +141,7 @@ mod tests {
         second.sort_unstable();
         assert_eq!((first, second), ((0..8).collect(), (0..8).collect()));
         assert_eq!(two, firsts(&data.clone().shuffled(16, 1)));
-        let [train, valid] = data.split(0.25, 3).unwrap();
+        let [train, valid] = data.split(0.25, 3, "chat").unwrap();
         let mut all = [firsts(&train), firsts(&valid)].concat();
         all.sort_unstable();
         assert_eq!((train.len(), valid.len(), all), (6, 2, (0..8).collect()));

@@ -64,10 +64,8 @@ impl Folder {
         Ok(Self { tokenizer, special, templates })
     }
 
-    /// Special tokens that `template` writes, as its variables.
-    ///
-    /// # Errors
-    /// If the folder does not say what they are, or the tokenizer does not have them.
+    /// Special tokens that `template` writes, as its variables. Fails if the folder does not say what they are, or the
+    /// tokenizer does not have them.
     pub fn variables(&self, template: &Template, source: &Source) -> Result<Vec<(String, Value)>, ChatError> {
         let refused = |what: String| ChatError::Template { path: source.path.clone(), what };
         for name in template.variables().into_iter().filter(|name| name.ends_with("_token")) {

@@ -35,10 +35,7 @@ pub(super) struct Rendered {
 }
 
 impl Template {
-    /// Compiles a template.
-    ///
-    /// # Errors
-    /// If its syntax is wrong.
+    /// Compiles a template. Fails if its syntax is wrong.
     pub fn new(source: &str) -> Result<Self, Error> {
         let (rewritten, marks_assistant) = generation_blocks(source);
         let mut environment = Environment::new();
@@ -65,10 +62,7 @@ impl Template {
         names
     }
 
-    /// Renders a conversation.
-    ///
-    /// # Errors
-    /// What the template raises.
+    /// Renders a conversation. The error says what the template raises.
     pub fn render(&self, context: &Value) -> Result<Rendered, Error> {
         let marked = self.environment.get_template(NAME)?.render(context)?;
         Ok(spans(&marked))

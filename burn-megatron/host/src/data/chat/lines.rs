@@ -44,10 +44,7 @@ impl Row {
         }
     }
 
-    /// The row as a value of templates.
-    ///
-    /// # Errors
-    /// If it is no JSON.
+    /// The row as a value of templates. Fails if it is no JSON.
     pub(super) fn value(&self) -> Result<Value, String> {
         match &self.body {
             Body::Bytes(bytes) => serde_json::from_slice(bytes).map_err(|error| format!("not JSON: {error}")),

@@ -6,26 +6,27 @@ use super::error::ChatError;
 use super::learned::Tokens;
 use super::pack::pack;
 use crate::data::Sample;
-use crate::data::numpy::RandomState;
+use crate::data::numpy::{RandomState, epochs};
 
 /// Sequences of groups of texts. The texts of a group, a conversation or the answers of a pair, follow each other in one
-/// sequence; each is a document of it.
+/// sequence; each is a document of it. `Known` is what is known of each sequence besides.
 #[derive(Clone, Debug)]
-pub(super) struct Packed {
-    pub seq_length: usize,
-    pub groups: Vec<Vec<Tokens>>,
+pub struct Packed<Known> {
+    pub(super) seq_length: usize,
+    pub(super) groups: Vec<Vec<Tokens>>,
     /// Groups of each sequence.
-    pub sequences: Vec<Vec<usize>>,
+    pub(super) sequences: Vec<Vec<usize>>,
     /// Which sequence is read at each index.
-    pub order: Vec<u32>,
+    pub(super) order: Vec<u32>,
     /// A hash of the texts.
-    pub content: String,
+    pub(super) content: String,
+    pub(super) known: Known,
 }
 
-impl Packed {
+impl<Known: Clone + Default> Packed<Known> {
     /// Sequences of `seq_length` predictions, in the order of the packing. Without `packing` a group has a sequence of
     /// its own.
-    pub fn new(groups: Vec<Vec<Tokens>>, seq_length: usize, packing: bool) -> Self {
+    pub(super) fn new(groups: Vec<Vec<Tokens>>, seq_length: usize, packing: bool) -> Self {
         let mut hash = Sha256::new();
         for Tokens { ids, learned } in groups.iter().flatten() {
             hash.update((ids.len() as u64).to_le_bytes());
@@ -36,24 +37,24 @@ impl Packed {
         let lengths: Vec<usize> = groups.iter().map(|group| length(group)).collect();
         let sequences = if packing { pack(&lengths, seq_length) } else { (0..groups.len()).map(|i| vec![i]).collect() };
         let order = (0..sequences.len() as u32).collect();
-        Self { seq_length, groups, sequences, order, content }
+        Self { seq_length, groups, sequences, order, content, known: Known::default() }
     }
 
     /// Tokens that are learned.
-    pub fn learned(&self) -> usize {
+    pub(super) fn learned(&self) -> usize {
         self.groups.iter().flatten().map(|text| text.learned[1..].iter().filter(|counts| **counts).count()).sum()
     }
 
     /// `samples` sequences: epochs, each in an order of its own that follows from the seed.
-    pub fn shuffle(&mut self, samples: usize, seed: u32) {
-        let mut random = RandomState::new(seed);
-        self.order.clear();
-        while self.order.len() < samples {
-            let mut epoch: Vec<u32> = (0..self.sequences.len() as u32).collect();
-            random.shuffle(&mut epoch);
-            self.order.extend(epoch);
-        }
+    pub fn shuffled(mut self, samples: usize, seed: u32) -> Self {
+        self.order = epochs(self.sequences.len(), samples, seed);
+        self
+    }
+
+    /// At most the first `samples` sequences.
+    pub fn first(mut self, samples: usize) -> Self {
         self.order.truncate(samples);
+        self
     }
 
     /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others
@@ -76,9 +77,14 @@ impl Packed {
         let rest = all.split_off(count - held);
         let part = |sequences: Vec<Vec<usize>>| {
             let order = (0..sequences.len() as u32).collect();
-            Self { sequences, order, ..self.clone() }
+            Self { sequences, order, known: Known::default(), ..self.clone() }
         };
         Ok([part(all), part(rest)])
+    }
+
+    /// Sequences of an epoch.
+    pub fn sequences(&self) -> usize {
+        self.sequences.len()
     }
 
     /// The share of positions that hold no text.
@@ -88,7 +94,7 @@ impl Packed {
     }
 
     /// The texts of the sequence at `index`, one after the other, then padding that does not count.
-    pub fn sample(&self, index: usize) -> Sample {
+    pub(super) fn texts(&self, index: usize) -> Sample {
         let length = self.seq_length;
         let (mut tokens, mut labels) = (Vec::with_capacity(length), Vec::with_capacity(length));
         let (mut mask, mut documents) = (Vec::with_capacity(length), Vec::new());

@@ -31,14 +31,12 @@ pub struct PairSet {
     pub mismatched: bool,
 }
 
-/// Sequences of pairs. Each answer, with its prompt, is a document; chosen and rejected answers follow each other.
-#[derive(Clone, Debug)]
-pub struct PairDataset {
-    /// A group is the answers of a pair: two, or three.
-    packed: Packed,
-    /// Log-probabilities of the answers of each sequence under the reference model.
-    references: Arc<OnceLock<Vec<Vec<f64>>>>,
-}
+/// Sequences of pairs. Each answer, with its prompt, is a document; chosen and rejected answers follow each other. A group is
+/// the answers of a pair: two, or three.
+pub type PairDataset = Packed<References>;
+
+/// Log-probabilities of the answers of each sequence under the reference model.
+pub type References = Arc<OnceLock<Vec<Vec<f64>>>>;
 
 fn encode(tokenizer: &ChatTokenizer, conversation: &Conversation) -> Result<Tokens, String> {
     Ok(learned(tokenizer.encode(conversation)?, ChatLoss::Assistant))
@@ -70,12 +68,8 @@ impl PairDataset {
             for (row, found) in some.iter().zip(found) {
                 match found {
                     Ok(found) => all.push((row.clone(), found)),
-                    Err(what) if set.skip_bad_rows => {
-                        report.skipped.rows += 1;
-                        report.skipped.first.get_or_insert_with(|| row.refused(what).to_string());
-                    }
                     Err(what) => {
-                        return Err(row.refused(format!("{what} (preference.skip-bad-rows: leave such rows out)")));
+                        report.skipped.leave_out(row, what, (set.skip_bad_rows, "preference.skip-bad-rows"))?;
                     }
                 }
             }
@@ -125,100 +119,51 @@ impl PairDataset {
             pairs.push(pair);
         }
         if pairs.is_empty() {
-            let files: Vec<String> = set.files.iter().map(|file| file.display().to_string()).collect();
-            let why = report.skipped.first.as_ref().map_or(String::new(), |first| format!("; the first: {first}"));
-            return Err(ChatError::Nothing {
-                what: format!(
-                    "no pair of {} can be used: {} rows are bad, {} pairs too long{why}",
-                    files.join(", "),
-                    report.skipped.rows,
-                    report.dropped
-                ),
-            });
+            return Err(report.nothing("pair", &set.files));
         }
         let data = Self::new(pairs, seq_length, set.packing);
-        (report.samples, report.learned) = (data.packed.groups.len(), data.packed.learned());
+        (report.samples, report.learned) = (data.groups.len(), data.learned());
         Ok((data, report))
-    }
-
-    fn new(pairs: Vec<Vec<Tokens>>, seq_length: usize, packing: bool) -> Self {
-        Self::of(Packed::new(pairs, seq_length, packing))
-    }
-
-    fn of(packed: Packed) -> Self {
-        Self { packed, references: Arc::default() }
-    }
-
-    /// `samples` sequences: epochs, each in an order of its own that follows from the seed.
-    pub fn shuffled(mut self, samples: usize, seed: u32) -> Self {
-        self.packed.shuffle(samples, seed);
-        self
-    }
-
-    /// At most the first `samples` sequences.
-    pub fn first(mut self, samples: usize) -> Self {
-        self.packed.order.truncate(samples);
-        self
-    }
-
-    /// The last `share` (0 to 1) of the sequences in an order that follows from the seed, at least one, and the others
-    /// before them.
-    ///
-    /// # Errors
-    /// If there is only one sequence.
-    pub fn split(self, share: f64, seed: u32) -> Result<[Self; 2], ChatError> {
-        Ok(self.packed.split(share, seed, "preference")?.map(Self::of))
-    }
-
-    /// Sequences of an epoch.
-    pub fn sequences(&self) -> usize {
-        self.packed.sequences.len()
-    }
-
-    /// The share of positions that hold no answer.
-    pub fn padding(&self) -> f64 {
-        self.packed.padding()
     }
 
     /// The sequences that are read, in order of their first use.
     fn used(&self) -> Vec<u32> {
-        let mut seen = vec![false; self.sequences()];
+        let mut seen = vec![false; self.sequences.len()];
         let new = |sequence: &u32| !std::mem::replace(&mut seen[*sequence as usize], true);
-        self.packed.order.iter().copied().filter(new).collect()
+        self.order.iter().copied().filter(new).collect()
     }
 }
 
 impl TokenDataset for PairDataset {
     fn len(&self) -> usize {
-        self.packed.order.len()
+        self.order.len()
     }
 
     fn seq_length(&self) -> usize {
-        self.packed.seq_length
+        self.seq_length
     }
 
     fn sample(&self, index: usize) -> Sample {
-        let mut sample = self.packed.sample(index);
-        let sequence = self.packed.order[index] as usize;
-        let known = self.references.get().map(|references| references[sequence].clone());
+        let mut sample = self.texts(index);
+        let sequence = self.order[index] as usize;
+        let known = self.known.get().map(|references| references[sequence].clone());
         let answers = sample.documents.as_ref().map_or(0, Vec::len);
         sample.references = Some(known.filter(|known| !known.is_empty()).unwrap_or_else(|| vec![0.0; answers]));
         sample
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {
-        Ok(Some(self.packed.content.clone()))
+        Ok(Some(self.content.clone()))
     }
 
     fn distinct(&self) -> Option<Arc<dyn TokenDataset>> {
-        let packed = Packed { order: self.used(), ..self.packed.clone() };
-        Some(Arc::new(Self { packed, references: self.references.clone() }))
+        Some(Arc::new(Self { order: self.used(), ..self.clone() }))
     }
 
     fn set_references(&self, found: Vec<Vec<f64>>) {
-        let mut all = vec![Vec::new(); self.sequences()];
+        let mut all = vec![Vec::new(); self.sequences.len()];
         self.used().into_iter().zip(found).for_each(|(sequence, values)| all[sequence as usize] = values);
-        self.references.set(all).ok();
+        self.known.set(all).ok();
     }
 }
 

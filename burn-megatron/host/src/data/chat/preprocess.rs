@@ -47,9 +47,31 @@ pub struct ChatPreprocessReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
     /// How many.
-    pub rows: u64,
+    pub rows: usize,
     /// What was wrong with the first.
     pub first: Option<String>,
+}
+
+impl Skipped {
+    /// Leaves out a row that cannot be used. Fails with what is wrong with it unless `skip`; `flag` is what asks for that.
+    pub(in crate::data) fn leave_out(
+        &mut self,
+        row: &Row,
+        what: String,
+        (skip, flag): (bool, &str),
+    ) -> Result<(), ChatError> {
+        if !skip {
+            return Err(row.refused(format!("{what} ({flag}: leave such rows out)")));
+        }
+        self.rows += 1;
+        self.first.get_or_insert_with(|| row.refused(what).to_string());
+        Ok(())
+    }
+
+    /// The first one as the end of a message.
+    pub(in crate::data) fn named(&self) -> String {
+        self.first.as_ref().map_or(String::new(), |first| format!("; the first: {first}"))
+    }
 }
 
 #[derive(Serialize)]
@@ -86,9 +108,7 @@ pub fn preprocess_chat(options: &ChatPreprocess) -> Result<ChatPreprocessReport,
 }
 
 /// Encodes the rows of files in order and hands them to `each`. With `skip`, rows that cannot be used are left out.
-///
-/// # Errors
-/// If files cannot be read, and without `skip` the first row that cannot be used.
+/// Fails if files cannot be read, and without `skip` the first row that cannot be used.
 pub(super) fn encode_all(
     tokenizer: &ChatTokenizer,
     files: &[PathBuf],
@@ -105,14 +125,8 @@ pub(super) fn encode_all(
             for (row, sample) in some.iter().zip(encoded) {
                 match sample {
                     Ok(sample) => each(row, sample)?,
-                    Err(what) if skip => {
-                        skipped.rows += 1;
-                        skipped.first.get_or_insert_with(|| row.refused(what).to_string());
-                    }
                     Err(what) => {
-                        return Err(
-                            row.refused(format!("{what} (--skip-bad-rows, chat.skip-bad-rows: leave such rows out)"))
-                        );
+                        skipped.leave_out(row, what, (skip, "--skip-bad-rows, chat.skip-bad-rows"))?;
                     }
                 }
             }

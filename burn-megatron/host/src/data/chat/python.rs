@@ -20,10 +20,7 @@ pub(super) struct Dumps {
 }
 
 impl Dumps {
-    /// The text of `value`.
-    ///
-    /// # Errors
-    /// If it has something that JSON does not, such as an undefined value.
+    /// The text of `value`. Fails if it has something that JSON does not, such as an undefined value.
     pub fn dump(&self, value: &Value) -> Result<String, Error> {
         let mut text = String::new();
         self.write(&mut text, value, 0)?;

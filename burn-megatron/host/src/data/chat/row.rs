@@ -85,10 +85,8 @@ pub(super) fn from_value(row: &Value) -> Result<Conversation, String> {
     Ok(Conversation { messages, prompt, tools: tools(row)?, add_generation_prompt: flag, variables })
 }
 
-/// A conversation of these messages, of which the first `prompt` are not learned.
-///
-/// # Errors
-/// The message and what is wrong with it.
+/// A conversation of these messages, of which the first `prompt` are not learned. The error has the message and what is
+/// wrong with it.
 pub(super) fn conversation(messages: Vec<Value>, prompt: usize, tools: Option<Value>) -> Result<Conversation, String> {
     check(&messages, prompt)?;
     Ok(Conversation { messages, prompt, tools, add_generation_prompt: false, variables: Vec::new() })

@@ -6,10 +6,8 @@ use minijinja::Error;
 
 /// Bytes of the text that the assistant messages `assistant` (indices) have added to `text`, the whole conversation.
 /// `render(n, prompted)` renders the first `n` messages, with the beginning of an assistant turn where `prompted`.
-///
-/// # Errors
-/// If a beginning of the conversation is not rendered as the beginning of the text: templates that treat the last turn
-/// in another way, for example by removing what was thought in earlier ones.
+/// Fails if a beginning of the conversation is not rendered as the beginning of the text: templates that treat the last
+/// turn in another way, for example by removing what was thought in earlier ones.
 pub(super) fn by_prefixes(
     text: &str,
     assistant: &[usize],

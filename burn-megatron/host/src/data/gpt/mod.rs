@@ -110,28 +110,6 @@ impl GptDataset {
         tokens.resize(self.seq_length + 1, PAD);
         Ok(tokens)
     }
-
-    /// The sample at an index.
-    ///
-    /// # Errors
-    /// When the `.bin` file can no longer be read.
-    ///
-    /// # Panics
-    /// When `index` is not below [`len`](TokenDataset::len).
-    pub fn try_sample(&self, index: usize) -> Result<Sample, IndexedError> {
-        let tokens = self.tokens(index)?;
-        let padded = tokens[self.seq_length] == PAD;
-        let mut sample = Sample::from_tokens(tokens);
-        sample.documents = self.eod_documents.map(|eod| starts(&sample.tokens, eod));
-        if padded || self.eod_mask_loss.is_some() {
-            let counted = |(&token, &label): (&i64, &i64)| label != PAD && Some(token) != self.eod_mask_loss;
-            sample.loss_mask = Some(sample.tokens.iter().zip(&sample.labels).map(counted).collect());
-            for id in sample.tokens.iter_mut().chain(&mut sample.labels).filter(|id| **id == PAD) {
-                *id = 0;
-            }
-        }
-        Ok(sample)
-    }
 }
 
 impl TokenDataset for GptDataset {
@@ -148,7 +126,18 @@ impl TokenDataset for GptDataset {
     }
 
     fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
-        Ok(GptDataset::try_sample(self, index)?)
+        let tokens = self.tokens(index)?;
+        let padded = tokens[self.seq_length] == PAD;
+        let mut sample = Sample::from_tokens(tokens);
+        sample.documents = self.eod_documents.map(|eod| starts(&sample.tokens, eod));
+        if padded || self.eod_mask_loss.is_some() {
+            let counted = |(&token, &label): (&i64, &i64)| label != PAD && Some(token) != self.eod_mask_loss;
+            sample.loss_mask = Some(sample.tokens.iter().zip(&sample.labels).map(counted).collect());
+            for id in sample.tokens.iter_mut().chain(&mut sample.labels).filter(|id| **id == PAD) {
+                *id = 0;
+            }
+        }
+        Ok(sample)
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {

@@ -35,10 +35,7 @@ const LEGAL: &str = "PNG and JPEG";
 /// Bytes by which [`expect_kind`] knows a file.
 pub(super) const HEAD: usize = 8;
 
-/// The kind of image that a file is, by its first bytes, if it decodes here.
-///
-/// # Errors
-/// Says what the file is instead.
+/// The kind of image that a file is, by its first bytes, if it decodes here. The error says what the file is instead.
 pub(super) fn expect_kind(head: &[u8]) -> Result<&'static str, String> {
     match KINDS.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, kind)| *kind) {
         Some(kind @ ("PNG" | "JPEG")) => Ok(kind),

@@ -49,7 +49,8 @@ impl PrefixLock {
             let (ours, there) = (file.metadata()?, fs::symlink_metadata(path));
             if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
                 file.set_len(0)?;
-                write!(file, "process {}", std::process::id())?;
+                // At once: others read it while it is written.
+                file.write_all(format!("process {}", std::process::id()).as_bytes())?;
                 return Ok(Ok(file));
             }
         }

@@ -35,10 +35,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// The samples of some documents of a file.
-    ///
-    /// # Errors
-    /// If a document is none of the file's, or none makes a sample.
+    /// The samples of some documents of a file. Fails if a document is none of the file's, or none makes a sample.
     pub(super) fn of(
         &self,
         sentences: &IndexedDataset,

@@ -119,10 +119,8 @@ fn element<'a>(list: &Type, repeated: &'a Type) -> Option<&'a Type> {
 }
 
 impl Node {
-    /// Writes the next value, and says whether it is more than null. What is wrong with it goes to `wrong`.
-    ///
-    /// # Errors
-    /// If the columns cannot be read.
+    /// Writes the next value, and says whether it is more than null. What is wrong with it goes to `wrong`. Fails if
+    /// the columns cannot be read.
     pub fn write(&self, columns: &mut [Column], json: &mut Vec<u8>, wrong: &mut Option<String>) -> io::Result<bool> {
         let level = columns[self.columns.start].definition()?;
         if level < self.there {

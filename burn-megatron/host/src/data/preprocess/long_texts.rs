@@ -37,10 +37,8 @@ impl LongTexts {
         Self { splits: stays_whole && deterministic && is_local(&normalizer) && splits_words(&pre_tokenizer) }
     }
 
-    /// The ids of a text, chunk after chunk.
-    ///
-    /// # Errors
-    /// If the tokenizer refuses the text, or there is not enough memory for it.
+    /// The ids of a text, chunk after chunk. Fails if the tokenizer refuses the text, or there is not enough memory for
+    /// it.
     pub fn encode(&self, tokenizer: &Tokenizer, text: &str, give: impl FnMut(u32)) -> Result<(), String> {
         self.encode_within(tokenizer, text, available(), give)
     }

@@ -32,10 +32,7 @@ impl Config {
         Ok(Self { path, value })
     }
 
-    /// The special tokens and their ids; none if there is no list of them.
-    ///
-    /// # Errors
-    /// If the list is none.
+    /// The special tokens and their ids; none if there is no list of them. Fails if the list is none.
     pub fn special_tokens(&self) -> Result<Option<Vec<(usize, String)>>, String> {
         let broken = || format!("{} next to it has no list of special tokens", self.path.display());
         let Some(tokens) = self.value.get("added_tokens_decoder") else { return Ok(None) };
@@ -49,10 +46,8 @@ impl Config {
         self.value["extra_ids"].as_u64().unwrap_or(if is_t5 { 100 } else { 0 })
     }
 
-    /// What puts the special tokens in front of and behind a text; none if there are none.
-    ///
-    /// # Errors
-    /// If a token that is added is not named, or unknown.
+    /// What puts the special tokens in front of and behind a text; none if there are none. Fails if a token that is
+    /// added is not named, or unknown.
     pub fn post_processor(
         &self,
         tokenizer: &Tokenizer,

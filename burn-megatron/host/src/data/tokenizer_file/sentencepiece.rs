@@ -60,10 +60,8 @@ const UNMATCHED: f64 = 1e6;
 /// The most `<extra_id_N>`.
 const EXTRA_IDS: u64 = 4096;
 
-/// The model in a file of the name as a `tokenizer.json`, and what is put around a text.
-///
-/// # Errors
-/// What is wrong, or what is not read.
+/// The model in a file of the name as a `tokenizer.json`, and what is put around a text. The error says what is wrong,
+/// or what is not read.
 pub(super) fn as_json(bytes: &[u8], name: &str, extra_ids: u64) -> Result<(Value, [End; 2]), String> {
     if name == "sentencepiece.bpe.model" {
         return Err(

@@ -80,10 +80,7 @@ fn known(ranks: usize) -> Vec<(usize, String)> {
     names.into_iter().enumerate().map(|(index, name)| (ranks + index, name)).collect()
 }
 
-/// How a text is divided.
-///
-/// # Errors
-/// If that is not known.
+/// How a text is divided. Fails if that is not known.
 fn pattern(ranks: usize) -> Result<&'static str, String> {
     let whose = match ranks {
         LLAMA3_RANKS | CL100K_RANKS | ..PUBLISHED => return Ok(LLAMA3),
@@ -135,10 +132,8 @@ fn read(bytes: &[u8]) -> Result<HashMap<Vec<u8>, usize>, String> {
     }
 }
 
-/// The ranks as a `tokenizer.json`, and what is put around a text.
-///
-/// # Errors
-/// Names the line that is none, or the byte or the rank that is missing.
+/// The ranks as a `tokenizer.json`, and what is put around a text. The error names the line that is none, or the byte
+/// or the rank that is missing.
 pub(super) fn as_json(bytes: &[u8], special: Option<Vec<(usize, String)>>) -> Result<(Value, [End; 2]), String> {
     let ranks = read(bytes)?;
     let pattern = pattern(ranks.len())?;

@@ -5,7 +5,7 @@ mod svg;
 mod tests;
 mod text;
 
-pub use svg::svg;
+pub use svg::{escape, svg};
 pub use text::{Colors, text};
 
 use super::{Action, Pass, Span, Ticks, Timeline, Work};

@@ -134,6 +134,7 @@ fn legend(extent: &Extent, y: f64) -> (String, f64) {
     (svg, x)
 }
 
-fn escape(text: &str) -> String {
+/// Text as it stands in a document.
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

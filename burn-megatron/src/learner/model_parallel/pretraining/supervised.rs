@@ -17,7 +17,7 @@ use super::super::shown_metrics::with_metrics;
 use super::Pretraining;
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::learner::custom;
-use crate::metrics::{Checkpoints, on_gpu};
+use crate::metrics::{checkpoints, on_gpu};
 
 impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// burn-train's training with the metrics, the screen and the strategy of this run, and the learner to launch it
@@ -75,7 +75,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         );
         if let Some(records) = records {
             training = training
-                .metric_train(Checkpoints::new())
+                .metric_train(checkpoints())
                 .with_custom_checkpointers(records.clone(), records.clone(), records)
                 .with_checkpointing_strategy(BySteps);
         }

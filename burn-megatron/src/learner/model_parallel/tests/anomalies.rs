@@ -1,13 +1,8 @@
 //! A step that is skipped leaves the bits of a run that never saw its samples; also across a resume.
 
-use std::path::Path;
-
-use burn::tensor::FloatDType;
 use models::DeepSeekV3;
 
 use super::*;
-use crate::checkpoint::{Checkpoint, SaverOptions};
-use crate::data::Sample;
 use crate::engine::{AnomalyAction, AnomalyConfig};
 
 const STEPS: usize = 12;
@@ -39,7 +34,7 @@ fn tokens() -> Arc<dyn TokenDataset> {
 }
 
 fn dropout() -> LlamaConfig {
-    LlamaConfig { vocab_size: 33, hidden_dropout: 0.1, attention_dropout: 0.1, ..LlamaConfig::tiny() }
+    LlamaConfig { hidden_dropout: 0.1, attention_dropout: 0.1, ..llama() }
 }
 
 /// `steps` of them, with checkpoints after each.
@@ -49,32 +44,22 @@ fn pretraining<M: CausalLm + 'static>(
     folder: &Path,
     (train, steps): (Arc<dyn TokenDataset>, usize),
     non_finite: AnomalyAction,
-) -> Pretraining<M>
-where
-    M::Config: Clone + Send + Sync + 'static,
-{
-    let (config, mesh) = (config.clone(), Mesh::new(layout.parse().unwrap()).unwrap());
-    let dims = config.dims();
-    let build =
-        move |rank: &Rank, part| Ok(M::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?);
-    let (root, saver) = (folder.join("checkpoints"), SaverOptions { keep_last: None, ..SaverOptions::default() });
+) -> Pretraining<M> {
+    let (mesh, data) = (Mesh::new(layout.parse().unwrap()).unwrap(), (train, data(200, 2)));
     let engine = EngineConfig { anomaly: AnomalyConfig { non_finite, ..AnomalyConfig::default() }, ..engine() };
-    Pretraining::new(mesh, engine, steps, (train, data(200, 2)), dims, build)
+    Pretraining::new(mesh, engine, steps, data, config.dims(), builder(config, FloatDType::F64))
         .evaluate(5, 1)
         .directory(folder.join("run"))
-        .checkpoints(CheckpointOptions { root, every: Some(1).into(), saver })
+        .checkpoints(saving(folder, Some(1), false))
 }
 
 fn nan() -> Faults {
     format!("nan@{BAD}").parse().unwrap()
 }
 
-fn skips<M: CausalLm + 'static>(config: &M::Config, layouts: &[&str])
-where
-    M::Config: Clone + Send + Sync + 'static,
-{
+fn skips<M: CausalLm + 'static>(config: &M::Config, layouts: &[&str]) {
     for layout in layouts {
-        let run = |folder: &Path, is_bad, resume: Option<std::path::PathBuf>| {
+        let run = |folder: &Path, is_bad, resume: Option<PathBuf>| {
             let mut run = match is_bad {
                 true => pretraining::<M>(config, layout, folder, (tokens(), STEPS), AnomalyAction::Skip).inject(nan()),
                 false => {
@@ -86,10 +71,8 @@ where
                 run = run.resume(Resume::From(resume));
             }
             let run = run.finish(global_weights);
-            let error = launch(&run).error;
-            assert!(error.is_none(), "{layout}: {error:?}");
-            let steps = log(&folder.join("run")).into_iter().filter(|line| line["kind"] == "train");
-            (run.finished().unwrap().expect("rank 0 has the weights"), steps.collect::<Vec<_>>())
+            succeeds(&run, layout);
+            (run.finished().unwrap().expect("rank 0 has the weights"), trained_after(folder, 0))
         };
         let [whole, without, resumed] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
         let (weights, steps) = run(whole.path(), true, None);
@@ -99,7 +82,7 @@ where
         assert_eq!(skipped, [&serde_json::json!(BAD)]);
         let numbers = |step: &serde_json::Value| ["loss", "grad_norm", "lr"].map(|key| step[key].clone());
         assert_eq!(numbers(&steps[BAD]), numbers(&others[BAD - 1]), "{layout}: the step after it");
-        let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&8].clone();
+        let from = saved_at(whole.path(), 8);
         assert_eq!(run(resumed.path(), true, Some(from)).0, weights, "{layout}, resumed");
     }
 }
@@ -119,14 +102,12 @@ fn a_run_that_rolls_back_continues_from_its_checkpoint_with_the_samples_after_th
             let action = AnomalyAction::RollBack;
             let run = pretraining::<Llama>(&dropout(), layout, folder.path(), (data, STEPS), action);
             // After steps 4 and 8.
-            let (root, saver) = (folder.path().join("checkpoints"), SaverOptions::default());
-            let run = run.checkpoints(CheckpointOptions { root, every: Some(4).into(), saver });
+            let run = run.checkpoints(saving(folder.path(), Some(4), false));
             let run = if is_bad { run.inject(nan()) } else { run };
             let run = run.finish(|rank, engine| Ok((global_weights(rank, engine)?, engine.position())));
-            let error = launch(&run).error;
-            assert!(error.is_none(), "{layout}: {error:?}");
-            let steps = log(&folder.path().join("run")).into_iter().filter(|line| line["kind"] == "train");
-            (run.finished().unwrap(), steps.map(|step| step["step"].as_u64().unwrap()).collect::<Vec<_>>())
+            succeeds(&run, layout);
+            let steps = trained_after(folder.path(), 0);
+            (run.finished().unwrap(), steps.iter().map(|step| step["step"].as_u64().unwrap()).collect::<Vec<_>>())
         });
         assert_eq!((&bad.1, &without.1), (&(1..=12).collect(), &(1..=12).collect()), "{layout}: each step once");
         assert_eq!(bad.0.0, without.0.0, "{layout}");

@@ -1,15 +1,11 @@
 //! A MoE with a bias that balances them: any layout resumes from any other, and a run says how full its
 //! experts are.
 
-use std::path::Path;
-
-use burn::tensor::FloatDType;
 use models::{DeepSeekV3, DeepSeekV3Config};
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
-use crate::engine::RankEngine;
+use crate::checkpoint::Kind;
 
 /// A bias that moves fast enough to send tokens elsewhere.
 pub(super) fn config() -> DeepSeekV3Config {
@@ -25,21 +21,11 @@ pub(super) fn config() -> DeepSeekV3Config {
 }
 
 fn pretraining(layout: &str, folder: &Path, every: Option<u64>) -> Pretraining<DeepSeekV3> {
-    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let build = |rank: &Rank, part| {
-        Ok(DeepSeekV3::build(&config(), ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?)
-    };
-    let data = (data(900, 1), data(200, 2));
-    let checkpoints =
-        CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver: SaverOptions::default() };
-    Pretraining::new(mesh, engine(), 5, data, config().dims(), build)
+    let (mesh, data) = (Mesh::new(layout.parse().unwrap()).unwrap(), (data(900, 1), data(200, 2)));
+    Pretraining::new(mesh, engine(), 5, data, config().dims(), builder(&config(), FloatDType::F64))
         .evaluate(3, 1)
         .directory(folder.join("run"))
-        .checkpoints(checkpoints)
-}
-
-fn train_lines(folder: &Path) -> Vec<Value> {
-    log(&folder.join("run")).into_iter().filter(|line| line["kind"] == "train").collect()
+        .checkpoints(saving(folder, every, false))
 }
 
 #[test]
@@ -47,9 +33,8 @@ fn any_layout_resumes_with_the_experts_and_biases_of_any_other() {
     let whole = tempfile::tempdir().unwrap();
     let logs = LogOptions { trace: Some(whole.path().join("trace.json")), ..LogOptions::default() };
     let first = pretraining("TP2 SP DP2 EP2 ETP1 ZeRO1", whole.path(), Some(3)).logs(logs);
-    let error = launch(&first).error;
-    assert!(error.is_none(), "{error:?}");
-    let lines = train_lines(whole.path());
+    succeeds(&first, "the first");
+    let lines = trained_after(whole.path(), 0);
     for line in &lines {
         let experts = line["experts"].as_array().unwrap();
         let layers: Vec<u64> = experts.iter().map(|layer| layer["layer"].as_u64().unwrap()).collect();
@@ -65,7 +50,7 @@ fn any_layout_resumes_with_the_experts_and_biases_of_any_other() {
     let picture = std::fs::read_to_string(whole.path().join("trace.json.experts.svg")).unwrap();
     assert_eq!(picture.matches("<rect").count(), 2 * 8 + 5, "{picture}");
 
-    let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&3].clone();
+    let from = saved_at(whole.path(), 3);
     let saved = Checkpoint::open(&from).unwrap();
     let bias = saved.tensor(Kind::Weight, "layers.1.mlp.router.expert_bias").expect("it is saved");
     assert_eq!(bias.global_shape, [8]);
@@ -78,9 +63,8 @@ fn any_layout_resumes_with_the_experts_and_biases_of_any_other() {
     for layout in ["TP1", "DP4 EP4 ZeRO3", "TP2 EP2 ETP1", "PP2 DP2 EP2"] {
         let folder = tempfile::tempdir().unwrap();
         let run = pretraining(layout, folder.path(), None).resume(Resume::From(from.clone()));
-        let error = launch(&run).error;
-        assert!(error.is_none(), "{layout}: {error:?}");
-        let again = train_lines(folder.path());
+        succeeds(&run, layout);
+        let again = trained_after(folder.path(), 0);
         assert_eq!(again.len(), 2);
         for (line, expected) in again.iter().zip(&lines[3..]) {
             let (loss, expected_loss) = (line["loss"].as_f64().unwrap(), expected["loss"].as_f64().unwrap());
@@ -88,31 +72,6 @@ fn any_layout_resumes_with_the_experts_and_biases_of_any_other() {
             let tokens = |line: &Value| line["experts"][0]["tokens"].clone();
             assert_eq!(tokens(line), tokens(expected), "{layout}");
         }
-        // What the layout would save at once is what was saved, bit for bit.
-        let copy = tempfile::tempdir().unwrap();
-        resave(layout, &saved, copy.path());
-        let written = Checkpoint::open(copy.path()).unwrap();
-        assert_eq!(saved.tensors().len(), written.tensors().len(), "{layout}");
-        for tensor in saved.tensors() {
-            let box_of: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
-            let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &box_of).unwrap();
-            assert!(values(&saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
-        }
+        saves_what_it_read::<DeepSeekV3>(&saved, layout, &config(), FloatDType::F64, &engine());
     }
-}
-
-/// Loads a checkpoint in a layout and saves it from there.
-fn resave(layout: &str, from: &Checkpoint, root: &Path) {
-    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let saver = Saver::new(root, mesh.world_size(), SaverOptions::default()).unwrap();
-    backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
-        let build =
-            |part| Ok(DeepSeekV3::build(&config(), ParamBuilder::new(&rank, FloatDType::F64, 99).with_part(part))?);
-        let mut engine = RankEngine::new(&rank, &config().dims(), build, engine())?;
-        engine.restore(from)?;
-        let state = RunState { layout: mesh.layout().clone(), ..from.state().clone() };
-        Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
-    })
-    .unwrap();
-    saver.wait().unwrap();
 }

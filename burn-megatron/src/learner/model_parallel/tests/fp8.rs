@@ -6,7 +6,6 @@ use models::Fp8Config;
 use models::recompute::{Granularity, Module, Recompute};
 
 use super::*;
-use crate::checkpoint::{Checkpoint, SaverOptions};
 
 /// All parts of two ranks are multiples of 16, as are the 16 tokens of a micro-batch.
 fn config() -> LlamaConfig {
@@ -37,26 +36,19 @@ fn delayed() -> Fp8Config {
 fn run_in(layout: &str, dtype: FloatDType, fp8: Fp8Config, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
     let (mesh, config) = (Mesh::new(layout.parse().unwrap()).unwrap(), config());
     let layers = config.num_hidden_layers;
-    let saver = SaverOptions { background: true, ..SaverOptions::default() };
     Pretraining::new(mesh, engine(), 12, (data(900, 1), data(200, 2)), config.dims(), move |rank, part| {
         let params = ParamBuilder::new(rank, dtype, 7).with_part(part).with_fp8(&fp8, layers);
         Ok(Llama::build(&config, params)?)
     })
     .evaluate(5, 2)
     .directory(folder.join("run"))
-    .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver })
+    .checkpoints(saving(folder, every, true))
 }
 
 /// Loss and norm of every step after `step`.
-fn numbers(folder: &Path, step: u64) -> Vec<f64> {
-    let steps = log(&folder.join("run"));
-    let steps = steps.iter().filter(|line| line["kind"] == "train" && line["step"].as_u64() > Some(step));
-    steps.flat_map(|line| ["loss", "grad_norm"].map(|key| line[key].as_f64().unwrap())).collect()
-}
-
-fn finished(run: &Pretraining<Llama>) {
-    let result = launch(run);
-    assert!(result.error.is_none(), "{:?}", result.error);
+pub(super) fn numbers(folder: &Path, step: u64) -> Vec<f64> {
+    let steps = trained_after(folder, step);
+    steps.iter().flat_map(|line| ["loss", "grad_norm"].map(|key| line[key].as_f64().unwrap())).collect()
 }
 
 #[test]
@@ -64,11 +56,11 @@ fn runs_in_fp8_resume_bit_for_bit() {
     for (layout, dtype) in [("TP2 SP DP2", FloatDType::F32), ("PP2 DP2 ZeRO3", FloatDType::BF16)] {
         for fp8 in [tensorwise(), delayed()] {
             let whole = tempfile::tempdir().unwrap();
-            finished(&run_in(layout, dtype, fp8.clone(), whole.path(), Some(1)));
+            succeeds(&run_in(layout, dtype, fp8.clone(), whole.path(), Some(1)), layout);
             for step in [1, 5] {
                 let folder = tempfile::tempdir().unwrap();
-                let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&step].clone();
-                finished(&run_in(layout, dtype, fp8.clone(), folder.path(), None).resume(Resume::From(from)));
+                let from = saved_at(whole.path(), step);
+                succeeds(&run_in(layout, dtype, fp8.clone(), folder.path(), None).resume(Resume::From(from)), layout);
                 let found = numbers(folder.path(), 0);
                 assert!(
                     found.len() == 2 * (12 - step as usize) && found == numbers(whole.path(), step),
@@ -84,7 +76,7 @@ fn layouts_in_fp8_log_the_same_steps() {
     for fp8 in [tensorwise(), delayed()] {
         let steps = |layout: &str| {
             let folder = tempfile::tempdir().unwrap();
-            finished(&run_in(layout, FloatDType::F64, fp8.clone(), folder.path(), None));
+            succeeds(&run_in(layout, FloatDType::F64, fp8.clone(), folder.path(), None), layout);
             numbers(folder.path(), 0)
         };
         let expected = steps("TP1");
@@ -124,7 +116,7 @@ fn fp8_learns_what_f32_learns() {
             let params = ParamBuilder::new(rank, FloatDType::F32, seed).with_part(part).with_fp8(&fp8, layers);
             Ok(Llama::build(&config, params)?)
         });
-        finished(&run.evaluate(STEPS, 1).directory(folder.path().join("run")));
+        succeeds(&run.evaluate(STEPS, 1).directory(folder.path().join("run")), "a run in FP8");
         let losses: Vec<f64> = numbers(folder.path(), 0).into_iter().step_by(2).collect();
         losses
     };
@@ -162,7 +154,7 @@ fn transformer_engine_1190_539_recomputed_layers_use_the_same_scales() {
             let params = ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part).with_fp8(&fp8, layers);
             Ok(Llama::build(&config, params.with_recompute(&recompute))?)
         });
-        finished(&run.evaluate(3, 1).directory(folder.path().join("run")));
+        succeeds(&run.evaluate(3, 1).directory(folder.path().join("run")), "a run in FP8");
         numbers(folder.path(), 0)
     };
     let full = Recompute { granularity: Granularity::Full, num_layers: 1, ..Recompute::default() };

@@ -4,8 +4,8 @@ use backend_dist::ops::fp8::{AmaxAlgorithm, Fp8Format, Fp8Scaling};
 use models::layers::Dispatcher;
 use models::{Fp8Config, Mixtral, MixtralConfig};
 
+use super::fp8::numbers;
 use super::*;
-use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 
 /// All parts of four ranks are multiples of 16, as are the 16 tokens of a micro-batch.
 fn config(dispatcher: Dispatcher) -> MixtralConfig {
@@ -42,31 +42,18 @@ fn run_in(
 ) -> Pretraining<Mixtral> {
     let (mesh, config, fp8) = (Mesh::new(layout.parse().unwrap()).unwrap(), config(dispatcher), fp8.clone());
     let layers = config.num_hidden_layers;
-    let saver = SaverOptions { background: true, ..SaverOptions::default() };
     Pretraining::new(mesh, engine(), 12, (data(900, 1), data(200, 2)), config.dims(), move |rank, part| {
         let params = ParamBuilder::new(rank, dtype, 7).with_part(part).with_fp8(&fp8, layers);
         Ok(Mixtral::build(&config, params)?)
     })
     .evaluate(5, 2)
     .directory(folder.join("run"))
-    .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: SaveEvery::Steps(5), saver })
-}
-
-/// Loss and norm of every step after `step`.
-fn numbers(folder: &Path, step: u64) -> Vec<f64> {
-    let steps = log(&folder.join("run"));
-    let steps = steps.iter().filter(|line| line["kind"] == "train" && line["step"].as_u64() > Some(step));
-    steps.flat_map(|line| ["loss", "grad_norm"].map(|key| line[key].as_f64().unwrap())).collect()
-}
-
-fn finished(run: &Pretraining<Mixtral>) {
-    let result = launch(run);
-    assert!(result.error.is_none(), "{:?}", result.error);
+    .checkpoints(saving(folder, Some(5), true))
 }
 
 fn steps(layout: &str, fp8: &Fp8Config, dispatcher: Dispatcher) -> Vec<f64> {
     let folder = tempfile::tempdir().unwrap();
-    finished(&run_in(layout, FloatDType::F64, fp8, dispatcher, folder.path()));
+    succeeds(&run_in(layout, FloatDType::F64, fp8, dispatcher, folder.path()), "experts in FP8");
     numbers(folder.path(), 0)
 }
 
@@ -104,9 +91,9 @@ fn experts_in_fp8_resume_bit_for_bit() {
     let fp8 = scaled(Fp8Scaling::Delayed);
     let run = |folder: &Path| run_in("DP2 EP2", FloatDType::F32, &fp8, Dispatcher::AllToAll, folder);
     let [whole, folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    finished(&run(whole.path()));
-    let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&5].clone();
-    finished(&run(folder.path()).resume(Resume::From(from)));
+    succeeds(&run(whole.path()), "experts in FP8");
+    let from = saved_at(whole.path(), 5);
+    succeeds(&run(folder.path()).resume(Resume::From(from)), "experts in FP8");
     let found = numbers(folder.path(), 0);
     assert!(found.len() == 14 && found == numbers(whole.path(), 5));
 }

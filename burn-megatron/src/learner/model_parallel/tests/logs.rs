@@ -6,7 +6,6 @@ use std::fs;
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::{SaveEvery, SaverOptions};
 use crate::metrics::FlopsPerToken;
 
 fn logs(folder: &Path) -> LogOptions {
@@ -40,10 +39,8 @@ pub(super) fn traced(file: &Path, rank: usize) -> (BTreeSet<String>, BTreeSet<u6
 fn a_resumed_run_logs_every_step_once_and_traces_three() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    let saver = SaverOptions::default();
-    let checkpoints = CheckpointOptions { root: folder.join("checkpoints"), every: SaveEvery::Steps(4), saver };
-    let first = run("PP2 DP2", &folder.join("run")).checkpoints(checkpoints).logs(logs(folder));
-    assert!(launch(&first).error.is_none());
+    let first = run("PP2 DP2", &folder.join("run")).checkpoints(saving(folder, Some(4), false)).logs(logs(folder));
+    succeeds(&first, "the first");
 
     let file = folder.join("numbers/all.jsonl");
     let all = lines(&file);
@@ -77,7 +74,7 @@ fn a_resumed_run_logs_every_step_once_and_traces_three() {
     // As if it had been stopped after its second checkpoint.
     let from = Resume::From(folder.join("checkpoints/step_00000004"));
     let second = run("PP2 DP2", &folder.join("run")).resume(from).logs(logs(folder));
-    assert!(launch(&second).error.is_none());
+    succeeds(&second, "the second");
     let all = lines(&file);
     assert_eq!(steps(&all, "train"), (1..=12).collect::<Vec<_>>());
     assert_eq!((steps(&all, "valid"), steps(&all, "checkpoint")), (vec![5, 10, 12], vec![4]));

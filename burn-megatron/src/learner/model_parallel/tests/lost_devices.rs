@@ -1,7 +1,7 @@
 //! A run that loses a device continues with fewer data-parallel ranks, as if it had been stopped and resumed with them.
 
+use super::restarts::steps;
 use super::*;
-use crate::checkpoint::{Checkpoint, SaverOptions};
 
 /// A layout, what goes wrong, the layout that continues and from which step.
 struct Case {
@@ -15,33 +15,15 @@ struct Case {
 }
 
 fn run(layout: &str, global_batch: usize, folder: &Path, save_every: Option<u64>) -> Pretraining<Llama> {
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let checkpoints = CheckpointOptions {
-        root: folder.join("checkpoints"),
-        every: save_every.into(),
-        saver: SaverOptions { background: true, ..SaverOptions::default() },
-    };
     let layout = layout.parse::<ParallelLayout>().unwrap();
     let description = Description { config: serde_json::json!({ "parallel": layout }), ..Description::default() };
-    Pretraining::new(
-        Mesh::new(layout).unwrap(),
-        EngineConfig { global_batch, ..engine() },
-        12,
-        (data(2400, 1), data(200, 2)),
-        config.dims(),
-        move |rank, part| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?),
-    )
-    .evaluate(5, 2)
-    .directory(folder.join("run"))
-    .checkpoints(checkpoints)
-    .describe(description)
-}
-
-/// Loss, gradient norm and learning rate of the steps after this one.
-fn steps(folder: &Path, after: u64) -> Vec<[serde_json::Value; 4]> {
-    let lines = log(&folder.join("run")).into_iter().filter(|line| line["kind"] == "train");
-    let lines = lines.filter(|line| line["step"].as_u64() > Some(after));
-    lines.map(|line| ["step", "loss", "grad_norm", "lr"].map(|key| line[key].clone())).collect()
+    let (engine, data) = (EngineConfig { global_batch, ..engine() }, (data(2400, 1), data(200, 2)));
+    let (mesh, build) = (Mesh::new(layout).unwrap(), builder(&llama(), FloatDType::F64));
+    Pretraining::new(mesh, engine, 12, data, llama().dims(), build)
+        .evaluate(5, 2)
+        .directory(folder.join("run"))
+        .checkpoints(saving(folder, save_every, true))
+        .describe(description)
 }
 
 #[test]
@@ -98,16 +80,15 @@ fn a_run_that_loses_a_device_equals_one_that_was_stopped_and_resumed_with_fewer_
         let [failed, stopped, resumed] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
         let Case { layout, global_batch, smaller, from, .. } = case;
         let whole = run(layout, global_batch, stopped.path(), Some(1));
-        assert!(launch(&whole).error.is_none(), "{layout}");
-        let at = Checkpoint::list(stopped.path().join("checkpoints")).unwrap()[&from].clone();
+        succeeds(&whole, layout);
+        let at = saved_at(stopped.path(), from);
         let oracle = run(smaller, global_batch, resumed.path(), None).resume(Resume::From(at)).finish(global_weights);
-        assert!(launch(&oracle).error.is_none(), "{layout}");
+        succeeds(&oracle, layout);
 
         let restarts = RestartOptions { max_restarts: 2, copy_every: case.copy_every, min_data_parallel: Some(1) };
         let run = run(layout, global_batch, failed.path(), case.save_every);
         let run = run.inject(case.faults.parse().unwrap()).restarts(restarts).finish(global_weights);
-        let error = launch(&run).error;
-        assert!(error.is_none(), "{layout}: {error:?}");
+        succeeds(&run, layout);
         assert_eq!(steps(failed.path(), from), steps(resumed.path(), from), "{layout}");
         assert_eq!(run.finished(), oracle.finished(), "{layout}");
         let last = Checkpoint::open(failed.path().join("checkpoints")).unwrap();

@@ -14,19 +14,19 @@ mod states;
 mod truncated;
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use backend_dist::launch::{BoxError, Rank};
-
 use backend_dist::mesh::{Mesh, ParallelLayout};
-use burn::tensor::FloatDType;
+use burn::tensor::{Device, FloatDType};
 use burn::train::LearningResult;
-use models::{CausalLm, Llama, LlamaConfig, ModelConfig, ParamBuilder};
+use models::{CausalLm, Llama, LlamaConfig, ModelConfig, ParamBuilder, Part};
 
 use super::*;
+use crate::checkpoint::{Checkpoint, RunState, SaveEvery, Saver, SaverOptions};
 use crate::data::{Sample, TokenDataset, TokensInMemory};
-use crate::engine::EngineConfig;
+use crate::engine::{EngineConfig, RankEngine};
 use crate::generate::{GenerateOptions, Sampling, generate};
 use crate::lr::{LrConfig, LrDecay, Span, WeightDecayConfig, WeightDecayIncr};
 use crate::optim::AdamWConfig;
@@ -58,19 +58,36 @@ fn engine() -> EngineConfig {
     EngineConfig { optimizer, weight_decay, clip: Some(1.0), seed: 1, ..EngineConfig::new(2, 8, lr) }
 }
 
+fn llama() -> LlamaConfig {
+    LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() }
+}
+
+/// What builds a rank's part of a model.
+fn builder<M: CausalLm>(
+    config: &M::Config,
+    dtype: FloatDType,
+) -> impl Fn(&Rank, Part) -> Result<M, BoxError> + Clone + Send + Sync + 'static {
+    let config = config.clone();
+    move |rank, part| Ok(M::build(&config, ParamBuilder::new(rank, dtype, 7).with_part(part))?)
+}
+
+/// A run of 12 steps in epochs of 5.
 fn run(layout: &str, directory: &Path) -> Pretraining<Llama> {
-    let layout: ParallelLayout = layout.parse().unwrap();
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    Pretraining::new(
-        Mesh::new(layout).unwrap(),
-        engine(),
-        12,
-        (data(900, 1), data(200, 2)),
-        config.dims(),
-        move |rank, part| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?),
-    )
-    .evaluate(5, 2)
-    .directory(directory)
+    let (mesh, data) = (Mesh::new(layout.parse().unwrap()).unwrap(), (data(900, 1), data(200, 2)));
+    Pretraining::new(mesh, engine(), 12, data, llama().dims(), builder(&llama(), FloatDType::F64))
+        .evaluate(5, 2)
+        .directory(directory)
+}
+
+/// Checkpoints in `folder/checkpoints`.
+fn saving(folder: &Path, every: impl Into<SaveEvery>, background: bool) -> CheckpointOptions {
+    let saver = SaverOptions { background, ..SaverOptions::default() };
+    CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver }
+}
+
+/// The checkpoint of a step there.
+fn saved_at(folder: &Path, step: u64) -> PathBuf {
+    Checkpoint::list(folder.join("checkpoints")).unwrap()[&step].clone()
 }
 
 fn launch<M: CausalLm + 'static, R: Send + 'static>(run: &Pretraining<M, R>) -> LearningResult<Megatron> {
@@ -78,9 +95,50 @@ fn launch<M: CausalLm + 'static, R: Send + 'static>(run: &Pretraining<M, R>) -> 
     training.with_application_logger(None).launch(learner)
 }
 
+fn succeeds<M: CausalLm + 'static, R: Send + 'static>(run: &Pretraining<M, R>, what: &str) {
+    let error = launch(run).error;
+    assert!(error.is_none(), "{what}: {error:?}");
+}
+
 fn log(directory: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(directory.join("steps.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// The lines of the training steps after `step` of the run in `folder/run`.
+fn trained_after(folder: &Path, step: u64) -> Vec<serde_json::Value> {
+    let is_after = |line: &serde_json::Value| line["kind"] == "train" && line["step"].as_u64() > Some(step);
+    log(&folder.join("run")).into_iter().filter(is_after).collect()
+}
+
+/// What a layout saves at once of a checkpoint that it has read is what it has read, bit for bit.
+fn saves_what_it_read<M: CausalLm + 'static>(
+    saved: &Checkpoint,
+    layout: &str,
+    config: &M::Config,
+    dtype: FloatDType,
+    engine: &EngineConfig,
+) {
+    let (mesh, folder) = (Mesh::new(layout.parse().unwrap()).unwrap(), tempfile::tempdir().unwrap());
+    let saver = Saver::new(folder.path(), mesh.world_size(), SaverOptions::default()).unwrap();
+    backend_dist::launch::launch(&mesh, &[Device::flex()], |rank| {
+        // Initial weights are others.
+        let build = |part| Ok(M::build(config, ParamBuilder::new(&rank, dtype, 99).with_part(part))?);
+        let mut engine = RankEngine::new(&rank, &config.dims(), build, engine.clone())?;
+        engine.restore(saved)?;
+        let state = RunState { layout: mesh.layout().clone(), ..saved.state().clone() };
+        Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
+    })
+    .unwrap();
+    saver.wait().unwrap();
+    let written = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(written.state().layout, layout.parse().unwrap());
+    assert_eq!(saved.tensors().len(), written.tensors().len(), "{layout}");
+    for tensor in saved.tensors() {
+        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
+        let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
+        assert!(values(saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
+    }
 }
 
 #[test]
@@ -90,9 +148,8 @@ fn layouts_log_the_same_steps_and_end_with_the_same_weights_and_text() {
         let folder = tempfile::tempdir().unwrap();
         let run = run(layout, folder.path()).finish(|rank, engine| {
             let options = GenerateOptions { window: Some(SEQ), ..GenerateOptions::new(10, Sampling::default()) };
-            let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
             let params = ParamBuilder::new(rank, FloatDType::F64, 7).without_autodiff();
-            let model = engine.fill(Llama::build(&config, params)?);
+            let model = engine.fill(Llama::build(&llama(), params)?);
             let text = generate(rank, &model, &[3, 1], &options, |_| ControlFlow::Continue(()))?;
             Ok((text.tokens, global_weights(rank, engine)?))
         });
@@ -157,19 +214,15 @@ fn torchtitan_4167_megatron_lm_7207_tokens_weigh_the_same_in_every_batch_of_a_va
     };
     let held_out: Arc<dyn TokenDataset> = Arc::new(Through(data(200, 2), uneven));
     let rows = GlobalBatch::new(held_out.clone(), 0, 24);
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let mesh = Mesh::new("DP2".parse().unwrap()).unwrap();
-    let build = move |rank: &Rank, part| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part))?)
-    };
-    let run = Pretraining::new(mesh, engine(), 2, (data(900, 1), held_out.clone()), LlamaConfig::tiny().dims(), build)
+    let (mesh, build) = (Mesh::new("DP2".parse().unwrap()).unwrap(), builder::<Llama>(&llama(), FloatDType::F64));
+    let run = Pretraining::new(mesh, engine(), 2, (data(900, 1), held_out.clone()), llama().dims(), build)
         .evaluate(2, 3)
         .directory(folder.path())
         .finish(move |_, engine| {
             let at_once = engine.eval_step(&rows.read(0..24)?)?;
             Ok((at_once.loss, at_once.tokens, loss_over(engine, &held_out)?))
         });
-    assert!(launch(&run).error.is_none());
+    succeeds(&run, "DP2");
     let (loss, tokens, over) = run.finished().unwrap();
     assert_eq!((over.tokens, tokens), (86, 86));
     let line = log(folder.path()).into_iter().find(|line| line["kind"] == "valid").unwrap();
@@ -181,16 +234,13 @@ fn torchtitan_4167_megatron_lm_7207_tokens_weigh_the_same_in_every_batch_of_a_va
 #[test]
 fn a_rank_that_cannot_build_its_model_ends_the_run_with_its_own_error() {
     let folder = tempfile::tempdir().unwrap();
-    let config = LlamaConfig::tiny();
-    let mesh = Mesh::new("TP2 DP2".parse().unwrap()).unwrap();
-    let run =
-        Pretraining::new(mesh, engine(), 4, (data(900, 1), data(200, 2)), config.dims(), move |rank, part| match rank
-            .rank
-        {
-            2 => Err("no memory left for this part".into()),
-            _ => Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?),
-        })
-        .directory(folder.path());
+    let (mesh, data) = (Mesh::new("TP2 DP2".parse().unwrap()).unwrap(), (data(900, 1), data(200, 2)));
+    let build = builder::<Llama>(&llama(), FloatDType::F32);
+    let run = Pretraining::new(mesh, engine(), 4, data, llama().dims(), move |rank, part| match rank.rank {
+        2 => Err("no memory left for this part".into()),
+        _ => build(rank, part),
+    })
+    .directory(folder.path());
     let error = launch(&run).error.expect("the failure is the result's error").to_string();
     assert!(error.contains("rank 2") && error.contains("no memory left for this part"), "{error}");
     assert!(run.finished().is_none());

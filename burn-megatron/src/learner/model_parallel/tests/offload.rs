@@ -2,7 +2,6 @@
 
 use super::resume::{Weights, after, finish};
 use super::*;
-use crate::checkpoint::{Checkpoint, SaverOptions};
 
 fn with_share(share: Option<f64>) -> EngineConfig {
     let adamw = AdamWConfig {
@@ -15,19 +14,10 @@ fn with_share(share: Option<f64>) -> EngineConfig {
 }
 
 fn run_of(layout: &str, engine: EngineConfig, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
-    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let dims = config.dims();
-    let build = move |rank: &Rank, part| -> Result<Llama, BoxError> {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::BF16, 7).with_part(part))?)
-    };
-    Pretraining::new(mesh, engine, 12, (data(900, 1), data(200, 2)), dims, build)
+    let (mesh, data) = (Mesh::new(layout.parse().unwrap()).unwrap(), (data(900, 1), data(200, 2)));
+    Pretraining::new(mesh, engine, 12, data, llama().dims(), builder(&llama(), FloatDType::BF16))
         .directory(folder.join("run"))
-        .checkpoints(CheckpointOptions {
-            root: folder.join("checkpoints"),
-            every: every.into(),
-            saver: SaverOptions::default(),
-        })
+        .checkpoints(saving(folder, every, false))
 }
 
 fn trained(layout: &str, share: Option<f64>) -> (tempfile::TempDir, Weights, Vec<serde_json::Value>) {
@@ -46,7 +36,7 @@ fn states_in_host_memory_are_the_same_and_resume_with_and_without() {
         assert_eq!(after(&host.2, 0), after(&plain.2, 0), "{layout}");
         for (folder, share) in [(&host.0, Some(share)), (&host.0, None), (&plain.0, Some(share))] {
             let again = tempfile::tempdir().unwrap();
-            let from = Checkpoint::list(folder.path().join("checkpoints")).unwrap()[&5].clone();
+            let from = saved_at(folder.path(), 5);
             let run = run_of(layout, with_share(share), again.path(), None).resume(Resume::From(from));
             let (resumed, rest) = finish(run, again.path());
             assert_eq!(after(&rest, 0), after(&plain.2, 5), "{layout} {share:?}");

@@ -1,7 +1,6 @@
 //! A run of one process whose ranks fail continues with the bits of one that was left alone.
 
 use super::*;
-use crate::checkpoint::SaverOptions;
 
 /// Which faults, copies and checkpoints, and the steps that the run resumes from.
 struct Case {
@@ -17,17 +16,14 @@ fn failing(case: &Case, max_restarts: usize, folder: &Path) -> Pretraining<Llama
     let run = run.restarts(RestartOptions { max_restarts, copy_every: case.copy_every, ..RestartOptions::default() });
     match case.save_every {
         None => run,
-        Some(every) => {
-            let (root, saver) = (folder.join("checkpoints"), SaverOptions { background: true, ..Default::default() });
-            run.checkpoints(CheckpointOptions { root, every: Some(every).into(), saver })
-        }
+        every => run.checkpoints(saving(folder, every, true)),
     }
 }
 
-/// Loss, gradient norm and learning rate of every step, as they were written.
-fn steps(folder: &Path) -> Vec<[serde_json::Value; 4]> {
-    let lines = log(&folder.join("run")).into_iter().filter(|line| line["kind"] == "train");
-    lines.map(|line| ["step", "loss", "grad_norm", "lr"].map(|key| line[key].clone())).collect()
+/// Loss, gradient norm and learning rate of the steps after this one, as they were written.
+pub(super) fn steps(folder: &Path, after: u64) -> Vec<[serde_json::Value; 4]> {
+    let lines = trained_after(folder, after);
+    lines.iter().map(|line| ["step", "loss", "grad_norm", "lr"].map(|key| line[key].clone())).collect()
 }
 
 #[test]
@@ -55,12 +51,11 @@ fn a_run_whose_ranks_fail_ends_with_the_bits_of_one_that_was_left_alone() {
         let [alone, failed] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
         let (layout, restarts) = (case.layout, case.faults.split(',').count());
         let left_alone = run(layout, &alone.path().join("run")).finish(global_weights);
-        assert!(launch(&left_alone).error.is_none(), "{layout}");
+        succeeds(&left_alone, layout);
         let run = failing(&case, restarts, failed.path()).finish(global_weights);
-        let error = launch(&run).error;
-        assert!(error.is_none(), "{layout}: {error:?}");
+        succeeds(&run, layout);
         assert_eq!(run.finished(), left_alone.finished(), "{layout}");
-        assert_eq!(steps(failed.path()), steps(alone.path()), "{layout}: each step once");
+        assert_eq!(steps(failed.path(), 0), steps(alone.path(), 0), "{layout}: each step once");
         let lines = log(&failed.path().join("run"));
         let resumed = lines.iter().filter(|line| line["kind"] == "resumed").map(|line| line["step"].as_u64().unwrap());
         assert_eq!(resumed.collect::<Vec<_>>(), case.resumed, "{layout}");
@@ -89,8 +84,7 @@ fn a_run_that_begins_again_goes_on_with_its_trace_and_its_run_of_weights_and_bia
     let case = Case { layout: "DP2", faults, copy_every: Some(3), save_every: None, resumed: &[] };
     let (trace, wandb) = (Some(folder.join("trace.json")), Some(folder.join("board")));
     let run = failing(&case, 2, folder).logs(LogOptions { trace, wandb, ..LogOptions::default() });
-    let error = launch(&run).error;
-    assert!(error.is_none(), "{error:?}");
+    succeeds(&run, faults);
     for rank in 0..2 {
         assert_eq!(logs::traced(&folder.join("trace.json"), rank).1, [3, 4, 5].into());
     }

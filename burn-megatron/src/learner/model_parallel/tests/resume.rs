@@ -1,27 +1,20 @@
 //! Resumed runs: bit for bit in the same layout, to rounding in another, and never with other data or another model.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use backend_dist::shard::HostTensor;
-use burn::tensor::FloatDType;
 use burn::train::Interrupter;
 use burn::train::checkpoint::KeepLastNCheckpoints;
-use models::Part;
 use serde_json::Value;
 
 use super::*;
-use crate::checkpoint::{Checkpoint, SaveEvery, SaverOptions};
 use crate::optim::LossScalerConfig;
 
 pub(super) type Weights = BTreeMap<String, HostTensor>;
 
 /// A run of 12 steps in epochs of 5, in `folder/run`, with checkpoints in `folder/checkpoints`.
 pub(super) fn run_of(layout: &str, dtype: FloatDType, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    run_with(layout, folder, every, data(900, 1), move |rank, part| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, dtype, 7).with_part(part))?)
-    })
+    run_with(layout, folder, every, data(900, 1), builder(&llama(), dtype))
 }
 
 pub(super) fn run_with(
@@ -32,18 +25,16 @@ pub(super) fn run_with(
     build: impl Fn(&Rank, Part) -> Result<Llama, BoxError> + Send + Sync + 'static,
 ) -> Pretraining<Llama> {
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let saver = SaverOptions { background: true, ..SaverOptions::default() };
-    Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), LlamaConfig::tiny().dims(), build)
+    Pretraining::new(mesh, engine(), 12, (data, super::data(200, 2)), llama().dims(), build)
         .evaluate(5, 2)
         .directory(folder.join("run"))
-        .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver })
+        .checkpoints(saving(folder, every, true))
 }
 
 /// The weights at the end, and the log.
 pub(super) fn finish(run: Pretraining<Llama>, folder: &Path) -> (Weights, Vec<Value>) {
     let run = run.finish(global_weights);
-    let result = launch(&run);
-    assert!(result.error.is_none(), "{:?}", result.error);
+    succeeds(&run, "the run");
     (run.finished().unwrap().expect("rank 0 has the weights"), log(&folder.join("run")))
 }
 
@@ -71,7 +62,7 @@ fn a_resumed_run_equals_one_that_never_stopped() {
         // Inside an epoch, at the end of one, and in the last one.
         for step in [2, 5, 11] {
             let folder = tempfile::tempdir().unwrap();
-            let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&step].clone();
+            let from = saved_at(whole.path(), step);
             let resumed = run_of(layout, dtype, folder.path(), None).resume(Resume::From(from));
             let (resumed, log) = finish(resumed, folder.path());
             assert_eq!(after(&log, 0), after(&steps, step), "{layout} from step {step}");
@@ -84,7 +75,7 @@ fn a_resumed_run_equals_one_that_never_stopped() {
 fn any_layout_resumes_from_any_other() {
     let whole = tempfile::tempdir().unwrap();
     let (_, steps) = finish(run_of("TP2 SP DP2", FloatDType::F64, whole.path(), Some(4)), whole.path());
-    let from = Checkpoint::list(whole.path().join("checkpoints")).unwrap()[&4].clone();
+    let from = saved_at(whole.path(), 4);
     let saved = Checkpoint::open(&from).unwrap();
     let losses = |log: &[Value]| -> Vec<f64> {
         log.iter().filter(|line| line["kind"] == "train").map(|line| line["loss"].as_f64().unwrap()).collect()
@@ -98,22 +89,13 @@ fn any_layout_resumes_from_any_other() {
             let loaded = engine.steps() == 12;
             Ok((loaded, global_weights(rank, engine)?))
         });
-        assert!(launch(&at_once).error.is_none());
+        succeeds(&at_once, layout);
         assert!(at_once.finished().unwrap().0);
         for (loss, expected) in losses(&log(&folder.path().join("run"))).iter().zip(&losses(&steps)[4..]) {
             assert!((loss - expected).abs() < 1e-10 * expected, "{layout}: {loss} instead of {expected}");
         }
-        // What the layout would save at once is what was saved: weights and both moments, bit for bit.
-        let again = tempfile::tempdir().unwrap();
-        resave(layout, &from, again.path());
-        let written = Checkpoint::open(again.path()).unwrap();
-        assert_eq!(written.state().layout, layout.parse().unwrap());
-        for tensor in saved.tensors() {
-            let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
-            let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
-            assert!(values(&saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
-        }
-        assert_eq!(saved.tensors().len(), written.tensors().len());
+        // Weights and both moments.
+        saves_what_it_read::<Llama>(&saved, layout, &llama(), FloatDType::F64, &engine());
     }
 }
 
@@ -122,9 +104,7 @@ fn any_layout_resumes_from_any_other() {
 fn a_run_resumes_in_other_groups_of_zero() {
     let folder = tempfile::tempdir().unwrap();
     let run = |layout: &str, name: &str| run_of(layout, FloatDType::F64, &folder.path().join(name), Some(4));
-    let at = |name: &str, step: u64| {
-        Resume::From(Checkpoint::list(folder.path().join(name).join("checkpoints")).unwrap()[&step].clone())
-    };
+    let at = |name: &str, step: u64| Resume::From(saved_at(&folder.path().join(name), step));
     let (weights, _) = finish(run("DP4 ZeRO3 Group2", "whole"), &folder.path().join("whole"));
     finish(run("DP4 ZeRO2 Group4", "second").resume(at("whole", 4)), &folder.path().join("second"));
     let (resumed, _) = finish(run("DP4 ZeRO3 Group2", "third").resume(at("second", 8)), &folder.path().join("third"));
@@ -134,32 +114,12 @@ fn a_run_resumes_in_other_groups_of_zero() {
     }
 }
 
-/// Loads a checkpoint in a layout and saves it from there.
-fn resave(layout: &str, from: &Path, root: &Path) {
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let checkpoint = Checkpoint::open(from).unwrap();
-    let saver = crate::checkpoint::Saver::new(root, mesh.world_size(), SaverOptions::default()).unwrap();
-    backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
-        let build = |part| Ok(Llama::build(&config, ParamBuilder::new(&rank, FloatDType::F64, 99).with_part(part))?);
-        let mut engine = crate::engine::RankEngine::new(&rank, &config.dims(), build, engine())?;
-        engine.restore(&checkpoint)?;
-        let state = crate::checkpoint::RunState { layout: mesh.layout().clone(), ..checkpoint.state().clone() };
-        Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
-    })
-    .unwrap();
-    saver.wait().unwrap();
-}
-
 #[test]
 fn a_stopped_run_has_saved_its_last_step_and_resumes_from_there() {
     let (whole, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (weights, _) = finish(run_of("DP2", FloatDType::F32, whole.path(), None), whole.path());
 
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let build = move |rank: &Rank, part| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
-    };
+    let build = builder(&llama(), FloatDType::F32);
     let interrupter = Interrupter::new();
     // Sample 49 is in the seventh batch of 8.
     let stop = interrupter.clone();
@@ -208,18 +168,14 @@ fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
     finish(run_of("TP1", FloatDType::F32, folder.path(), Some(6)), folder.path());
     let resume = Resume::From(folder.path().join("checkpoints"));
     let other = tempfile::tempdir().unwrap();
-    let build = |config: LlamaConfig| {
-        move |rank: &Rank, part| Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
-    };
     let refuse = |run: Pretraining<Llama>| launch(&run).error.expect("a refusal").to_string();
 
-    let tiny = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let run = run_with("TP1", other.path(), None, data(900, 3), build(tiny.clone()));
+    let run = run_with("TP1", other.path(), None, data(900, 3), builder(&llama(), FloatDType::F32));
     let error = refuse(run.resume(resume.clone()));
     assert!(error.contains("its run read other samples"), "{error}");
 
-    let wider = LlamaConfig { intermediate_size: tiny.intermediate_size * 2, ..tiny };
-    let run = run_with("TP1", other.path(), None, data(900, 1), build(wider));
+    let wider = LlamaConfig { intermediate_size: llama().intermediate_size * 2, ..llama() };
+    let run = run_with("TP1", other.path(), None, data(900, 1), builder(&wider, FloatDType::F32));
     let error = refuse(run.resume(resume));
     assert!(error.contains("mlp") && error.contains("another model"), "{error}");
 
@@ -234,18 +190,13 @@ fn other_data_another_model_and_a_missing_checkpoint_are_refused() {
 fn slime_1761_the_learning_rate_continues_with_batches_of_another_size() {
     let lr = LrConfig { warmup: Span::Samples(8), decay: Span::Samples(400), ..engine().lr };
     let run = |folder: &Path, global_batch: usize, steps: usize| {
-        let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
         let loss_scale = LossScalerConfig { initial_scale: 65536.0, ..LossScalerConfig::default() };
         let engine = EngineConfig { lr: lr.clone(), loss_scale, global_batch, ..engine() };
         let (mesh, data) = (Mesh::new("DP2".parse().unwrap()).unwrap(), (data(900, 1), super::data(200, 2)));
-        let build = move |rank: &Rank, part| {
-            Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F16, 7).with_part(part))?)
-        };
-        let (root, saver) = (folder.join("checkpoints"), SaverOptions::default());
-        Pretraining::new(mesh, engine, steps, data, LlamaConfig::tiny().dims(), build)
+        Pretraining::new(mesh, engine, steps, data, llama().dims(), builder(&llama(), FloatDType::F16))
             .evaluate(20, 1)
             .directory(folder.join("run"))
-            .checkpoints(CheckpointOptions { root, every: SaveEvery::Never, saver })
+            .checkpoints(saving(folder, SaveEvery::Never, false))
     };
     let folder = tempfile::tempdir().unwrap();
     finish(run(folder.path(), 8, 8), folder.path());

@@ -7,16 +7,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::resume::{run_of, run_with};
 use super::*;
-use crate::checkpoint::{Checkpoint, FolderStorage, SaveEvery, SaverOptions, SharedStorage, Storage, stored_steps};
+use crate::checkpoint::{FolderStorage, SharedStorage, Storage, stored_steps};
 
 #[test]
 fn the_line_of_a_step_is_written_before_the_step_is_saved() {
     for background in [false, true] {
         let folder = tempfile::tempdir().unwrap();
-        let (root, saver) = (folder.path().join("checkpoints"), SaverOptions { background, ..Default::default() });
         let run = run_of("DP2", FloatDType::F32, folder.path(), None);
-        let run = run.checkpoints(CheckpointOptions { root, every: SaveEvery::Steps(2), saver });
-        assert!(launch(&run).error.is_none());
+        succeeds(&run.checkpoints(saving(folder.path(), Some(2), background)), "DP2");
         let lines = log(&folder.path().join("run"));
         let at = |kind: &str, step: u64| lines.iter().position(|line| line["kind"] == kind && line["step"] == step);
         for step in [2, 4, 6, 8, 10, 12] {
@@ -31,7 +29,6 @@ fn the_line_of_a_step_is_written_before_the_step_is_saved() {
 #[test]
 fn a_run_that_is_not_told_when_saves_what_is_worth_it() {
     let folder = tempfile::tempdir().unwrap();
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
     // Training takes as long as its data. Sample 40 is in the sixth batch of 8.
     let data = Arc::new(Through(data(900, 1), |index, sample| {
         if index == 40 {
@@ -39,15 +36,11 @@ fn a_run_that_is_not_told_when_saves_what_is_worth_it() {
         }
         sample
     }));
-    let run = run_with("TP2 DP2", folder.path(), None, data, move |rank: &Rank, part| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
-    });
-    let (root, saver) = (folder.path().join("checkpoints"), SaverOptions::default());
-    let run = run.checkpoints(CheckpointOptions { root: root.clone(), every: SaveEvery::Auto, saver });
-    assert!(launch(&run).error.is_none());
+    let run = run_with("TP2 DP2", folder.path(), None, data, builder(&llama(), FloatDType::F32));
+    succeeds(&run.checkpoints(saving(folder.path(), SaveEvery::Auto, false)), "TP2 DP2");
     // Rank 0 decides before a step: the sixth takes long, so the seventh is saved, and the last one always. On a machine
     // that is busy there may be more.
-    let steps: Vec<u64> = Checkpoint::list(&root).unwrap().into_keys().collect();
+    let steps: Vec<u64> = Checkpoint::list(folder.path().join("checkpoints")).unwrap().into_keys().collect();
     assert!(steps.contains(&7) && steps.last() == Some(&12), "{steps:?}");
 }
 
@@ -101,6 +94,6 @@ fn ranks_finish_before_the_copies_do_and_the_run_ends_after_them() {
         changed.notify_all();
         Ok(())
     });
-    assert!(launch(&run).error.is_none());
+    succeeds(&run, "DP2");
     assert_eq!(stored_steps(&copies).unwrap(), [12]);
 }

@@ -2,8 +2,7 @@
 
 use super::resume::{Weights, after, finish};
 use super::*;
-use crate::checkpoint::{Checkpoint, Kind, RunState, Saver, SaverOptions};
-use crate::engine::RankEngine;
+use crate::checkpoint::Kind;
 use crate::optim::{MainParamsDtype, StateDtype};
 
 fn small(moments: StateDtype) -> EngineConfig {
@@ -19,25 +18,18 @@ fn small(moments: StateDtype) -> EngineConfig {
 
 /// For moments in 8 bits, rows of two tensor-parallel ranks are whole blocks.
 fn config(moments: StateDtype) -> LlamaConfig {
-    let tiny = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
     match moments {
-        StateDtype::Bits8 => LlamaConfig { hidden_size: 512, intermediate_size: 512, head_dim: 64, ..tiny },
-        _ => tiny,
+        StateDtype::Bits8 => LlamaConfig { hidden_size: 512, intermediate_size: 512, head_dim: 64, ..llama() },
+        _ => llama(),
     }
 }
 
-fn built(rank: &Rank, part: models::Part, seed: u64, config: &LlamaConfig) -> Result<Llama, BoxError> {
-    Ok(Llama::build(config, ParamBuilder::new(rank, FloatDType::BF16, seed).with_part(part))?)
-}
-
 fn run_of(layout: &str, moments: StateDtype, folder: &Path, every: Option<u64>) -> Pretraining<Llama> {
-    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let (config, tokens) = (config(moments), (data(900, 1), data(200, 2)));
-    let saver = SaverOptions::default();
-    let dims = config.dims();
-    Pretraining::new(mesh, small(moments), 12, tokens, dims, move |rank: &Rank, part| built(rank, part, 7, &config))
+    let (mesh, data) = (Mesh::new(layout.parse().unwrap()).unwrap(), (data(900, 1), data(200, 2)));
+    let config = config(moments);
+    Pretraining::new(mesh, small(moments), 12, data, config.dims(), builder(&config, FloatDType::BF16))
         .directory(folder.join("run"))
-        .checkpoints(CheckpointOptions { root: folder.join("checkpoints"), every: every.into(), saver })
+        .checkpoints(saving(folder, every, false))
 }
 
 fn trained(layout: &str, moments: StateDtype) -> (tempfile::TempDir, Weights, Vec<serde_json::Value>) {
@@ -53,7 +45,7 @@ fn the_same_in_pipelines_under_zero_and_after_a_stop(moments: StateDtype) {
         assert!(trained(layout, moments).1 == weights, "{layout}");
     }
     let again = tempfile::tempdir().unwrap();
-    let from = Checkpoint::list(folder.path().join("checkpoints")).unwrap()[&5].clone();
+    let from = saved_at(folder.path(), 5);
     let (resumed, rest) = finish(run_of("DP2", moments, again.path(), None).resume(Resume::From(from)), again.path());
     assert_eq!(after(&rest, 0), after(&log, 5));
     assert!(resumed == weights);
@@ -79,7 +71,13 @@ fn states_in_16_bits_are_saved_by_one_layout_and_read_by_another() {
     assert_eq!(count(Kind::Master), 0);
     assert!(saved.tensors().iter().all(|tensor| tensor.dtype.bitsize() == 16));
     for layout in ["TP1", "DP4 ZeRO3", "TP4 SP", "PP2 DP2 ZeRO2", "DP4 ZeRO1 Group2"] {
-        saved_again(&saved, layout, StateDtype::Bf16);
+        saves_what_it_read::<Llama>(
+            &saved,
+            layout,
+            &config(StateDtype::Bf16),
+            FloatDType::BF16,
+            &small(StateDtype::Bf16),
+        );
     }
 }
 
@@ -96,34 +94,11 @@ fn states_in_8_bits_are_saved_by_one_layout_and_read_by_another() {
     let codes = saved.tensors().iter().filter(|tensor| tensor.kind == Kind::FirstMoment);
     assert!(codes.into_iter().all(|tensor| tensor.dtype == safetensors::Dtype::U8));
     for layout in ["TP1", "DP4 ZeRO3", "PP2 DP2 ZeRO2", "DP4 ZeRO1 Group2"] {
-        saved_again(&saved, layout, moments);
+        saves_what_it_read::<Llama>(&saved, layout, &config(moments), FloatDType::BF16, &small(moments));
     }
 }
 
 fn elements(saved: &Checkpoint, kind: Kind) -> usize {
     let of_kind = saved.tensors().iter().filter(|tensor| tensor.kind == kind);
     of_kind.map(|tensor| tensor.global_shape.iter().product::<usize>()).sum()
-}
-
-/// What a layout saves after it has read a checkpoint is what it has read.
-fn saved_again(saved: &Checkpoint, layout: &str, moments: StateDtype) {
-    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let (again, config) = (tempfile::tempdir().unwrap(), config(moments));
-    let saver = Saver::new(again.path(), mesh.world_size(), SaverOptions::default()).unwrap();
-    backend_dist::launch::launch(&mesh, &[burn::tensor::Device::flex()], |rank| {
-        let build = |part| built(&rank, part, 99, &config);
-        let mut engine = RankEngine::new(&rank, &config.dims(), build, small(moments))?;
-        engine.restore(saved)?;
-        let state = RunState { layout: mesh.layout().clone(), ..saved.state().clone() };
-        Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
-    })
-    .unwrap();
-    saver.wait().unwrap();
-    let written = Checkpoint::open(again.path()).unwrap();
-    assert_eq!(saved.tensors().len(), written.tensors().len(), "{layout}");
-    for tensor in saved.tensors() {
-        let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
-        let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
-        assert!(values(saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
-    }
 }

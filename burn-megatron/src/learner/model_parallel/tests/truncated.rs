@@ -1,7 +1,6 @@
 //! A data file that another program truncates ends the run with an error of its own.
 
 use std::fs::OpenOptions;
-use std::path::PathBuf;
 
 use super::*;
 use crate::data::indexed::{Dtype, IndexedDataset, IndexedWriter};
@@ -57,16 +56,13 @@ fn a_data_file_that_is_truncated_under_a_run_ends_it_with_its_name() {
     // The last samples of the fourth batch of 8: only the second rank reads them.
     let truncating = Arc::new(Truncating { data: truncating, file: file.clone(), before: 30 });
 
-    let config = LlamaConfig { vocab_size: 33, ..LlamaConfig::tiny() };
-    let mesh = Mesh::new("DP2".parse().unwrap()).unwrap();
-    let run = Pretraining::new(mesh, engine(), 12, (truncating, data(200, 2)), config.dims(), move |rank, part| {
-        Ok(Llama::build(&config, ParamBuilder::new(rank, FloatDType::F32, 7).with_part(part))?)
-    })
-    .directory(folder.path().join("run"));
+    let (mesh, build) = (Mesh::new("DP2".parse().unwrap()).unwrap(), builder::<Llama>(&llama(), FloatDType::F32));
+    let run = Pretraining::new(mesh, engine(), 12, (truncating, data(200, 2)), llama().dims(), build)
+        .directory(folder.path().join("run"));
     let error = launch(&run).error.expect("the failure is the result's error").to_string();
     for words in ["rank 1 (dp 1) failed: ", &file.display().to_string(), "ends at byte 6", "truncated", "; restore it"]
     {
         assert!(error.contains(words), "`{words}` is missing in: {error}");
     }
-    assert_eq!(log(&folder.path().join("run")).iter().filter(|line| line["kind"] == "train").count(), 3);
+    assert_eq!(trained_after(folder.path(), 0).len(), 3);
 }
