@@ -3,8 +3,8 @@
 use super::adamw::AdamWConfig;
 use super::lion::LionConfig;
 use super::muon::MuonConfig;
-use super::rule::{Rule, Step};
-use super::sgd::SgdConfig;
+use super::rule::Rule;
+use super::sgd::{SgdConfig, Step};
 use super::states::StateDtypes;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};

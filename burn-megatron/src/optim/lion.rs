@@ -2,7 +2,7 @@
 //! Optimization Algorithms", algorithm 2).
 
 use super::real::Real;
-use super::rule::Step;
+use super::sgd::Step;
 use serde::{Deserialize, Serialize};
 
 /// Constants of Lion; the defaults are Megatron's. It wants a learning rate of a third to a tenth of AdamW's, and a

@@ -12,19 +12,8 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rule {
     AdamW(adamw::Coefficients),
-    Sgd(Step<sgd::SgdConfig>),
-    Lion(Step<lion::LionConfig>),
-}
-
-/// What one step of a rule without constants of its own needs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step<Config> {
-    /// The learning rate.
-    pub lr: f64,
-    /// Multiplies the gradient.
-    pub grad_scale: f64,
-    /// The configuration.
-    pub config: Config,
+    Sgd(sgd::Step<sgd::SgdConfig>),
+    Lion(sgd::Step<lion::LionConfig>),
 }
 
 /// Moments, and which of their elements belong to the parameter; `None` where the rule keeps none.

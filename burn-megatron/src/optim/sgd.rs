@@ -1,7 +1,6 @@
 //! Stochastic gradient descent with momentum, as `torch.optim.SGD` without dampening, and decoupled weight decay.
 
 use super::real::Real;
-use super::rule::Step;
 use serde::{Deserialize, Serialize};
 
 /// Constants of SGD. Weight decay shrinks the weights themselves, as AdamW does it: the momentum does not see it
@@ -23,6 +22,17 @@ impl Default for SgdConfig {
     fn default() -> Self {
         Self { momentum: 0.9, nesterov: false, weight_decay: 0.01, decay_vectors: false }
     }
+}
+
+/// What one step of SGD or Lion needs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step<Config> {
+    /// The learning rate.
+    pub lr: f64,
+    /// Multiplies the gradient.
+    pub grad_scale: f64,
+    /// The configuration.
+    pub config: Config,
 }
 
 /// One step over one parameter, in place. Without momentum `sum` is not touched and may be empty. Panics if the slices

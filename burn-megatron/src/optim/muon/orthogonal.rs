@@ -21,22 +21,22 @@ const EPS: f64 = 1e-7;
 
 /// Roughly `U Vᵀ` of a matrix `U S Vᵀ`: singular values that are not tiny end up near one, between 0.7 and 1.2 or so.
 ///
-/// Newton-Schulz: `X ← aX + (bA + cA²)X` with `A = XXᵀ`, on the side where `A` is smaller, from `X` of Frobenius norm
-/// one. The iteration runs in `dtype`, the norm and the result have the matrix's type. bf16 is enough for the iteration
+/// Newton-Schulz: `X ← aX + (bA + cA²)X` with `A = XXᵀ`, or `X ← aX + X(bA + cA²)` with `A = XᵀX` if that is smaller, from
+/// `X` of Frobenius norm one. The iteration runs in `dtype`, the norm and the result have the matrix's type. bf16 is enough for the iteration
 /// (Jordan et al., <https://kellerjordan.github.io/posts/muon/>) and runs on a GPU's tensor cores.
 pub fn newton_schulz(matrix: Tensor<2>, steps: usize, dtype: DType) -> Tensor<2> {
     let ([rows, columns], wide) = (matrix.dims(), matrix.dtype());
-    let tall = rows > columns;
-    let x = if tall { matrix.transpose() } else { matrix };
-    let norm = sum(x.clone() * x.clone()).sqrt().clamp_min(EPS);
-    let mut x = (x / norm.unsqueeze()).cast(dtype);
+    let norm = sum(matrix.clone() * matrix.clone()).sqrt().clamp_min(EPS);
+    let mut x = (matrix / norm.unsqueeze()).cast(dtype);
     for (a, b, c) in QUINTIC.into_iter().cycle().take(steps) {
-        let square = matmul(x.clone(), x.clone().transpose());
+        // Only GEMMs read the transpose: additions of it would not read memory in order.
+        let turned = x.clone().transpose();
+        let square = if rows > columns { matmul(turned, x.clone()) } else { matmul(x.clone(), turned) };
         let mixed = square.clone().mul_scalar(b) + matmul(square.clone(), square).mul_scalar(c);
-        x = x.clone().mul_scalar(a) + matmul(mixed, x);
+        let product = if rows > columns { matmul(x.clone(), mixed) } else { matmul(mixed, x.clone()) };
+        x = x.mul_scalar(a) + product;
     }
-    let x = x.cast(wide);
-    if tall { x.transpose() } else { x }
+    x.cast(wide)
 }
 
 /// The whole global matrix, without padding, from each tensor parallel rank's `local` slice. `ranks` are the tensor
