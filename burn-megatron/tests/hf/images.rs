@@ -85,7 +85,7 @@ fn what_does_not_fit_is_named() {
     for (error, texts) in [
         (
             refused("llava", &|file| file["text_config"]["tie_word_embeddings"] = true.into()),
-            ["`text_config.tie_word_embeddings` is true", "legal: false"],
+            ["`language_model.lm_head.weight` differs from", "has them tied"],
         ),
         (refused("vit", &|file| file["patch_size"] = 3.into()), ["patch_size = 3", "nearest legal: 2, 4"]),
         (refused("vit", &|file| file["hidden_act"] = "mish".into()), ["`hidden_act` is mish", "quick_gelu"]),

@@ -17,7 +17,7 @@ pub struct Decoder {
     blocks: Vec<DecoderBlock>,
     norm: RmsNorm,
     /// Of the logits, if it is not the embedding.
-    head: Option<Linear>,
+    head: Option<Embedding>,
     #[module(skip)]
     rope: RopeConfig,
 }
@@ -58,6 +58,7 @@ impl Decoder {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let [heads, key_value_heads] =
             [config.num_attention_heads, config.num_key_value_heads].map(|heads| heads * config.head_dim);
+        let table = || EmbeddingConfig::new(config.vocab_size, hidden).with_initializer(normal.clone()).init(device);
         let [input_bias, output_bias] = config.attention_biases();
         let block = |_| DecoderBlock {
             attention_norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
@@ -75,10 +76,10 @@ impl Decoder {
             down: linear(inner, hidden, config.mlp_bias),
         };
         Self {
-            embedding: EmbeddingConfig::new(config.vocab_size, hidden).with_initializer(normal.clone()).init(device),
+            embedding: table(),
             blocks: (0..config.num_hidden_layers).map(block).collect(),
             norm: RmsNorm::new(config.hidden_size, config.rms_norm_eps, device),
-            head: (!config.tie_word_embeddings).then(|| linear(hidden, config.vocab_size, false)),
+            head: (!config.tie_word_embeddings).then(table),
             rope: RopeConfig { head_dim: config.head_dim, theta: config.rope_theta, scaling: config.rope_scaling },
         }
     }
@@ -113,11 +114,8 @@ impl Decoder {
 
     /// Logits `[batch, length, vocabulary]` of what comes out of the last block.
     pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        let x = self.norm.forward(x);
-        match &self.head {
-            Some(head) => head.forward(x),
-            None => x.matmul(self.embedding.weight.val().transpose().unsqueeze()),
-        }
+        let head = self.head.as_ref().unwrap_or(&self.embedding).weight.val();
+        self.norm.forward(x).matmul(head.transpose().unsqueeze())
     }
 }
 

@@ -60,7 +60,7 @@ impl Llava {
     /// Which parameters tensor parallelism shards: attention by heads, MLPs by their inner features, embedding and output
     /// layer by the vocabulary.
     pub fn plan() -> Plan {
-        Plan::auto().columns("query|key|value|inner|gate|up|head").rows("output|outer|down")
+        Plan::auto().columns("query|key|value|inner|gate|up").rows("output|outer|down")
     }
 
     /// The same model whose image tower is not trained, as in LLaVA's own training.
