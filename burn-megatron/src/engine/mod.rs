@@ -15,7 +15,7 @@ mod gradient_stats;
 mod groups;
 mod local_batch;
 mod losses;
-pub(crate) mod mailbox;
+pub(crate) mod p2p_communicator;
 mod rank_engine;
 mod report;
 mod rollouts;

@@ -1,6 +1,6 @@
 //! Point-to-point communication between pipeline stages.
 
-use super::mailbox::Link;
+use super::p2p_communicator::Link;
 use crate::schedule::Transfer;
 use backend_dist::collective::{Incoming, send, start_recv};
 use backend_dist::comm::Group;

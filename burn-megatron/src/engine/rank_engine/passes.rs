@@ -3,7 +3,7 @@
 use super::super::chunk::{Chunk, Output, Pass};
 use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
-use super::super::mailbox::Mailbox;
+use super::super::p2p_communicator::P2pCommunicator;
 use super::super::stage_p2p::StageP2p;
 use super::RankEngine;
 use super::step::Scores;
@@ -84,10 +84,10 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// Between stages, for micro-batches of these local_batches.
-    pub(super) fn stage_p2p(&self, local_batches: &[LocalBatch]) -> Mailbox<Tensor<3>, StageP2p> {
+    pub(super) fn stage_p2p(&self, local_batches: &[LocalBatch]) -> P2pCommunicator<Tensor<3>, StageP2p> {
         let shapes = local_batches.iter().map(|local| self.activation_shape(local, self.hidden)).collect();
         let (pipeline, device) = (self.stages.clone(), self.rank.device.clone());
-        Mailbox::new(StageP2p { pipeline, device, shapes, dtype: self.dtype, posts: self.warm })
+        P2pCommunicator::new(StageP2p { pipeline, device, shapes, dtype: self.dtype, posts: self.warm })
     }
 
     /// Of a micro-batch's activations with so many features, as this rank has them.
@@ -104,7 +104,7 @@ impl<M: CausalLm> RankEngine<M> {
         work: Work,
         (last, next): (bool, Vec<usize>),
         local: &LocalBatch,
-        p2p: &mut Mailbox<Tensor<3>, StageP2p>,
+        p2p: &mut P2pCommunicator<Tensor<3>, StageP2p>,
     ) -> Option<Tensor<2>> {
         let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
             let mark = self.recorder.begin();

@@ -4,7 +4,7 @@ use backend_dist::collective::{recv, send};
 use backend_dist::comm::Group;
 use burn::tensor::{DType, Device, Gradients, Tensor};
 
-use crate::engine::mailbox::Link;
+use crate::engine::p2p_communicator::Link;
 use crate::schedule::Transfer;
 
 /// A tensor, or a pair or list of activations.

@@ -19,7 +19,7 @@ use super::stage_zero::StageZero;
 use super::tied::sum_tied;
 use super::values::{Values, values};
 use super::{Activation, Division, Stages};
-use crate::engine::mailbox::Mailbox;
+use crate::engine::p2p_communicator::P2pCommunicator;
 use crate::learner::states::{average_states, with_own_states};
 use crate::learner::zero::records::{only, optimizer_record};
 use crate::learner::zero::{Units, running_states};
@@ -124,12 +124,12 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         let batches: Vec<Input<M>> = batches.into_iter().map(|batch| batch.fork(&self.device)).collect();
         let schedule = self.division.schedule(batches.len());
         let here = self.groups.pp.rank();
-        let mut mailbox = Mailbox::new((self.groups.pp.clone(), self.device.clone()));
+        let mut p2p = P2pCommunicator::new((self.groups.pp.clone(), self.device.clone()));
         let mut outputs: Vec<Option<Output<M>>> = batches.iter().map(|_| None).collect();
         for action in &schedule.ranks[here] {
             match action {
                 Action::Compute(work) => {
-                    let input = schedule.input(here, *work).map(|input| mailbox.take(input));
+                    let input = schedule.input(here, *work).map(|input| p2p.take(input));
                     let Work { pass, chunk, micro_batch } = *work;
                     let seed = Seed { micro_batch: self.seed.micro_batch + micro_batch as u64, ..self.seed };
                     let (model, frozen, device) = (&self.model, &self.frozen, &self.device);
@@ -137,7 +137,7 @@ impl<M: LearnerModel + Stages> StageRank<M> {
                     self.zero.begin_pass(model);
                     match pass {
                         Pass::Forward => match self.chunks[chunk].forward(&run, micro_batch, input) {
-                            Value::Activation(activation) => mailbox.put(*work, activation),
+                            Value::Activation(activation) => p2p.put(*work, activation),
                             Value::Loss(_, output) => outputs[micro_batch] = Some(output),
                         },
                         _ => {
@@ -145,7 +145,7 @@ impl<M: LearnerModel + Stages> StageRank<M> {
                             let reduces = self.zero.reduces_each_pass();
                             let sum = if reduces { &mut of_pass } else { &mut *into };
                             if let Some(grad) = self.chunks[chunk].backward(&run, micro_batch, input, sum) {
-                                mailbox.put(*work, grad);
+                                p2p.put(*work, grad);
                             }
                             if reduces {
                                 into.accumulate(model, self.zero.end_pass(model, of_pass.grads(), &self.groups));
@@ -153,8 +153,8 @@ impl<M: LearnerModel + Stages> StageRank<M> {
                         }
                     }
                 }
-                Action::Send(transfer) => mailbox.send(transfer),
-                Action::Recv(transfer) => mailbox.expect(*transfer),
+                Action::Send(transfer) => p2p.send(transfer),
+                Action::Recv(transfer) => p2p.expect(*transfer),
                 Action::ReduceGrads { .. } | Action::Step => {}
             }
         }

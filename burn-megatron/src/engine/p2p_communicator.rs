@@ -20,7 +20,7 @@ pub(crate) trait Link<Value> {
 }
 
 /// Activations and gradients of one step on one rank.
-pub(crate) struct Mailbox<Value, L: Link<Value>> {
+pub(crate) struct P2pCommunicator<Value, L: Link<Value>> {
     link: L,
     /// Results of this rank's passes, until they are sent or used here.
     outputs: HashMap<(Payload, usize, usize), Value>,
@@ -30,7 +30,7 @@ pub(crate) struct Mailbox<Value, L: Link<Value>> {
     early: HashMap<usize, Value>,
 }
 
-impl<Value, L: Link<Value>> Mailbox<Value, L> {
+impl<Value, L: Link<Value>> P2pCommunicator<Value, L> {
     pub fn new(link: L) -> Self {
         Self { link, outputs: HashMap::new(), expected: VecDeque::new(), early: HashMap::new() }
     }
