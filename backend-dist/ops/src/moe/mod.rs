@@ -5,10 +5,10 @@
 //! too. The same input gives the same bits, on GPUs as well.
 
 mod api;
-mod autodiff;
 mod expert_gemms;
 mod expert_pipeline;
 mod kernels;
+mod operations;
 mod plain;
 pub mod routing;
 mod row_map;

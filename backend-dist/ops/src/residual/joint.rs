@@ -4,12 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::backend::{
-    Backend,
-    autodiff::{grads::Gradients, ops::Ops},
-    tensor::FloatTensor,
-};
+use burn::backend::{Backend, tensor::FloatTensor};
 
+use crate::operation::Parents;
 use crate::stash::{HandOvers, Stash};
 use crate::step::Step;
 
@@ -72,12 +69,11 @@ impl Joint {
         }
     }
 
-    /// Takes the gradient of the stream, the first parent of `ops`, out of `grads`, if one is registered. Nodes run
-    /// from the last to the first, so the addition after a norm has run before the norm does, if it runs at all.
-    pub fn take_gradient<B: Backend, S, const N: usize>(
+    /// Takes the gradient of the stream, the first parent, out of those that are registered, if it is. Nodes run from
+    /// the last to the first, so the addition after a norm has run before the norm does, if it runs at all.
+    pub fn take_gradient<B: Backend, const N: usize>(
         &self,
-        ops: &Ops<S, N>,
-        grads: &mut Gradients,
+        Parents { ops, grads }: &mut Parents<'_, N>,
     ) -> Option<FloatTensor<B>> {
         let node = ops.parents[0].as_ref()?;
         if !self.registered.load(Ordering::Relaxed) {
