@@ -8,6 +8,7 @@ use burn::tensor::Tensor;
 use super::attention::AttentionConfig;
 use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
+use super::frequencies::RopeConfig;
 use super::mixer::{Mixer, TokenMixer};
 use super::moe::Ffn;
 use super::norm::{Norm, NormKind};
@@ -72,6 +73,11 @@ impl BlockConfig {
     /// Attention, if the block has it.
     pub fn attention(&self) -> Option<&AttentionConfig> {
         self.mixer.as_ref().and_then(Mixer::attention)
+    }
+
+    /// The rotation of queries and keys, if they are rotated.
+    pub fn rope(&self) -> Option<RopeConfig> {
+        self.mixer.as_ref().and_then(Mixer::rope)
     }
 
     /// Features in and out.

@@ -11,6 +11,7 @@ use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
+use super::frequencies::RopeConfig;
 use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
 use super::norm::{Norm, NormKind};
 use super::paged::{LatentHeads, PagedKvCache, Step};
@@ -38,6 +39,10 @@ pub struct MlaConfig {
     pub qk_rope_head_dim: usize,
     /// Features of a value head.
     pub v_head_dim: usize,
+    /// The rotation.
+    pub rope: RopeConfig,
+    /// Other systems rotate neighbouring features with each other.
+    pub interleaved: bool,
     /// Epsilon of the RMSNorms of the latents.
     pub norm_eps: f64,
     /// Factor of the scores.
