@@ -1,5 +1,6 @@
 //! The operations as backend extensions, and their autograd nodes. All nodes are compute-bound: nothing is replayed.
 
+mod biased;
 mod nodes;
 
 use std::marker::PhantomData;
@@ -21,6 +22,7 @@ use crate::blockwise::{Kept, QuantizedWeight};
 use crate::extension::{finish, operations};
 use crate::fp8::{Fp8Experts, Fp8GroupKernels, Purpose};
 use crate::weight_grads::Deferral;
+pub(super) use biased::BiasedOps;
 use nodes::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits, SavedSwiGlu};
 
 /// Tokens of each group.

@@ -37,7 +37,7 @@ node!(pub(super) RouterLogits: MoeKernels, 2, [FloatTensor<B>; 2], |ops, grad, g
 });
 
 /// Delivers the weight's gradient, now or deferred.
-fn weight_grad<B: MoeKernels>(
+pub(super) fn weight_grad<B: MoeKernels>(
     (id, deferral): (NodeId, Deferral),
     grad: FloatTensor<B>,
     x: FloatTensor<B>,
