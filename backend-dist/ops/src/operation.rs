@@ -22,10 +22,20 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::{
-    convolution::ConvolutionKernels, fp8::Fp8GroupKernels, gated_delta::GatedDeltaKernels,
-    gated_norm::GatedNormKernels, gemm::Gemms, head_norms::HeadNormKernels, latent::LatentKernels,
-    low_rank_swiglu::LowRankKernels, main_grads::deliver, moe::MoeKernels, softmax::NormalizeKernels,
-    split::SplitKernels, ssd::SsdKernels,
+    context::SinkKernels,
+    convolution::ConvolutionKernels,
+    fp8::Fp8GroupKernels,
+    gated_delta::GatedDeltaKernels,
+    gated_norm::GatedNormKernels,
+    gemm::Gemms,
+    head_norms::HeadNormKernels,
+    latent::LatentKernels,
+    low_rank_swiglu::LowRankKernels,
+    main_grads::deliver,
+    moe::{BiasKernels, MoeKernels},
+    softmax::NormalizeKernels,
+    split::SplitKernels,
+    ssd::SsdKernels,
 };
 
 macro_rules! kernels {
@@ -39,7 +49,7 @@ macro_rules! kernels {
 
 kernels! {
     Gemms MoeKernels Fp8GroupKernels LowRankKernels HeadNormKernels GatedNormKernels LatentKernels NormalizeKernels
-    SplitKernels ConvolutionKernels GatedDeltaKernels SsdKernels
+    SplitKernels ConvolutionKernels GatedDeltaKernels SsdKernels BiasKernels SinkKernels
 }
 
 /// An operation of `N` tensors, its parents in the graph.

@@ -1,6 +1,6 @@
 //! Causal self-attention with grouped queries; every rank has some of the heads.
 
-use backend_dist::ops::context::{attention_in_context, attention_with_sinks};
+use backend_dist::ops::context::{attention_in_context, attention_packed_with_sinks};
 use backend_dist::ops::{AttentionOptions, PackedHeads, Prologue, Residual};
 use backend_dist::shard::{Init, Section, stable_hash};
 use burn::module::{Module, Param};
@@ -161,7 +161,8 @@ impl SelfAttention {
         let options = AttentionOptions { dropout, deterministic, ..self.options };
         if let Some(sinks) = &self.sinks {
             let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
-            let of = attention_with_sinks(self.split(qkv), sinks.val(), options, context, documents, &batch.pass);
+            let sinks = sinks.val();
+            let of = attention_packed_with_sinks(qkv, self.heads, sinks, options, context, documents, &batch.pass);
             return self.out.forward(side_by_side(of), Prologue::None, false, batch);
         }
         if let Some(gate) = gate {

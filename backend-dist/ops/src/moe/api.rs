@@ -5,6 +5,8 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 
+use super::biased::ClampedSwiGlu;
+use super::clamped_linear::GroupedClampedLinear;
 use super::expert_pipeline::{ExpertPipeline, ThroughExperts};
 use super::operations::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits};
 use super::row_map::RowMap;
@@ -98,15 +100,38 @@ pub fn grouped_swiglu_linear(
     pass: &PassContext,
 ) -> Tensor<2> {
     let GroupWeights { value: w, stored } = w.into();
-    let [rows, double] = x.dims();
-    assert!(double.is_multiple_of(2), "grouped_swiglu_linear: {double} features are not [gate | up]");
-    assert_eq!(p.dims(), [rows], "grouped_swiglu_linear: a factor for each of {rows} rows");
-    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    assert_eq!(p.dtype(), wide, "grouped_swiglu_linear: the type of the factors of {:?}", x.dtype());
-    check_groups([rows, double], double / 2, w.dims(), counts);
+    check_gated("grouped_swiglu_linear", &x, &p, &w, counts);
     let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
     let operation = GroupedSwiGluLinear { stored, counts, recompute, deferral };
     apply(operation, [x.into_dispatch(), p.into_dispatch(), w.into_dispatch()])
+}
+
+/// [`grouped_linear`] of `act(x + b) p`, plus `c p`: the second layer of experts with the biases `[b, c]` behind their
+/// activation, for `x [tokens, 2 in] = [gate | up]`, a probability `p [tokens]`, in f32 or f64, `b [groups · 2 in]` and
+/// `c [groups · out]`. With `recompute`, the GEMM's input is recomputed in the backward pass.
+///
+/// # Panics
+/// If the shapes or types do not fit.
+#[allow(clippy::too_many_arguments)]
+pub fn grouped_clamped_linear(
+    x: Tensor<2>,
+    p: Tensor<1>,
+    w: impl Into<GroupWeights>,
+    [first, second]: [Tensor<1>; 2],
+    act: ClampedSwiGlu,
+    counts: &Arc<[usize]>,
+    recompute: bool,
+    pass: &PassContext,
+) -> Tensor<2> {
+    let GroupWeights { value: w, stored } = w.into();
+    check_gated("grouped_clamped_linear", &x, &p, &w, counts);
+    let (groups, [_, double]) = (counts.len(), x.dims());
+    let biases = [first.dims(), second.dims()];
+    assert_eq!(biases, [[groups * double], [w.dims()[0]]], "grouped_clamped_linear: the biases of {groups} groups");
+    let [first, second] = [first, second].map(Tensor::into_dispatch);
+    let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
+    let operation = GroupedClampedLinear { stored, act, counts, recompute, deferral };
+    apply(operation, [x.into_dispatch(), p.into_dispatch(), w.into_dispatch(), first, second])
 }
 
 /// The output of its expert, on whichever rank, for each of the tokens `x [tokens, hidden]` that `pipeline` dispatches:
@@ -179,6 +204,16 @@ fn is_gpu(device: &Device) -> bool {
 #[cfg(not(feature = "cuda"))]
 fn is_gpu(_: &Device) -> bool {
     false
+}
+
+/// Of a layer behind an activation of `[gate | up]`, times factors.
+fn check_gated(operation: &str, x: &Tensor<2>, p: &Tensor<1>, w: &Tensor<2>, counts: &[usize]) {
+    let [rows, double] = x.dims();
+    assert!(double.is_multiple_of(2), "{operation}: {double} features are not [gate | up]");
+    assert_eq!(p.dims(), [rows], "{operation}: a factor for each of {rows} rows");
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    assert_eq!(p.dtype(), wide, "{operation}: the type of the factors of {:?}", x.dtype());
+    check_groups([rows, double], double / 2, w.dims(), counts);
 }
 
 fn check_groups([rows, _]: [usize; 2], inner: usize, w: [usize; 2], counts: &[usize]) {

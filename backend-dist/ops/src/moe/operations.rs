@@ -16,7 +16,7 @@ use crate::operation::{Kernels, Parents, Tensors, operation};
 use crate::weight_grads::Deferral;
 
 /// Tokens of each group.
-type Counts = Arc<[usize]>;
+pub type Counts = Arc<[usize]>;
 
 operation! {
     /// The constants are the tables of the map and of the map back.
@@ -51,7 +51,7 @@ operation! {
 }
 
 /// Delivers the weight's gradient, now or deferred.
-fn weight_grad<B: MoeKernels>(
+pub fn weight_grad<B: MoeKernels>(
     (id, deferral): (NodeId, Deferral),
     grad: FloatTensor<B>,
     x: FloatTensor<B>,
