@@ -25,7 +25,7 @@ use super::{
     context::SinkKernels,
     convolution::ConvolutionKernels,
     fp8::Fp8GroupKernels,
-    gated_delta::GatedDeltaKernels,
+    gated_delta::node::GatedDeltaKernels,
     gated_norm::GatedNormKernels,
     gemm::Gemms,
     head_norms::HeadNormKernels,
@@ -35,7 +35,7 @@ use super::{
     moe::{BiasKernels, MoeKernels},
     softmax::NormalizeKernels,
     split::SplitKernels,
-    ssd::SsdKernels,
+    ssd::node::SsdKernels,
 };
 
 macro_rules! kernels {
@@ -264,7 +264,7 @@ pub(crate) fn apply_to_all<const D: usize, O>(
 where
     O: Operation<1> + Operation<2> + Operation<3> + Operation<4> + Operation<5>,
 {
-    let mut tensors = Tensors::floats(inputs);
+    let mut tensors = Tensors::<Dispatch>::floats(inputs);
     let count = tensors.floats.len();
     tensors.floats.extend(constants.floats);
     tensors.ints = constants.ints;
@@ -305,7 +305,7 @@ impl<B: Kernels, C: CheckpointStrategy> Operations for Autodiff<B, C> {
         let nodes = inputs.each_ref().map(|input| input.node());
         let inputs = inputs.map(|input| input.into_primitive());
         let (output, saved) = operation.forward::<B>(inputs, constants, tracked);
-        match Node::<O>(PhantomData).prepare::<C>(nodes).compute_bound().stateful() {
+        match Backward::<B, N>::prepare::<C>(Node::<O>(PhantomData), nodes).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(saved.expect("what is tracked saves something"), output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }

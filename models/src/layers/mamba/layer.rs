@@ -6,7 +6,6 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
-use crate::layers::norm::Norm;
 use crate::layers::paged::RecurrentState;
 use crate::layers::projection_norm::ProjectionNorm;
 use crate::layers::recurrent::{Borders, Features, HeadParallel, Recurrence, convolve, tail};
