@@ -10,6 +10,7 @@ use super::mamba::{Mamba2Mixer, Mamba2MixerConfig};
 use super::norm::Norm;
 use super::paged::{Decode, PagedKvCache, Step};
 use super::rope::Angles;
+use super::row_linear::Summand;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -98,10 +99,18 @@ impl TokenMixer {
 
     /// # Panics
     /// For linear recurrences, of which [`decodes`](Self::decodes) says that they have no kernel.
-    pub fn decode(&self, x: Residual, norm: &Norm, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
+    pub fn decode(&self, x: Residual, norm: &Norm, step: (usize, &Decode), angles: Option<&Angles>) -> Summand {
         match self {
             Self::Attention(attention) => attention.decode(x, norm, step, angles),
             Self::GatedDelta(_) | Self::Mamba2(_) => panic!("linear recurrences have no kernel for recorded steps"),
+        }
+    }
+
+    /// The weight that a decode step reads first.
+    pub fn first_weight(&self) -> Option<Tensor<2>> {
+        match self {
+            Self::Attention(attention) => attention.first_weight(),
+            Self::GatedDelta(_) | Self::Mamba2(_) => None,
         }
     }
 

@@ -13,7 +13,7 @@ use burn::backend::{
 
 use super::{
     joint::{Joint, ResidualAdd},
-    kernels::ResidualKernels,
+    kernels::{ResidualKernels, reduced},
 };
 use crate::extension::{finish, node, on_backends};
 use crate::{extras::Extras, main_grads::deliver, prologue::step_grads, saved_attention::CoreAttention, step::Step};
@@ -23,7 +23,8 @@ pub(super) trait ResidualOps: Backend {
     /// `x`, as an inner node of the graph.
     fn op_enter(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `x + other`, before a norm with `params`, to which no gradient flows from here.
+    /// `x + other`, before a norm with `params`, to which no gradient flows from here. The gradient of a partial sum is
+    /// that of the sum; behind the norm's parameters may be what is read next.
     fn op_sum(
         x: FloatTensor<Self>,
         other: FloatTensor<Self>,
@@ -47,9 +48,14 @@ fn sum<B: ResidualKernels>(
     sum: &ResidualAdd,
 ) -> FloatTensor<B> {
     if !sum.step.is_norm() {
+        let other = sum.group.iter().fold(other, |partial, group| reduced::<B>(partial, group));
         return B::float_add(x, other);
     }
-    let [total, normed] = B::norm_of_sum(x, other, sum.step, params);
+    let (params, next) = params.split_at(sum.step.norm_params());
+    let [total, normed] = match &sum.group {
+        Some(group) => B::norm_of_reduced(x, other, sum.step, params, next.first(), group),
+        None => B::norm_of_sum(x, other, sum.step, params),
+    };
     sum.output.put_normed::<B>(normed);
     total
 }

@@ -8,10 +8,11 @@ use burn::module::{Module, Param};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor};
 
-use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output};
 use crate::layers::norm::{Norm, NormKind};
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
 use crate::layers::recurrent::{Borders, Features, HeadParallel, convolve, extend, tail};
+use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 

@@ -5,11 +5,12 @@ use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output};
 use crate::layers::norm::Norm;
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
 use crate::layers::projection_norm::ProjectionNorm;
 use crate::layers::recurrent::{Borders, Features, HeadParallel, convolve, extend, tail};
+use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
