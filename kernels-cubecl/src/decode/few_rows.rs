@@ -1,6 +1,6 @@
 //! Linear layers of a few rows: the tokens of a decode step, or those that an expert has of them. The time is that of
 //! reading the weights, so each is read once, by a plane that has several loads in flight and all rows in registers. Where
-//! the features are `[gate | up]` of SwiGLU, a plane has both of some, and writes their product.
+//! the features are `[gate | up]` of SwiGLU, a plane has both of some, and writes `silu(gate) up`.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 use cubecl::prelude::*;

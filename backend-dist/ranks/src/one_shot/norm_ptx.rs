@@ -7,7 +7,7 @@
 //! butterfly, those of warps one after the other), and the row is scaled before it is multiplied by the weight.
 //!
 //! In a member's region the k-th units of all vectors of a row are next to each other, so that a warp stores and loads 512
-//! bytes at once. Who waits in vain goes on with what is there once the run has failed: all threads come to the barrier.
+//! bytes at once. Once the run has failed, threads continue with what is there, so that all come to the barrier.
 //!
 //! While the rows wait for other GPUs nothing reads this one's memory. So further blocks ask for what the next kernel reads
 //! first, the rows of a weight, to be brought to the L2 cache, and end (`cp.async.bulk.prefetch`, since Hopper).
@@ -274,7 +274,7 @@ ADD:
 {totals}{butterfly}    shr.u32 %warps, %threads, 5; shr.u32 %u, %thread, 5; and.b32 %t, %thread, 31;
     setp.eq.u32 %p, %t, 0; mov.u32 %t, parts; mad.lo.u32 %t, %u, 4, %t; @%p st.shared.f32 [%t], %squares;
     bar.sync 0;
-{parts}{total}    fma.rn.f32 %factor, %f0, %inverse, %eps; rsqrt.approx.f32 %factor, %factor;
+{parts}{total}    fma.rn.f32 %factor, %f0, %inverse, %eps; rsqrt.approx.ftz.f32 %factor, %factor;
 {normed}    // The last block counts the call: all have read its number, before the barrier.
     setp.ne.u32 %p, %thread, 0; @%p bra DONE;
     atom.acq_rel.gpu.global.add.u32 %t, [%own + 4], 1;
