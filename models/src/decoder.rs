@@ -233,7 +233,7 @@ impl<C: DecoderConfig> Decoder<C> {
                 layer.decode(x, (index, step), angles.as_ref())
             });
             let Head { norm, lm_head, .. } = self.head();
-            lm_head.logits(norm.of_residual(x.read_by(norm)), self.embed_tokens.as_ref()).squeeze_dim(1)
+            lm_head.logits(norm.of_residual(x.read_by(norm, None)), self.embed_tokens.as_ref()).squeeze_dim(1)
         })
     }
 

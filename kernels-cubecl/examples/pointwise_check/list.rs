@@ -62,27 +62,38 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 pages: 781,
                 max_blocks: 256,
             };
-            decode::step::<bf16>(c, shape, &[4096, 1, 1000], None)
-                + decode::step::<bf16>(c, DecodeShape { head_dim: 64, ..shape }, &[17, 0, 3333], Some(1024))
+            decode::step::<bf16>(c, shape, &[4096, 1, 1000], None, 128)
+                + decode::step::<bf16>(c, DecodeShape { head_dim: 64, ..shape }, &[17, 0, 3333], Some(1024), 64)
                 + decode::step::<f16>(
                     c,
                     DecodeShape { heads: 16, kv_heads: 2, head_dim: 80, ..shape },
                     &[9, 8, 7],
                     None,
+                    32,
                 )
                 + decode::step::<bf16>(
                     c,
                     DecodeShape { heads: 8, kv_heads: 4, head_dim: 256, ..shape },
                     &[300; 3],
                     None,
+                    0,
                 )
-                + decode::step::<f32>(c, DecodeShape { heads: 6, kv_heads: 6, head_dim: 192, ..shape }, &[300; 3], None)
+                + decode::step::<f32>(
+                    c,
+                    DecodeShape { heads: 6, kv_heads: 6, head_dim: 192, ..shape },
+                    &[300; 3],
+                    None,
+                    192,
+                )
                 + decode::likeliest::<bf16>(c, 128_256)
                 + decode::likeliest::<f32>(c, 1000)
                 + decode::copies(c, [64, 8, 128])
                 + decode::few_rows::<bf16>(c, &[1], 2048, 8192)
                 + decode::few_rows::<f32>(c, &[3], 12, 768)
                 + decode::few_rows::<f16>(c, &[4], 16_384, 2048)
+                + decode::gated_rows::<bf16>(c, 1, 14_336, 4096)
+                + decode::gated_rows::<f16>(c, 4, 5632, 2048)
+                + decode::gated_rows::<bf16>(c, 3, 48, 768)
                 + decode::few_rows::<bf16>(c, &[2, 0, 5, 1, 0, 17], 1536, 2048)
                 + decode::few_rows::<bf16>(c, &[2, 0, 5, 1, 0, 9], 1536, 2048)
                 + decode::few_rows::<f16>(c, &[0, 0, 3, 0, 1, 0], 768, 512)

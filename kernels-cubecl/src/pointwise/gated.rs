@@ -51,7 +51,7 @@ pub(super) fn sigmoid(x: f32) -> f32 {
 
 /// `silu(gate) · up`.
 #[cube]
-pub(super) fn gated(gate: f32, up: f32) -> f32 {
+pub(crate) fn gated(gate: f32, up: f32) -> f32 {
     gate * sigmoid(gate) * up
 }
 

@@ -38,6 +38,7 @@ pub mod strided_rows;
 pub use cube::CubeShape;
 pub(crate) use cube::{UNITS, cube_max, cube_sums, plane_total};
 use cubecl::prelude::*;
+pub(crate) use rope::turn;
 
 /// Most items of a kernel with a unit for each, for 32-bit positions.
 const MOST: usize = u32::MAX as usize - 4 * CubeShape::GPU.units as usize;

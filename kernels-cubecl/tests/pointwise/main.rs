@@ -93,22 +93,25 @@ fn routing_of_tokens() {
 fn decode_steps() {
     let shape =
         DecodeShape { sequences: 3, heads: 4, kv_heads: 2, head_dim: 16, block_size: 4, pages: 65, max_blocks: 20 };
-    both!(decode::step, shape, &[1, 77, 30], None);
-    both!(decode::step, shape, &[0, 80, 5], Some(9));
+    both!(decode::step, shape, &[1, 77, 30], None, 0);
+    both!(decode::step, shape, &[0, 80, 5], Some(9), 16);
     both!(
         decode::step,
         DecodeShape { heads: 3, kv_heads: 3, head_dim: 24, block_size: 5, ..shape },
         &[100, 2, 6],
-        None
+        None,
+        16
     );
     // More query heads of a key head than a cube takes.
-    both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, ..shape }, &[4, 3, 17], Some(100));
+    both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, head_dim: 48, ..shape }, &[4, 3, 17], Some(100), 48);
     both!(decode::likeliest, 8);
     both!(decode::likeliest, 1032);
     assert_eq!(decode::copies(&client(), [5, 2, 7]) + decode::copies(&client(), [1, 1, 1]), 0);
     both!(decode::few_rows, &[1], 12, 256);
     both!(decode::few_rows, &[6], 8, 768);
     both!(decode::few_rows, &[2, 0, 5, 1], 4, 256);
+    both!(decode::gated_rows, 1, 16, 256);
+    both!(decode::gated_rows, 3, 48, 2048);
     both!(decode::few_rows, &[0, 0, 2, 0, 0, 1, 0], 4, 256);
     assert!(!DecodeShape { heads: 5, ..shape }.has_kernel() && !DecodeShape { head_dim: 20, ..shape }.has_kernel());
 }

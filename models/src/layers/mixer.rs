@@ -13,6 +13,7 @@ use super::norm::Norm;
 use super::paged::{Decode, PagedKvCache, Step};
 use super::recurrent::Recurrence;
 use super::rope::Angles;
+use super::row_linear::Summand;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -119,10 +120,18 @@ impl TokenMixer {
 
     /// # Panics
     /// For latent attention and linear recurrences, of which [`decodes`](Self::decodes) says that they have no kernel.
-    pub fn decode(&self, x: Residual, norm: &Norm, step: (usize, &Decode), angles: Option<&Angles>) -> Tensor<3> {
+    pub fn decode(&self, x: Residual, norm: &Norm, step: (usize, &Decode), angles: Option<&Angles>) -> Summand {
         match self {
             Self::Attention(attention) => attention.decode(x, norm, step, angles),
             _ => panic!("latent attention and linear recurrences have no kernel for recorded steps"),
+        }
+    }
+
+    /// The weight that a decode step reads first.
+    pub fn first_weight(&self) -> Option<Tensor<2>> {
+        match self {
+            Self::Attention(attention) => attention.first_weight(),
+            _ => None,
         }
     }
 

@@ -12,11 +12,12 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::frequencies::RopeConfig;
-use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
+use super::linear::{ColumnParallelLinear, LinearConfig, Output, pad_sequence};
 use super::norm::{Norm, NormKind};
 use super::paged::{LatentHeads, PagedKvCache, Step};
 use super::replicated::ReplicatedLinear;
 use super::rope::{Angles, rotate};
+use super::row_linear::RowParallelLinear;
 use super::tensor_parallel::enter_tensor_parallel;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};

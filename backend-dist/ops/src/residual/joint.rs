@@ -9,6 +9,7 @@ use burn::backend::{Backend, tensor::FloatTensor};
 use crate::operation::Parents;
 use crate::stash::{HandOvers, Stash};
 use crate::step::Step;
+use ranks::comm::Group;
 
 /// The state at one point of the residual stream. Clones share it.
 #[derive(Clone, Default)]
@@ -27,6 +28,8 @@ pub struct Joint {
 /// An addition to the residual stream.
 #[derive(Clone, Debug)]
 pub struct ResidualAdd {
+    /// Whose partial sums are added, if they are not summed yet.
+    pub group: Option<Group>,
     /// The joint of the stream that is added to.
     pub input: Joint,
     /// The norm that reads the sum, or none.

@@ -15,6 +15,7 @@ pub(super) use kernels::ResidualKernels;
 pub(super) use node::Apply;
 
 use super::{
+    conjugate::Partial,
     fused::{LinearOptions, linear_of},
     operation::{Tensors, apply, apply_to_all, apply_with},
     pass::PassContext,
@@ -23,6 +24,7 @@ use super::{
 };
 use joint::ResidualAdd;
 use node::{Enter, Plus};
+use ranks::comm::Group;
 
 /// The residual stream `[s, b, hidden]` between two additions. Norms read it, and adding to it gives the next one.
 ///
@@ -81,13 +83,31 @@ impl Residual {
     ///
     /// If `other` has another shape, or `norm` does not fit or is no norm.
     pub fn plus(self, other: Tensor<3>, norm: Prologue) -> Self {
+        self.plus_of(other, None, norm, None)
+    }
+
+    /// The stream plus the sum of what the members of `group` have, as [`plus`](Self::plus). Where
+    /// [`one_shot_sums`](ranks::collective::one_shot_sums) is on, the sum, the addition and an RMSNorm are one kernel, and
+    /// have the bits that they have apart: those of the stream, and in bf16 and f16 those of the norm. `next` is the weight
+    /// that is read then: the GPU has time to prefetch it.
+    ///
+    /// # Panics
+    ///
+    /// As [`plus`](Self::plus).
+    pub fn plus_sum(self, partial: Partial<3>, group: &Group, norm: Prologue, next: Option<Tensor<2>>) -> Self {
+        self.plus_of(partial.into_inner(), Some(group.clone()), norm, next)
+    }
+
+    fn plus_of(self, other: Tensor<3>, group: Option<Group>, norm: Prologue, next: Option<Tensor<2>>) -> Self {
         let shape = self.x.dims();
         assert_eq!(shape, other.dims(), "residual: the stream is {shape:?}, what is added {:?}", other.dims());
         let (step, params) = norm.split("residual", &shape);
         assert!(step.is_norm() || matches!(step, Step::None), "residual: {step:?} is no norm");
         let joint = self.joint.next(step);
-        let add = ResidualAdd { input: self.joint, step, output: joint.clone() };
-        let x = apply_with(Plus { add }, [self.x, other].map(Tensor::into_dispatch), Tensors::floats(params));
+        let add = ResidualAdd { group, input: self.joint, step, output: joint.clone() };
+        let next = next.filter(|_| step.is_norm()).map(Tensor::into_dispatch);
+        let constants = Tensors::floats(params.into_iter().chain(next));
+        let x = apply_with(Plus { add }, [self.x, other].map(Tensor::into_dispatch), constants);
         Self { x, joint }
     }
 

@@ -3,6 +3,7 @@
 use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
 
 use super::joint::{Joint, ResidualAdd};
+use super::kernels::reduced;
 use crate::operation::{Kernels, Operation, Parents, Tensors, Tracked, operation};
 use crate::{kernels::LocalKernels, prologue::step_grads, saved_attention::CoreAttention, step::Step};
 
@@ -14,14 +15,20 @@ operation! {
 }
 
 operation! {
-    /// The stream plus a summand, before a norm whose parameters are the constants. Saves the stream's joint.
+    /// The stream plus a summand, or the ranks' partial sums of it, before a norm whose parameters are the constants; behind
+    /// them may be what is read next. The gradient of a partial sum is that of the sum. Saves the stream's joint.
     pub Plus { add: ResidualAdd }, 2, Joint,
-    |[x, other], params, _| {
+    |[x, other], Tensors { floats: constants, .. }, _| {
         let total = if add.step.is_norm() {
-            let [total, normed] = B::norm_of_sum(x, other, add.step, &params.floats);
+            let (params, next) = constants.split_at(add.step.norm_params());
+            let [total, normed] = match &add.group {
+                Some(group) => B::norm_of_reduced(x, other, add.step, params, next.first(), group),
+                None => B::norm_of_sum(x, other, add.step, params),
+            };
             add.output.put_normed::<B>(normed);
             total
         } else {
+            let other = add.group.iter().fold(other, |partial, group| reduced::<B>(partial, group));
             B::float_add(x, other)
         };
         (total, Some(add.input))

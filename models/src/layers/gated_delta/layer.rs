@@ -6,10 +6,11 @@ use burn::module::{Module, Param};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor};
 
-use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output};
 use crate::layers::norm::{Norm, NormKind};
 use crate::layers::paged::RecurrentState;
 use crate::layers::recurrent::{Borders, Features, HeadParallel, Recurrence, convolve, tail};
+use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 

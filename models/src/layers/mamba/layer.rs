@@ -5,10 +5,11 @@ use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 
-use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output};
 use crate::layers::paged::RecurrentState;
 use crate::layers::projection_norm::ProjectionNorm;
 use crate::layers::recurrent::{Borders, Features, HeadParallel, Recurrence, convolve, tail};
+use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 

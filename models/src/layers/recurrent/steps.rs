@@ -3,9 +3,10 @@
 use backend_dist::ops::{Prologue, Residual};
 use burn::tensor::Tensor;
 
-use crate::layers::linear::{ColumnParallelLinear, RowParallelLinear, pad_sequence};
+use crate::layers::linear::{ColumnParallelLinear, pad_sequence};
 use crate::layers::norm::Norm;
 use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
+use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 
 /// A recurrence between two projections.
