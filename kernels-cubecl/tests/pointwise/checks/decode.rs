@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kernels_cubecl::decode::copies::{self, CopyTables};
 use kernels_cubecl::decode::{self, DecodeShape, FewRows, NewAngles, Rows, few_rows};
-use kernels_cubecl::pointwise::swiglu;
+use kernels_cubecl::pointwise::gated::{self, Gating};
 
 /// Sequences of these lengths, whose pages lie in a shuffled order. The newest keys and values come from the projection;
 /// so many features of queries and keys are rotated.
@@ -128,7 +128,7 @@ pub fn gated_rows<E: Element>(client: &Client, rows: usize, features: usize, inn
         [features, features / 2, features / 2].map(|columns| poisoned::<E>(client, rows * columns));
     let sizes = FewRows { rows, groups: 1, features, inner };
     few_rows::linear::<E>(client, sizes, [&x, &w, &apart], None).expect("legal");
-    swiglu::forward::<E>(client, &apart, &product, rows, features / 2).expect("legal");
+    gated::forward::<E>(client, &apart, &product, rows, features / 2, Gating::Silu).expect("legal");
     few_rows::gated_linear::<E>(client, sizes, [&x, &w, &together]).expect("legal");
     let [found, expected] = [&together, &product].map(|x| download::<E>(client, x));
     report(&format!("{} rows {rows} of [{features}, {inner}], gated", E::NAME), &found, &expected, 0.0)
