@@ -12,7 +12,7 @@ use crate::frame::{DecoderConfig, Frame};
 use crate::hf::decoder::{self, USUAL};
 use crate::layers::paged::{PagedKvCache, Step, column};
 use crate::layers::{
-    BlockConfig, Decoded, Dropout, LayerRopes, LearnedPositions, Norm, OutputLayer, TransformerBlock,
+    BlockConfig, Decoded, Dropout, LayerRopes, LearnedPositions, Norm, OutputLayer, Predictors, TransformerBlock,
     VocabParallelEmbedding,
 };
 use crate::megatron;
@@ -48,6 +48,7 @@ pub struct Decoder<C> {
 struct Head {
     norm: Norm,
     lm_head: OutputLayer,
+    mtp: Option<Predictors>,
 }
 
 impl<C: DecoderConfig> CausalLm for Decoder<C> {
@@ -58,9 +59,9 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
         let params = &mut params;
         let frame @ Frame { vocab, init, .. } = config.frame();
         let part = params.part_of(frame.layers);
-        let ropes = part.layers.clone().map(|layer| config.block(layer).attention().and_then(|of| of.rope));
-        let ropes = LayerRopes::new(ropes);
-        params.begin(if frame.tied { Unit::Tied } else { Unit::Embedding });
+        let ropes = LayerRopes::new(part.layers.clone().map(|layer| config.block(layer).rope()));
+        // Modules of multi-token prediction embed tokens too.
+        params.begin(if frame.tied || frame.mtp.is_some() { Unit::Tied } else { Unit::Embedding });
         let embed_tokens = match part.embedding {
             true => Some(VocabParallelEmbedding::new(params, "embed_tokens", &vocab, init)?),
             false => None,
@@ -86,6 +87,13 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
                     false => OutputLayer::untied(params, "lm_head", &vocab, init)?,
                 }
                 .with_softcap(frame.logit_softcap),
+                mtp: match frame.mtp {
+                    Some(mtp) => {
+                        let (init, layers) = ((init, frame.norm_eps), frame.layers..frame.all_layers());
+                        Some(Predictors::new(params, &vocab, init, layers, |layer| config.block(layer), mtp.weight)?)
+                    }
+                    None => None,
+                },
             }),
             false => None,
         };
@@ -118,21 +126,31 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
     }
 
     fn layer(&self, index: usize, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        let [positions, samples, _] = x.dims();
-        let positions = self.parallel.sequence_length(positions);
+        let positions = self.parallel.sequence_length(x.dims()[0]);
         let index = index - self.part.layers.start;
-        let angles =
-            self.ropes.of(index).map(|rope| rope.of_positions(batch, [positions, samples], x.dtype(), &x.device()));
+        let angles = self.ropes.angles(index, positions, &x, batch);
         self.layers[index].forward(x, angles.as_ref(), batch)
     }
 
+    /// The losses of the next token. Their gradient includes the losses of modules of multi-token prediction; without
+    /// gradients those are not computed.
     fn head_losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<2> {
-        let Head { norm, lm_head } = self.head();
-        lm_head.token_losses(norm.forward(x), labels.transpose(), self.embed_tokens.as_ref(), batch).transpose()
+        let Head { norm, lm_head, mtp } = self.head();
+        let (x, embedding) = (norm.forward(x), self.embed_tokens.as_ref());
+        let losses =
+            |x, labels: Tensor<2, Int>| lm_head.token_losses(x, labels.transpose(), embedding, batch).transpose();
+        match mtp {
+            Some(mtp) if x.is_autodiff() => {
+                let next = losses(x.clone(), labels.clone());
+                let further = mtp.losses(x, &labels, embedding, lm_head, &batch.as_first_pass());
+                mtp.with_losses(next, further, batch)
+            }
+            _ => losses(x, labels),
+        }
     }
 
     fn head_logits(&self, x: Tensor<3>) -> Tensor<3> {
-        let Head { norm, lm_head } = self.head();
+        let Head { norm, lm_head, .. } = self.head();
         lm_head.logits(norm.forward(x), self.embed_tokens.as_ref()).swap_dims(0, 1)
     }
 
@@ -162,7 +180,7 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
     }
 
     fn extend_head(&self, x: Tensor<3>, step: &Step) -> Tensor<2> {
-        let Head { norm, lm_head } = self.head();
+        let Head { norm, lm_head, .. } = self.head();
         lm_head.logits_of(norm.forward(x), &step.outputs(), self.embed_tokens.as_ref())
     }
 
@@ -184,6 +202,18 @@ impl Frame {
 }
 
 impl<C: DecoderConfig> Decoder<C> {
+    /// The losses of the modules of multi-token prediction, `[b, s]` each, from the activations after the last layer.
+    /// The `k`-th module's, counted from 1, at position `i` is `-log p(labels[b, i + k])`, and is meaningless where
+    /// the sequence ends before.
+    ///
+    /// # Panics
+    /// If the part does not end with the head.
+    pub fn mtp_losses(&self, x: Tensor<3>, labels: &Tensor<2, Int>, batch: &MicroBatch) -> Vec<Tensor<2>> {
+        let Head { norm, lm_head, mtp } = self.head();
+        let losses = |mtp: &Predictors| mtp.losses(norm.forward(x), labels, self.embed_tokens.as_ref(), lm_head, batch);
+        mtp.as_ref().map_or_else(Vec::new, losses)
+    }
+
     /// The logits of a decode step, if all of it can run on the GPU without the host.
     fn decode(&self, step: &Step, cache: &mut PagedKvCache) -> Option<Tensor<2>> {
         let (layers, tokens) = (self.layers.iter().enumerate(), PagedKvCache::decoded_tokens(step));
@@ -202,8 +232,8 @@ impl<C: DecoderConfig> Decoder<C> {
             let x = layers.clone().zip(angles).fold(Decoded::embedded(x), |x, ((index, layer), angles)| {
                 layer.decode(x, (index, step), angles.as_ref())
             });
-            let Head { norm, lm_head } = self.head();
-            lm_head.logits(norm.of_residual(x.read_by(norm)), self.embed_tokens.as_ref()).squeeze_dim(1)
+            let Head { norm, lm_head, .. } = self.head();
+            lm_head.logits(norm.of_residual(x.read_by(norm, None)), self.embed_tokens.as_ref()).squeeze_dim(1)
         })
     }
 

@@ -30,14 +30,30 @@ pub struct Frame {
     pub embedding_scale: Option<f64>,
     /// A logit `z` becomes `c tanh(z/c)` (Gemma 2).
     pub logit_softcap: Option<f64>,
+    /// Modules of multi-token prediction after the last block (DeepSeek-V3).
+    pub mtp: Option<Mtp>,
+}
+
+/// Modules of multi-token prediction.
+#[derive(Clone, Copy, Debug)]
+pub struct Mtp {
+    /// How many.
+    pub modules: usize,
+    /// Weight of each one's losses.
+    pub weight: f64,
 }
 
 impl Frame {
+    /// Number of blocks and of modules of multi-token prediction, which are counted behind the blocks.
+    pub fn all_layers(&self) -> usize {
+        self.layers + self.mtp.map_or(0, |mtp| mtp.modules)
+    }
+
     /// RMSNorm and an output layer of its own, without learned positions and dropout.
     pub fn new(vocab: Vocab, layers: usize, init: Init, norm_eps: f64) -> Self {
-        let (positions, embedding_scale, logit_softcap) = (None, None, None);
+        let (positions, embedding_scale, logit_softcap, mtp) = (None, None, None, None);
         let (tied, norm, dropout) = (false, NormKind::Rms, 0.0);
-        Self { vocab, layers, positions, tied, init, norm, norm_eps, dropout, embedding_scale, logit_softcap }
+        Self { vocab, layers, positions, tied, init, norm, norm_eps, dropout, embedding_scale, logit_softcap, mtp }
     }
 }
 
@@ -46,6 +62,6 @@ pub trait DecoderConfig: ModelConfig + fmt::Debug {
     /// What is around the blocks.
     fn frame(&self) -> Frame;
 
-    /// What a layer is made of.
+    /// What a layer is made of, or the block of a module of multi-token prediction.
     fn block(&self, layer: usize) -> BlockConfig;
 }

@@ -1,5 +1,6 @@
 //! Megatron-LM's names of a decoder's parameters (`megatron/core/models/gpt/gpt_model.py`; with Mamba-2 layers
-//! `models/mamba/mamba_model.py`), as one rank stores them.
+//! `models/mamba/mamba_model.py`; of latent attention and multi-token prediction
+//! `transformer/{multi_latent_attention,multi_token_prediction}.py`), as one rank stores them.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use crate::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormKind, NormOver,
     Vocab,
 };
-use crate::names::{NameMap, mamba2, without_inputs};
+use crate::names::{NameMap, latent, mamba2, mtp_module, without_inputs};
 
 /// Before attention, after it, before the MLP, after it. Megatron-Core itself has the first and the third.
 const NORMS: [&str; 4] = ["input_layernorm", "post_self_attn_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"];
@@ -21,32 +22,60 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig) -> Name
         map.same("embed_positions.weight", "embedding.position_embeddings.weight", &[positions, hidden]);
     }
     let mut last_norm = "final_layernorm";
-    for layer in 0..frame.layers {
-        let (ours, theirs, block) = (format!("layers.{layer}"), format!("decoder.layers.{layer}"), block(layer));
-        let is_mamba = matches!(block.mixer, Some(Mixer::Mamba2(_)));
-        last_norm = if is_mamba { "final_norm" } else { last_norm };
-        for (place, name) in block.norms() {
-            let called = if is_mamba { "norm" } else { NORMS[place] };
-            let (ours, theirs) = (format!("{ours}.{name}"), format!("{theirs}.{called}"));
-            norm(&mut map, &ours, &theirs, hidden, frame.norm);
+    for index in 0..frame.layers {
+        let block = block(index);
+        if is_mamba(&block) {
+            last_norm = "final_norm";
         }
-        if let Some(mixer) = &block.mixer {
-            let (name, in_place) = (format!("{ours}.{}", mixer.name()), format!("{theirs}.self_attention"));
-            match mixer {
-                Mixer::Attention(of) => attention(&mut map, of, &name, &in_place),
-                Mixer::GatedDelta(of) => gated_delta(&mut map, of, &name, &in_place),
-                Mixer::Mamba2(of) => mamba2(&mut map, of, &name, &format!("{theirs}.mixer")),
-            }
-        }
-        if let Some(mlp) = &block.mlp {
-            feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
-        }
+        layer(&mut map, frame, &block, &format!("layers.{index}"), &format!("decoder.layers.{index}"));
     }
     norm(&mut map, "norm", &format!("decoder.{last_norm}"), hidden, frame.norm);
+    for index in frame.layers..frame.all_layers() {
+        let (ours, theirs) = (format!("layers.{index}"), format!("mtp.layers.{}", index - frame.layers));
+        mtp_module(&mut map, &ours, &theirs, hidden, "final_layernorm");
+        layer(&mut map, frame, &block(index), &ours, &format!("{theirs}.transformer_layer"));
+    }
     if !frame.tied {
         map.same("lm_head.weight", "output_layer.weight", &[size, hidden]);
     }
     map
+}
+
+fn is_mamba(block: &BlockConfig) -> bool {
+    matches!(block.mixer, Some(Mixer::Mamba2(_)))
+}
+
+fn layer(map: &mut NameMap, frame: &Frame, block: &BlockConfig, ours: &str, theirs: &str) {
+    for (place, name) in block.norms() {
+        let called = if is_mamba(block) { "norm" } else { NORMS[place] };
+        norm(map, &format!("{ours}.{name}"), &format!("{theirs}.{called}"), frame.vocab.hidden, frame.norm);
+    }
+    if let Some(mixer) = &block.mixer {
+        let (name, in_place) = (format!("{ours}.{}", mixer.name()), format!("{theirs}.self_attention"));
+        match mixer {
+            Mixer::Attention(of) => attention(map, of, &name, &in_place),
+            Mixer::Latent(of) => latent(map, of, &name, &in_place, latent_part),
+            Mixer::GatedDelta(of) => gated_delta(map, of, &name, &in_place),
+            Mixer::Mamba2(of) => mamba2(map, of, &name, &format!("{theirs}.mixer")),
+        }
+    }
+    if let Some(mlp) = &block.mlp {
+        feed_forward(map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
+    }
+}
+
+/// A part of latent attention that Hugging Face calls so.
+fn latent_part(part: &'static str) -> &'static str {
+    match part {
+        "q_a_proj" => "linear_q_down_proj",
+        "q_a_layernorm" => "q_layernorm",
+        "q_b_proj" => "linear_q_up_proj",
+        "q_proj" => "linear_q_proj",
+        "kv_a_proj_with_mqa" => "linear_kv_down_proj",
+        "kv_a_layernorm" => "kv_layernorm",
+        "kv_b_proj" => "linear_kv_up_proj",
+        _ => "linear_proj",
+    }
 }
 
 fn attention(map: &mut NameMap, config: &AttentionConfig, ours: &str, theirs: &str) {
@@ -101,7 +130,7 @@ fn qkv_rows(config: &AttentionConfig) -> [Vec<Range<usize>>; 4] {
 }
 
 /// An MLP or MoE.
-pub(crate) fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &str) {
+fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &str) {
     match ffn {
         Ffn::Dense(MlpConfig { hidden, intermediate, activation, input, .. }) => {
             mlp(map, [*hidden, *intermediate], *activation, input.bias, ours, theirs);

@@ -1,6 +1,7 @@
 //! Global tensors under other systems' names and shapes, both ways.
 
 mod gated_delta;
+mod latent;
 mod mamba2;
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use backend_dist::shard::HostTensor;
 use thiserror::Error;
 
 pub(crate) use gated_delta::without_inputs;
+pub(crate) use latent::latent;
 pub use layouts::pattern::fits;
 pub(crate) use mamba2::mamba2;
 
@@ -259,6 +261,14 @@ impl Foreign {
         }
         panic!("row {row} is not one of {rows:?}")
     }
+}
+
+/// What a module of multi-token prediction has besides its block; `last` is other systems' name of its last norm.
+pub(crate) fn mtp_module(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize, last: &str) {
+    for (our, their) in [("enorm", "enorm"), ("hnorm", "hnorm"), ("shared_head.norm", last)] {
+        map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[hidden]);
+    }
+    map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
 }
 
 #[cfg(test)]

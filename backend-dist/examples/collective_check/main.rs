@@ -6,17 +6,19 @@
 //! layers), `failures`, `mismatches` (ranks that issue different collectives), `repeat` (the collectives once more: what
 //! a failed run leaves behind must not disturb the next one), `context` (attention over a context-parallel group), `fp8`
 //! (scales of layers there), `one-shot` (all-reduces of small tensors by one kernel, over all GPUs), `one-shot-lost-rank`
-//! (one of them is lost), and the costs: `speed`, `one-shot-speed`, `all-to-all-speed` (tokens to experts),
-//! `overlap-speed`, `context-speed`. The values are small integers, so every sum is exact in every type and results must be equal; those
+//! (one of them is lost), `normed-sums` (the same kernel with the residual addition and the norm behind it) and
+//! `normed-sums-lost-rank`, and the costs: `speed`, `one-shot-speed`, `normed-sums-speed`, `all-to-all-speed` (tokens to
+//! experts), `overlap-speed`, `context-speed`. The values are small integers, so every sum is exact in every type and results must be equal; those
 //! of linear layers are random, and results equal up to rounding.
 //!
 //! All parts but `failures`, `context` and `fp8` also run in several processes of one host, with the variables that
-//! torchrun sets; each process checks and reports its own ranks. `one-shot-lost-rank` ends the last process there.
+//! torchrun sets; each process checks and reports its own ranks. Those with a lost rank end the last process there.
 
 mod asynchronous;
 mod context;
 mod failures;
 mod fp8;
+mod normed_sums;
 mod one_shot;
 mod overlap;
 mod results;
@@ -33,7 +35,7 @@ use std::time::Instant;
 /// Returns the number of wrong results for this many GPUs.
 type Check = fn(usize) -> usize;
 
-const CHECKS: [(&str, Check); 15] = [
+const CHECKS: [(&str, Check); 18] = [
     ("collectives", results::check),
     ("asynchronous", asynchronous::check),
     ("overlap", overlap::check),
@@ -44,8 +46,11 @@ const CHECKS: [(&str, Check); 15] = [
     ("fp8", fp8::check),
     ("one-shot", one_shot::check),
     ("one-shot-lost-rank", one_shot::lost_rank),
+    ("normed-sums", normed_sums::check),
+    ("normed-sums-lost-rank", normed_sums::lost_rank),
     ("speed", speed::report),
     ("one-shot-speed", one_shot::speed),
+    ("normed-sums-speed", normed_sums::speed),
     ("all-to-all-speed", speed::all_to_all_speed),
     ("overlap-speed", overlap::report),
     ("context-speed", context::report),

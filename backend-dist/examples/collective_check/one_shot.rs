@@ -2,7 +2,7 @@
 
 use crate::{on_gpus_over, verdict};
 use backend_dist::collective::{all_reduce, one_shot_sums};
-use backend_dist::comm::ReduceOp;
+use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::gpu::{Recording, overwrite};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
@@ -139,12 +139,17 @@ fn recorded(rank: &Rank) -> Result<(), BoxError> {
 /// The last rank is lost while its peers' kernels wait for it: in one process it panics; in several its process ends
 /// without a word, and the peers wait in a CUDA graph. The others end with an error. 1 if not.
 pub fn lost_rank(gpus: usize) -> usize {
+    lost(gpus, "a one-shot all-reduce", |x, group| all_reduce(x, ReduceOp::Sum, group))
+}
+
+/// The same in any sum.
+pub fn lost(gpus: usize, what: &str, sum: impl Fn(Tensor<1>, &Group) -> Tensor<1> + Sync) -> usize {
     let start = Instant::now();
     let outcome = on_gpus_over(gpus, gpus, |rank| {
         let group = rank.group(Axis::Tp);
         let _sums = one_shot_sums(&group, &rank.device);
         let input = Tensor::<1, Int>::ones([4096], (&rank.device, DType::I32));
-        let sum = || all_reduce(input.clone().float().cast(DType::BF16), ReduceOp::Sum, &group);
+        let sum = || sum(input.clone().float().cast(DType::BF16), &group);
         let recorded = match group.is_in_one_process() {
             true => None,
             false => Some(Recording::new(&input, sum)?),
@@ -173,40 +178,47 @@ pub fn lost_rank(gpus: usize) -> usize {
             if start.elapsed() > LIMIT { Err(format!("it took {seconds:.0} s")) } else { Ok(()) }
         }
     };
-    verdict("a rank is lost, its peers wait in a one-shot all-reduce", outcome)
+    verdict(&format!("a rank is lost, its peers wait in {what}"), outcome)
+}
+
+/// Links of a chain whose time is taken.
+pub const CHAIN: usize = 64;
+
+/// Microseconds of a link of the chain: eager, and in a CUDA graph where each rank has a process.
+pub fn time<T>(rank: &Rank, input: &Tensor<1, Int>, chain: impl Fn() -> T) -> Result<[f64; 2], BoxError> {
+    const REPLAYS: usize = 20;
+    let group = rank.group(Axis::Tp);
+    let timed = |f: &dyn Fn() -> Result<(), BoxError>| -> Result<f64, BoxError> {
+        f()?;
+        rank.device.sync().map_err(|error| error.to_string())?;
+        group.barrier();
+        let start = Instant::now();
+        (0..REPLAYS).try_for_each(|_| f())?;
+        rank.device.sync().map_err(|error| error.to_string())?;
+        Ok(start.elapsed().as_secs_f64() / (REPLAYS * CHAIN) as f64 * 1e6)
+    };
+    let eager = timed(&|| {
+        drop(chain());
+        Ok(())
+    })?;
+    if group.is_in_one_process() {
+        return Ok([eager, f64::NAN]);
+    }
+    let (recording, _results) = Recording::new(input, &chain)?;
+    Ok([eager, timed(&|| Ok(recording.replay()?))?])
 }
 
 /// Prints microseconds of an all-reduce of each size in a chain of 64, by one kernel and by NCCL; and in a CUDA graph.
 pub fn speed(gpus: usize) -> usize {
-    const CHAIN: usize = 64;
-    const REPLAYS: usize = 20;
     let sizes = [1, 4, 8, 16, 32, 64, 128, 256].map(|kib: usize| kib << 10);
     let times = on_gpus_over(gpus, gpus, |rank| {
         let group = rank.group(Axis::Tp);
-        let time = |bytes: usize| -> Result<[f64; 2], BoxError> {
+        let time = |bytes: usize| {
             let input = Tensor::<1, Int>::ones([bytes / 2], (&rank.device, DType::I32));
-            let chain = || {
+            time(rank, &input, || {
                 let x = input.clone().float().cast(DType::BF16);
                 (0..CHAIN).fold(x, |x, _| all_reduce(x, ReduceOp::Sum, &group))
-            };
-            let timed = |f: &dyn Fn() -> Result<(), BoxError>| -> Result<f64, BoxError> {
-                f()?;
-                rank.device.sync().map_err(|error| error.to_string())?;
-                group.barrier();
-                let start = Instant::now();
-                (0..REPLAYS).try_for_each(|_| f())?;
-                rank.device.sync().map_err(|error| error.to_string())?;
-                Ok(start.elapsed().as_secs_f64() / (REPLAYS * CHAIN) as f64 * 1e6)
-            };
-            let eager = timed(&|| {
-                drop(chain());
-                Ok(())
-            })?;
-            if group.is_in_one_process() {
-                return Ok([eager, f64::NAN]);
-            }
-            let (recording, _sum) = Recording::new(&input, chain)?;
-            Ok([eager, timed(&|| Ok(recording.replay()?))?])
+            })
         };
         let nccl = sizes.iter().map(|bytes| time(*bytes)).collect::<Result<Vec<_>, _>>()?;
         let _sums = one_shot_sums(&group, &rank.device);

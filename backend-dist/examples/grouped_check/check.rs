@@ -31,7 +31,8 @@ pub fn check(device: &Device) -> usize {
     let mut bad = 0;
     for dtype in [DType::BF16, DType::F16] {
         for layer in layers() {
-            let methods = [Method::Wide, Method::WideStaging, Method::Paired, Method::Default, Method::Loop];
+            let methods =
+                [Method::Wide, Method::Narrow, Method::WideStaging, Method::Paired, Method::Default, Method::Loop];
             bad += checked(|| check_layer(device, &layer, dtype, &methods));
         }
         for layer in others() {

@@ -48,6 +48,8 @@ pub enum Method {
     Loop,
     /// The kernel with tiles of 256 columns.
     Wide,
+    /// The kernel with tiles of 192 columns.
+    Narrow,
     /// The kernel with tiles of 256 columns, more staging memory and fewer stages of operands.
     WideStaging,
     /// The kernel with tiles of 128 columns, two cubes per SM.
@@ -74,6 +76,7 @@ pub fn multiply(
 ) -> Tensor<2> {
     let plan = match method {
         Method::Wide => GroupedPlan::wide,
+        Method::Narrow => GroupedPlan::narrow,
         Method::WideStaging => GroupedPlan::wide_staging,
         Method::Paired => GroupedPlan::paired,
         Method::Prefetch => GroupedPlan::prefetching,

@@ -31,6 +31,7 @@ fn models() -> Vec<(&'static str, Layer)> {
         (["Qwen3 30B-A3B, 128 experts, in", "Qwen3 30B-A3B, 128 experts, out"], 128, 65_536, 2048, 768),
         (["Qwen3 30B-A3B, 64 experts, in", "Qwen3 30B-A3B, 64 experts, out"], 64, 65_536, 2048, 768),
         (["Llama 3 8B, a dense layer, in", "Llama 3 8B, a dense layer, out"], 1, 8192, 4096, 14_336),
+        (["gpt-oss-20b, 32 experts, in", "gpt-oss-20b, 32 experts, out"], 32, 32_768, 2880, 2880),
         (["DeepSeek-V3, 32 experts, in", "DeepSeek-V3, 32 experts, out"], 32, 32_768, 7168, 2048),
     ] {
         let counts = counts(groups, rows);
@@ -55,8 +56,8 @@ pub fn time(device: &Device, words: &[String]) -> usize {
         }
     }
     println!(
-        "\n{:<34} {:<24} {:>8} {:>8} {:>8} {:>8} {:>8}  error (TFLOP/s)",
-        "layer", "GEMM", "loop", "wide", "staging", "paired", "prefetch"
+        "\n{:<34} {:<24} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  error (TFLOP/s)",
+        "layer", "GEMM", "loop", "wide", "narrow", "staging", "paired", "prefetch"
     );
     lines.iter().for_each(|line| println!("{line}"));
     bad
@@ -82,7 +83,7 @@ fn line(device: &Device, name: &str, layer: &Layer, what: GroupedGemm, bad: &mut
     let expected = run(layer, what, Method::Loop, &operands, &zeros());
     let mut speeds = Vec::new();
     let mut worst = 0.0;
-    for method in [Method::Loop, Method::Wide, Method::WideStaging, Method::Paired, Method::Prefetch] {
+    for method in [Method::Loop, Method::Wide, Method::Narrow, Method::WideStaging, Method::Paired, Method::Prefetch] {
         let out = zeros();
         let found = run(layer, what, method, &operands, &out);
         let error = difference(found, expected.clone());

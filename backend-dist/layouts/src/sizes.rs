@@ -4,10 +4,10 @@
 pub const LOGITS_AT_ONCE: usize = 1 << 31;
 
 /// How many of `positions`, each with `logits` logits on this rank, a head computes at a time if it may hold `at_once`
-/// logits: all, or equal chunks of at most half as many logits. A chunked head computes its GEMM twice, so small
-/// excesses would not be worth chunking.
+/// logits: all, or equal chunks of at most half as many logits. A chunked head computes its GEMM twice, which an excess
+/// of up to a sixteenth is not worth.
 pub fn positions_at_once(positions: usize, logits: usize, at_once: usize) -> usize {
-    if positions * logits <= at_once {
+    if positions * logits <= at_once + at_once / 16 {
         return positions.max(1);
     }
     let most = (at_once / 2 / logits.max(1)).max(1);
@@ -39,7 +39,13 @@ mod tests {
         assert_eq!(positions_at_once(8192, 128_256, LOGITS_AT_ONCE), 8192);
         assert_eq!(positions_at_once(16_384, 128_256, LOGITS_AT_ONCE), 16_384);
         assert_eq!(positions_at_once(65_536, 128_256, LOGITS_AT_ONCE), 8192);
-        assert_eq!(positions_at_once(10, 7, 69), 4, "three chunks of 4, 4 and 2 positions with 28 logits at most");
+        assert_eq!(
+            positions_at_once(8192, 262_272, LOGITS_AT_ONCE),
+            8192,
+            "Gemma 3, whose padded vocabulary is over 2^18"
+        );
+        assert_eq!(positions_at_once(10, 7, 66), 10);
+        assert_eq!(positions_at_once(10, 7, 60), 4, "three chunks of 4, 4 and 2 positions with 28 logits at most");
         assert_eq!(positions_at_once(10, 7, 1), 1);
         assert_eq!(positions_at_once(0, 7, 1), 1);
     }

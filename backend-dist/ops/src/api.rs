@@ -1,16 +1,17 @@
 //! The public operations: shape checks, then the extension.
 
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, tensor::FloatTensor};
 use burn::tensor::{Int, Tensor};
 
 use super::{
     dropout_mask::DropoutMask,
-    extras::Extras,
-    fused::{FusedOps, LinearConfig},
+    fused::{Linear, LinearConfig},
     gemm::LinearCollectives,
-    local::LocalOps,
+    local::{AddBias, AddLinear, Dropout, Embedding, Rope, Softcap},
+    operation::{Tensors, apply, apply_with},
     options::GeluKind,
     pass::PassContext,
+    residual::{Apply, Joint},
     step::Step,
 };
 
@@ -35,7 +36,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
         shared_input: None,
         pass: PassContext::default(),
     };
-    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x.into_dispatch(), Extras::None, w.into_dispatch(), config))
+    apply(Linear(config), [x.into_dispatch(), w.into_dispatch()])
 }
 
 /// `y + x · wᵀ` for `y [.., out]`, `x [.., in]` and `w [out, in]`. On GPUs the GEMM adds to `y` in place, before rounding.
@@ -47,8 +48,7 @@ pub fn add_linear<const D: usize>(y: Tensor<D>, x: Tensor<D>, w: Tensor<2>) -> T
     let ([out, inner], last) = (w.dims(), D - 1);
     let fits = x.dims()[last] == inner && y.dims()[last] == out && x.dims()[..last] == y.dims()[..last];
     assert!(fits, "add_linear: {:?} + {:?} · [{out}, {inner}]ᵀ", y.dims(), x.dims());
-    let (y, x, w) = (y.into_dispatch(), x.into_dispatch(), w.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_add_linear(y, x, w))
+    apply(AddLinear {}, [y.into_dispatch(), x.into_dispatch(), w.into_dispatch()])
 }
 
 /// `x + b` for `x [.., n]` and `b [n]`.
@@ -58,7 +58,7 @@ pub fn add_linear<const D: usize>(y: Tensor<D>, x: Tensor<D>, w: Tensor<2>) -> T
 /// If `b` does not fit `x`.
 pub fn add_bias<const D: usize>(x: Tensor<D>, b: Tensor<1>) -> Tensor<D> {
     check_affine("add_bias: bias", x.dims()[D - 1], &b);
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_add_bias(x.into_dispatch(), b.into_dispatch()))
+    apply(AddBias {}, [x.into_dispatch(), b.into_dispatch()])
 }
 
 /// `w x / √(mean(x²) + eps)` over the last dimension; `w` has its size.
@@ -68,7 +68,7 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, b: Tensor<1>) -> Tensor<D> {
 /// If `w` does not fit `x`.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, w: Tensor<1>, eps: f64) -> Tensor<D> {
     check_affine("rms_norm: weight", x.dims()[D - 1], &w);
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_rms_norm(x.into_dispatch(), w.into_dispatch(), eps))
+    step(Step::RmsNorm(eps), [x.into_dispatch(), w.into_dispatch()])
 }
 
 /// `w (x - mean(x)) / √(var(x) + eps) + b` over the last dimension, with the biased variance.
@@ -79,8 +79,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, w: Tensor<1>, eps: f64) -> Tensor<
 pub fn layer_norm<const D: usize>(x: Tensor<D>, w: Tensor<1>, b: Tensor<1>, eps: f64) -> Tensor<D> {
     check_affine("layer_norm: weight", x.dims()[D - 1], &w);
     check_affine("layer_norm: bias", x.dims()[D - 1], &b);
-    let (x, w, b) = (x.into_dispatch(), w.into_dispatch(), b.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_layer_norm(x, w, b, eps))
+    step(Step::LayerNorm(eps), [x.into_dispatch(), w.into_dispatch(), b.into_dispatch()])
 }
 
 /// Rotary position embedding of `x [s, b, h, d]`: row `i` of `cos, sin [s, rot/2]` belongs to sequence position `i` of
@@ -107,8 +106,7 @@ pub fn rope_packed(x: Tensor<4>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -
     assert_eq!(cos.dims(), sin.dims(), "rope: cos and sin differ in shape");
     let [rows, half] = cos.dims();
     assert!(rows == s && 2 * half <= d, "rope: angles are [{rows}, {half}], input has sequence {s}, head size {d}");
-    let (x, cos, sin) = (x.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_rope(x, cos, sin, heads))
+    apply_with(Rope { heads }, [x.into_dispatch()], Tensors::floats([cos, sin].map(Tensor::into_dispatch)))
 }
 
 /// `silu(gate) up` of `x [.., 2f] = [gate | up]`; output `[.., f]`.
@@ -119,12 +117,12 @@ pub fn rope_packed(x: Tensor<4>, cos: Tensor<2>, sin: Tensor<2>, heads: usize) -
 pub fn swiglu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let size = x.dims()[D - 1];
     assert!(size.is_multiple_of(2), "swiglu: last dimension {size} is not [gate | up]");
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_swiglu(x.into_dispatch()))
+    step(Step::SwiGlu, [x.into_dispatch()])
 }
 
 /// GELU, element by element.
 pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_gelu(x.into_dispatch(), kind))
+    step(Step::Gelu(kind), [x.into_dispatch()])
 }
 
 /// `gelu(gate) up` of `x [.., 2f] = [gate | up]`; output `[.., f]`.
@@ -135,24 +133,24 @@ pub fn gelu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
 pub fn geglu<const D: usize>(x: Tensor<D>, kind: GeluKind) -> Tensor<D> {
     let size = x.dims()[D - 1];
     assert!(size.is_multiple_of(2), "geglu: last dimension {size} is not [gate | up]");
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_geglu(x.into_dispatch(), kind))
+    step(Step::GeGlu(kind), [x.into_dispatch()])
 }
 
 /// `max(x, 0)²`, element by element (So et al., "Primer", arXiv 2109.08668).
 pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_squared_relu(x.into_dispatch()))
+    step(Step::SquaredRelu, [x.into_dispatch()])
 }
 
 /// `cap tanh(x / cap)`, element by element.
 pub fn softcap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_softcap(x.into_dispatch(), cap))
+    apply(Softcap { cap }, [x.into_dispatch()])
 }
 
 /// Rows of the embedding matrix `w [rows, hidden]` by id; output `[a, b, hidden]` for `ids [a, b]`. Row 0 of `w` has id
 /// `first_row`. An id outside `first_row..first_row + rows` gives zeros, so that the sum over the vocabulary-parallel
 /// shards is the embedding.
 pub fn embedding(w: Tensor<2>, ids: Tensor<2, Int>, first_row: usize) -> Tensor<3> {
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_embedding(w.into_dispatch(), ids.into_dispatch(), first_row))
+    apply_with(Embedding { first_row }, [w.into_dispatch()], Tensors::ints([ids.into_dispatch()]))
 }
 
 /// Sets elements to zero with probability `p` and divides the others by `1 - p`. The mask is a function of the key's
@@ -166,7 +164,12 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutMask) -> Tensor
     if p == 0.0 {
         return x;
     }
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_dropout(x.into_dispatch(), p, key))
+    apply(Dropout { p, key }, [x.into_dispatch()])
+}
+
+/// A norm with its parameters, or an activation.
+fn step<const N: usize, const D: usize>(step: Step, inputs: [FloatTensor<Dispatch>; N]) -> Tensor<D> {
+    apply(Apply { step, joint: Joint::default() }, inputs)
 }
 
 fn check_affine(what: &str, hidden: usize, w: &Tensor<1>) {

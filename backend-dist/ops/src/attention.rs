@@ -1,10 +1,10 @@
 //! Attention as a public operation: shape checks, then the extension.
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use super::{
-    local::LocalOps,
+    local::{Attention, AttentionPacked},
+    operation::apply,
     options::{AttentionDropout, AttentionOptions, PackedHeads},
     saved_attention::CoreAttention,
 };
@@ -34,8 +34,7 @@ pub(super) fn attention_of_pass(
     assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
     assert!(s <= keys[0] && [b, d] == [keys[1], keys[3]], "attention: q is {:?}, k is {keys:?}", q.dims());
     check_heads(hq, keys[2], options);
-    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention(q, k, v, options, attention))
+    apply(Attention { options, attention }, [q, k, v].map(Tensor::into_dispatch))
 }
 
 /// [`attention`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`: q, k and v are read in place, and
@@ -57,8 +56,7 @@ pub(super) fn attention_packed_of_pass(
 ) -> Tensor<4> {
     assert_eq!(qkv.dims()[2], heads.total(), "attention_packed: {heads:?} do not make up the input's heads");
     check_heads(heads.heads, heads.kv_heads, options);
-    let qkv = qkv.into_dispatch();
-    Tensor::from_dispatch(<Dispatch as LocalOps>::op_attention_packed(qkv, heads, options, attention))
+    apply(AttentionPacked { heads, options, attention }, [qkv.into_dispatch()])
 }
 
 /// # Panics

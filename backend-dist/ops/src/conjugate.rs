@@ -17,6 +17,11 @@ impl<const D: usize> Partial<D> {
     pub fn new(x: Tensor<D>) -> Self {
         Self(x)
     }
+
+    /// For what reduces it.
+    pub(crate) fn into_inner(self) -> Tensor<D> {
+        self.0
+    }
 }
 
 /// Before a column-parallel layer: the input is the same on all ranks, each computes a part of its gradient.

@@ -1,19 +1,13 @@
 //! The short causal convolution in front of a linear recurrence, with its bias and SiLU, as one autograd node.
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops},
-    },
-    backend_extension,
-    tensor::FloatTensor,
-};
+use burn::backend::{Backend, Flex, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::{extras::Extras, kernels::LocalKernels, main_grads::deliver, plain};
-use crate::extension::{finish, on_backends};
+use super::{
+    kernels::LocalKernels,
+    operation::{Kernels, Operation, Parents, Tensors, Tracked, apply_to_all},
+    plain,
+};
 
 /// `silu(bias + Σ w[kernel - 1 - d] x[position - d])` of each feature of `x [s, b, features]`, with `w [features,
 /// kernel]`: every feature has a kernel of its own. In front of the sequence are zeros.
@@ -36,10 +30,8 @@ pub fn causal_convolution(x: Tensor<3>, w: Tensor<2>, bias: Option<Tensor<1>>, a
     if let Some(ages) = &ages {
         assert_eq!(ages.dims(), [seq, samples], "causal_convolution: ages of other positions than [{seq}, {samples}]");
     }
-    let biased = bias.is_some();
-    let extras = Extras::of(bias.map(Tensor::into_dispatch).into_iter().chain(ages.map(Tensor::into_dispatch)));
-    let y = <Dispatch as ConvolutionOps>::op_convolution(x.into_dispatch(), w.into_dispatch(), extras, biased);
-    Tensor::from_dispatch(y)
+    let inputs = [x.into_dispatch(), w.into_dispatch()].into_iter().chain(bias.map(Tensor::into_dispatch));
+    apply_to_all(Convolution, inputs, Tensors::floats(ages.map(Tensor::into_dispatch)))
 }
 
 /// The tensors of [`causal_convolution`].
@@ -53,14 +45,6 @@ pub struct ConvolutionInputs<B: Backend> {
     pub bias: Option<FloatTensor<B>>,
     /// `[s, b]`.
     pub ages: Option<FloatTensor<B>>,
-}
-
-impl<B: Backend> ConvolutionInputs<B> {
-    fn new(x: FloatTensor<B>, w: FloatTensor<B>, extras: Vec<FloatTensor<B>>, biased: bool) -> Self {
-        let mut extras = extras.into_iter();
-        let bias = if biased { extras.next() } else { None };
-        Self { x, w, bias, ages: extras.next() }
-    }
 }
 
 /// Gradients of the inputs; that of the bias if there is one.
@@ -89,78 +73,31 @@ pub trait ConvolutionKernels: LocalKernels {
 
 impl ConvolutionKernels for Flex {}
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-trait ConvolutionOps: Backend {
-    /// `extras` are the bias, if it is `biased`, and the ages.
-    fn op_convolution(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        #[extension_type] extras: Extras<Self>,
-        biased: bool,
-    ) -> FloatTensor<Self>;
-}
-
-on_backends! {
-    impl ConvolutionOps {
-        fn op_convolution(
-            x: FloatTensor<Self>,
-            w: FloatTensor<Self>,
-            extras: Extras<Self>,
-            biased: bool,
-        ) -> FloatTensor<Self> {
-            Self::convolution(ConvolutionInputs::new(x, w, extras.into(), biased))
-        }
-    }
-}
-
-/// Parents: the input, the weight, and the bias if there is one.
+/// Of the input, the weight, and the bias if there is one.
 #[derive(Debug)]
 struct Convolution;
 
-impl<B: ConvolutionKernels, const N: usize> Backward<B, N> for Convolution {
-    type State = ConvolutionInputs<B>;
+impl<const N: usize> Operation<N> for Convolution {
+    type Saved<B: Kernels> = ConvolutionInputs<B>;
 
-    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ConvolutionGrads { x, w, bias } = B::convolution_grads(ops.state, grad);
-        for (node, grad) in ops.parents.into_iter().zip([Some(x), Some(w), bias]) {
-            if let (Some(node), Some(grad)) = (node, grad) {
-                deliver::<B>(grads, node.id, grad);
-            }
-        }
+    fn forward<B: Kernels>(
+        self,
+        inputs: [FloatTensor<B>; N],
+        ages: Tensors<B>,
+        tracked: Tracked<N>,
+    ) -> (FloatTensor<B>, Option<ConvolutionInputs<B>>) {
+        let mut inputs = inputs.into_iter();
+        let mut next = || inputs.next();
+        let (x, w) = (next().expect("an input"), next().expect("a weight"));
+        let inputs = ConvolutionInputs { x, w, bias: next(), ages: ages.floats.into_iter().next() };
+        let saved = tracked.then(|| inputs.clone());
+        (B::convolution(inputs), saved)
     }
-}
 
-/// `parents` are those of [`Convolution`].
-fn record<B: ConvolutionKernels, C: CheckpointStrategy, const N: usize>(
-    parents: [FloatTensor<Autodiff<B, C>>; N],
-    ages: Option<FloatTensor<Autodiff<B, C>>>,
-) -> FloatTensor<Autodiff<B, C>> {
-    let mut tensors = Vec::with_capacity(N);
-    let nodes = parents.map(|parent| {
-        let (tensor, node) = parent.into_parts();
-        tensors.push(tensor);
-        node
-    });
-    let rest = tensors.split_off(2).into_iter().chain(ages.map(|ages| ages.into_primitive())).collect();
-    let w = tensors.pop().expect("there is a weight");
-    let inputs = ConvolutionInputs::<B>::new(tensors.remove(0), w, rest, N == 3);
-    let y = B::convolution(inputs.clone());
-    finish!(Convolution, nodes, inputs, y)
-}
-
-impl<B: ConvolutionKernels, C: CheckpointStrategy> ConvolutionOps for Autodiff<B, C> {
-    fn op_convolution(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        extras: Extras<Self>,
-        biased: bool,
-    ) -> FloatTensor<Self> {
-        let mut extras = Vec::from(extras).into_iter();
-        match extras.next() {
-            Some(bias) if biased => record::<B, C, 3>([x, w, bias], extras.next()),
-            ages => record::<B, C, 2>([x, w], ages),
-        }
+    fn backward<B: Kernels>(saved: ConvolutionInputs<B>, grad: FloatTensor<B>, parents: Parents<'_, N>) {
+        let ConvolutionGrads { x, w, bias } = B::convolution_grads(saved, grad);
+        let mut grads = [Some(x), Some(w), bias].into_iter();
+        parents.deliver::<B>([(); N].map(|()| grads.next().flatten()));
     }
 }
 

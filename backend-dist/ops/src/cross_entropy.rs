@@ -2,17 +2,15 @@
 //! `megatron/core/tensor_parallel/cross_entropy.py`: the logits of a token are never gathered on one rank.
 
 use burn::backend::{
-    Autodiff, Dispatch, Slice, TensorMetadata,
-    autodiff::{
-        checkpoint::strategy::CheckpointStrategy,
-        ops::{Backward, OpsKind},
-    },
+    Slice, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{Int, Tensor};
 
-use super::kernels::LocalKernels;
-use crate::extension::{node, operations};
+use super::{
+    kernels::LocalKernels,
+    operation::{Tensors, apply_with, operation},
+};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::{Group, ReduceOp};
 
@@ -48,21 +46,8 @@ pub fn vocab_parallel_cross_entropy(
     let ([s, b, columns], shape) = (logits.dims(), labels.dims());
     assert_eq!([s, b], shape, "cross-entropy: logits are [{s}, {b}, {columns}], labels {shape:?}");
     let shard = VocabShard { first_row, valid: vocab_size.saturating_sub(first_row).min(columns) };
-    let (logits, labels) = (logits.into_dispatch(), labels.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as CrossEntropyOps>::op_cross_entropy(logits, labels, shard, group.clone()))
-}
-
-operations! {
-    trait CrossEntropyOps {
-        fn op_cross_entropy(
-            logits: FloatTensor<Self>,
-            labels: IntTensor<Self>,
-            shard: VocabShard,
-            group: Group,
-        ) -> FloatTensor<Self> {
-            forward::<Self>(logits, labels, shard, group).0
-        }
-    }
+    let operation = CrossEntropy { shard, group: group.clone() };
+    apply_with(operation, [logits.into_dispatch()], Tensors::ints([labels.into_dispatch()]))
 }
 
 /// Loss and log-sum-exp, both `[s, b]`.
@@ -89,29 +74,16 @@ pub(super) fn forward<B: LocalKernels + CollectiveOps>(
     (B::float_sub(log_total.clone(), row(1)), B::float_add(max, log_total))
 }
 
-node!(CrossEntropy: LocalKernels, 1, (FloatTensor<B>, FloatTensor<B>, IntTensor<B>, VocabShard), |ops, grad, grads| {
-    let (logits, lse, labels, shard) = ops.state;
-    if let [Some(node)] = ops.parents {
-        let grad = B::vocab_logits_grad(logits, lse, labels, grad, shard.first_row, shard.valid);
-        grads.register::<B>(node.id, grad);
-    }
-});
-
-impl<B: LocalKernels + CollectiveOps, C: CheckpointStrategy> CrossEntropyOps for Autodiff<B, C> {
-    fn op_cross_entropy(
-        logits: FloatTensor<Self>,
-        labels: IntTensor<Self>,
-        shard: VocabShard,
-        group: Group,
-    ) -> FloatTensor<Self> {
-        let (logits, node) = logits.into_parts();
-        // Compute-bound: a checkpointing strategy must never repeat a collective.
-        match CrossEntropy.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let (loss, lse) = forward::<B>(logits.clone(), labels.clone(), shard, group);
-                prep.finish((logits, lse, labels, shard), loss)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(forward::<B>(logits, labels, shard, group).0),
-        }
-    }
+operation! {
+    /// The constants are the labels.
+    CrossEntropy { shard: VocabShard, group: Group }, 1, (FloatTensor<B>, FloatTensor<B>, IntTensor<B>, VocabShard),
+    |[logits], Tensors { ints, .. }, tracked| {
+        let labels = ints.into_iter().next().expect("labels");
+        let saved = tracked.then(|| (logits.clone(), labels.clone()));
+        let (loss, lse) = forward::<B>(logits, labels, shard, group);
+        (loss, saved.map(|(logits, labels)| (logits, lse, labels, shard)))
+    },
+    |(logits, lse, labels, shard), grad, parents| {
+        parents.register::<B>([B::vocab_logits_grad(logits, lse, labels, grad, shard.first_row, shard.valid)]);
+    },
 }

@@ -4,6 +4,8 @@ use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, t
 use burn::tensor::{DType, Device, Int, Tensor};
 use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES, has_likeliest};
 
+use super::kernels::LocalKernels;
+use super::operation::Tensors;
 use super::options::{AttentionOptions, PackedHeads};
 use ranks::gpu;
 
@@ -37,20 +39,24 @@ impl PagedAttention {
 
 /// Writes the keys and values of the new tokens in `qkv [sequences, 1, heads + 2 kv_heads, d]` **in place** into the
 /// caches `[slots, kv_heads d]`, whoever else holds them, and returns the attention of the queries,
-/// `[sequences, 1, heads, d]`. `table [sequences, max_blocks]` lists the blocks of each sequence, `lengths [sequences]`
-/// its positions with the new one; both are i32 and read on the device only. A sequence of length 0 is left out.
+/// `[sequences, 1, heads, d]`. With `angles`, cosines and sines `[sequences, rotated / 2]`, queries and keys are rotated
+/// before, as by [`rope_packed`](super::rope_packed). `table [sequences, max_blocks]` lists the blocks of each sequence,
+/// `lengths [sequences]` its positions with the new one; both are i32 and read on the device only. A sequence of length 0
+/// is left out.
 ///
 /// # Panics
 /// Unless [`PagedAttention::has_kernel`], or if a size does not fit.
 pub fn paged_attention(
     qkv: Tensor<4>,
+    angles: Option<[Tensor<2>; 2]>,
     [keys, values]: [&Tensor<2>; 2],
     [table, lengths]: [Tensor<1, Int>; 2],
     call: PagedAttention,
 ) -> Tensor<4> {
+    let angles = Tensors::floats(angles.into_iter().flatten().map(Tensor::into_dispatch));
     let [keys, values] = [keys, values].map(|cache| cache.clone().into_dispatch());
     let (qkv, table, lengths) = (qkv.into_dispatch(), table.into_dispatch(), lengths.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as DecodeOps>::op_paged_attention(qkv, keys, values, table, lengths, call))
+    Tensor::from_dispatch(<Dispatch as DecodeOps>::op_paged_attention(qkv, angles, keys, values, table, lengths, call))
 }
 
 /// The first column of the greatest number of each row of `logits [rows, columns]`, or −1 if one of them is not finite;
@@ -59,6 +65,18 @@ pub fn likeliest(logits: &Tensor<2>) -> Option<Tensor<1, Int>> {
     let known = matches!(logits.dtype(), DType::BF16 | DType::F16 | DType::F32);
     let has_kernel = known && gpu::index(&logits.device()).is_some() && has_likeliest(logits.dims()[1]);
     has_kernel.then(|| Tensor::from_dispatch(<Dispatch as DecodeOps>::op_likeliest(logits.clone().into_dispatch())))
+}
+
+/// `silu(gate) up` of `x · wᵀ = [gate | up]` for `x [.., in]` and `w [2 out, in]`: [`swiglu`](super::swiglu) of
+/// [`linear`](super::linear), and its bits. For few rows on NVIDIA GPUs it is one kernel.
+///
+/// # Panics
+/// If the sizes do not fit, or the tensors record gradients.
+pub fn swiglu_linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
+    let ([features, inner], last) = (w.dims(), x.dims()[D - 1]);
+    assert!(inner == last && features.is_multiple_of(2), "swiglu: {last} features times [{features}, {inner}]ᵀ");
+    let (x, w) = (x.into_dispatch(), w.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as DecodeOps>::op_swiglu_linear(x, w))
 }
 
 /// A layer of experts for few tokens. Which rows an expert has is read on the device, so the host waits for nothing.
@@ -130,12 +148,15 @@ pub(super) trait DecodeOps: Backend {
 
     fn op_paged_attention(
         qkv: FloatTensor<Self>,
+        #[extension_type] angles: Tensors<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
         table: IntTensor<Self>,
         lengths: IntTensor<Self>,
         call: PagedAttention,
     ) -> FloatTensor<Self>;
+
+    fn op_swiglu_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
 
     fn op_likeliest(logits: FloatTensor<Self>) -> IntTensor<Self>;
 }
@@ -157,6 +178,7 @@ impl DecodeOps for burn::backend::Flex {
 
     fn op_paged_attention(
         _: FloatTensor<Self>,
+        _: Tensors<Self>,
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
         _: IntTensor<Self>,
@@ -164,6 +186,10 @@ impl DecodeOps for burn::backend::Flex {
         call: PagedAttention,
     ) -> FloatTensor<Self> {
         panic!("{call:?} has kernels on GPUs only")
+    }
+
+    fn op_swiglu_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::swiglu_forward(Self::linear_forward(x, w))
     }
 
     fn op_likeliest(_: FloatTensor<Self>) -> IntTensor<Self> {

@@ -6,22 +6,22 @@
 
 mod node;
 
-use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
 use super::{
     blockwise::QuantizedWeight,
     context,
-    extras::Extras,
     fp8::{self, Fp8Linear, Purpose, SavedFp8},
     gemm::{Gemms, InputCollective, LinearCollectives, OutputCollective},
+    operation::{Tensors, apply_to_all},
     pass::PassContext,
     prologue::Prologue,
     residual::Joint,
     shared_input::SharedInput,
     step::{PrologueOutput, Step},
 };
-use crate::extension::on_backends;
+pub(super) use node::Linear;
 
 /// Options of a linear layer.
 #[derive(Clone, Debug, Default)]
@@ -99,9 +99,8 @@ pub(super) fn linear_of<const D: usize>(
         shared_input,
         pass,
     };
-    let (x, w) = (x.into_dispatch(), w.into_dispatch());
-    let extras = Extras::of(params.into_iter().chain(bias.map(Tensor::into_dispatch)));
-    Tensor::from_dispatch(<Dispatch as FusedOps>::op_linear(x, extras, w, config))
+    let last = bias.map(Tensor::into_dispatch).into_iter().chain([w.into_dispatch()]);
+    apply_to_all(Linear(config), [x.into_dispatch()].into_iter().chain(params).chain(last), Tensors::none())
 }
 
 /// Everything about the operation but its tensors.
@@ -115,24 +114,13 @@ pub(super) struct LinearConfig {
     /// What the weight is computed from, if it is not saved for backward.
     pub stored: Option<QuantizedWeight>,
     pub recompute: bool,
-    /// Whether the last of `extras` is the bias.
+    /// Whether there is a bias.
     pub bias: bool,
     /// Residual joint of a norm's input.
     pub joint: Option<Joint>,
     /// Another linear layer reads the input too.
     pub shared_input: Option<SharedInput>,
     pub pass: PassContext,
-}
-
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait FusedOps: Backend {
-    /// `extras` are the prologue's parameters and the bias.
-    fn op_linear(
-        x: FloatTensor<Self>,
-        #[extension_type] extras: Extras<Self>,
-        w: FloatTensor<Self>,
-        config: LinearConfig,
-    ) -> FloatTensor<Self>;
 }
 
 /// The output of a forward pass.
@@ -171,17 +159,4 @@ fn forward<B: Gemms>(
         None => (B::gemm(prologue.out.clone(), w, bias, &config.collectives), None),
     };
     Output { y, prologue, fp8 }
-}
-
-on_backends! {
-    impl FusedOps {
-        fn op_linear(
-            x: FloatTensor<Self>,
-            extras: Extras<Self>,
-            w: FloatTensor<Self>,
-            config: LinearConfig,
-        ) -> FloatTensor<Self> {
-            forward::<Self>(x, &Vec::from(extras), w, &config, Purpose::Evaluate).y
-        }
-    }
 }

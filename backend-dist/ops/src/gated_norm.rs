@@ -1,12 +1,13 @@
 //! RMSNorm of a gated value, as one autograd node.
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
-};
+use burn::backend::{Backend, Flex, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::{kernels::LocalKernels, main_grads::deliver, plain};
-use crate::extension::{finish, node, operations};
+use super::{
+    kernels::LocalKernels,
+    operation::{apply, operation},
+    plain,
+};
 
 /// `w u / √(mean(u²) + eps)` with `u = x silu(gate)` for `x` and `gate [s, b, features]`, whose mean is over each of
 /// `groups` groups of neighbouring features; `w [features]`.
@@ -18,8 +19,7 @@ pub fn gated_rms_norm(x: Tensor<3>, gate: Tensor<3>, w: Tensor<1>, groups: usize
     let ([.., features], [size]) = (x.dims(), w.dims());
     let fits = x.dims() == gate.dims() && size == features && groups > 0 && features.is_multiple_of(groups);
     assert!(fits, "gated_rms_norm: {:?} gated by {:?}, {groups} groups, {size} weights", x.dims(), gate.dims());
-    let (x, gate, w) = (x.into_dispatch(), gate.into_dispatch(), w.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as GatedNormOps>::op_gated_norm(x, gate, w, GatedNorm { groups, eps }))
+    apply(Gated { norm: GatedNorm { groups, eps } }, [x.into_dispatch(), gate.into_dispatch(), w.into_dispatch()])
 }
 
 /// The groups and the epsilon.
@@ -57,41 +57,14 @@ pub trait GatedNormKernels: LocalKernels {
 
 impl GatedNormKernels for Flex {}
 
-operations! {
-    trait GatedNormOps {
-        fn op_gated_norm(
-            x: FloatTensor<Self>,
-            gate: FloatTensor<Self>,
-            w: FloatTensor<Self>,
-            norm: GatedNorm,
-        ) -> FloatTensor<Self> {
-            Self::gated_norm(GatedInputs { x, gate, w }, norm)
-        }
-    }
-}
-
-// Parents: x, the gate, the weight.
-node!(Gated: GatedNormKernels, 3, (GatedInputs<B>, GatedNorm), |ops, grad, grads| {
-    let (inputs, norm) = ops.state;
-    for (node, grad) in ops.parents.into_iter().zip(B::gated_norm_grads(inputs, grad, norm)) {
-        if let Some(node) = node {
-            deliver::<B>(grads, node.id, grad);
-        }
-    }
-});
-
-impl<B: GatedNormKernels, C: CheckpointStrategy> GatedNormOps for Autodiff<B, C> {
-    fn op_gated_norm(
-        x: FloatTensor<Self>,
-        gate: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        norm: GatedNorm,
-    ) -> FloatTensor<Self> {
-        let ((x, x_node), (gate, gate_node), (w, w_node)) = (x.into_parts(), gate.into_parts(), w.into_parts());
+operation! {
+    Gated { norm: GatedNorm }, 3, (GatedInputs<B>, GatedNorm),
+    |[x, gate, w], _, tracked| {
         let inputs = GatedInputs { x, gate, w };
-        let y = B::gated_norm(inputs.clone(), norm);
-        finish!(Gated, [x_node, gate_node, w_node], (inputs, norm), y)
-    }
+        let saved = tracked.then(|| (inputs.clone(), norm));
+        (B::gated_norm(inputs, norm), saved)
+    },
+    |(inputs, norm), grad, parents| parents.deliver::<B>(B::gated_norm_grads(inputs, grad, norm)),
 }
 
 #[cfg(test)]

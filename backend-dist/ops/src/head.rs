@@ -6,13 +6,8 @@
 use std::ops::Range;
 
 use burn::backend::{
-    Autodiff, Backend, Dispatch, FloatDType, Slice, TensorMetadata,
-    autodiff::{
-        NodeId,
-        checkpoint::strategy::CheckpointStrategy,
-        grads::Gradients,
-        ops::{Backward, OpsKind},
-    },
+    Backend, FloatDType, Slice, TensorMetadata,
+    autodiff::{NodeId, grads::Gradients, ops::Ops},
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{DType, Int, Tensor};
@@ -21,8 +16,8 @@ use super::cross_entropy::{self, VocabShard};
 use super::gemm::InputCollective;
 use super::kernels::LocalKernels;
 use super::main_grads::main_grad;
+use super::operation::{Parents, Tensors, apply_with, operation};
 use super::plain;
-use crate::extension::{node, operations};
 use ranks::collective_ops::CollectiveOps;
 use ranks::comm::Group;
 
@@ -79,21 +74,8 @@ pub fn linear_cross_entropy(x: Tensor<3>, w: Tensor<2>, labels: Tensor<2, Int>, 
     let whole = if matches!(head.entry, InputCollective::AllGather(_)) { s * head.group.size() } else { s };
     assert_eq!([whole, b], shape, "head: hidden states of {whole} positions, {b} samples; labels {shape:?}");
     assert!(head.positions > 0, "head: logits of no position at a time");
-    let (x, w, labels) = (x.into_dispatch(), w.into_dispatch(), labels.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as HeadOps>::op_head(x, w, labels, head))
-}
-
-operations! {
-    trait HeadOps {
-        fn op_head(
-            x: FloatTensor<Self>,
-            w: FloatTensor<Self>,
-            labels: IntTensor<Self>,
-            head: Head,
-        ) -> FloatTensor<Self> {
-            forward::<Self>(x, w, labels, &head).0
-        }
-    }
+    let labels = Tensors::ints([labels.into_dispatch()]);
+    apply_with(LinearCrossEntropy { head }, [x.into_dispatch(), w.into_dispatch()], labels)
 }
 
 /// `x[range]` in the first dimension.
@@ -133,35 +115,45 @@ fn forward<B: LocalKernels + CollectiveOps>(
 /// Hidden states before the input collective, weight, labels, log-sum-exps.
 type Saved<B> = (FloatTensor<B>, FloatTensor<B>, IntTensor<B>, FloatTensor<B>, Head);
 
-node!(LinearCrossEntropy: LocalKernels + CollectiveOps, 2, Saved<B>, |ops, grad, grads| {
-    let ([x_node, w_node], (x, w, labels, lse, head)) = (ops.parents, ops.state);
-    let (x, shard) = (head.entry.forward::<B>(x), head.shard(w.shape()[0]));
-    let mut weight = w_node.map(|node| WeightGrad::<B> { id: node.id, sum: None });
-    let mut inputs = Vec::new();
-    for range in head.chunks(x.shape()[0]) {
-        let x = chunk::<B>(&x, &range);
-        let logits = head.logits::<B>(x.clone(), w.clone());
-        let [lse, grad] = [&lse, &grad].map(|rows| chunk::<B>(rows, &range));
-        let labels = labels_of::<B>(&labels, &range);
-        let grad = B::vocab_logits_grad(logits.clone(), lse, labels, grad, shard.first_row, shard.valid);
-        let grad = match head.softcap {
-            Some(cap) => plain::activation::softcap_grad::<B>(logits, grad, cap),
-            None => grad,
-        };
-        if x_node.is_some() {
-            inputs.push(B::linear_input_grad(grad.clone(), w.clone()));
+operation! {
+    /// The constants are the labels.
+    LinearCrossEntropy { head: Head }, 2, Saved<B>,
+    |[x, w], Tensors { ints, .. }, tracked| {
+        let labels = ints.into_iter().next().expect("labels");
+        let saved = tracked.then(|| (x.clone(), w.clone(), labels.clone()));
+        let (loss, lse) = forward::<B>(x, w, labels, &head);
+        (loss, saved.map(|(x, w, labels)| (x, w, labels, lse, head)))
+    },
+    |(x, w, labels, lse, head), grad, parents| {
+        let Parents { ops: Ops { parents: [x_node, w_node], .. }, grads } = parents;
+        let (x, shard) = (head.entry.forward::<B>(x), head.shard(w.shape()[0]));
+        let mut weight = w_node.map(|node| WeightGrad::<B> { id: node.id, sum: None });
+        let mut inputs = Vec::new();
+        for range in head.chunks(x.shape()[0]) {
+            let x = chunk::<B>(&x, &range);
+            let logits = head.logits::<B>(x.clone(), w.clone());
+            let [lse, grad] = [&lse, &grad].map(|rows| chunk::<B>(rows, &range));
+            let labels = labels_of::<B>(&labels, &range);
+            let grad = B::vocab_logits_grad(logits.clone(), lse, labels, grad, shard.first_row, shard.valid);
+            let grad = match head.softcap {
+                Some(cap) => plain::activation::softcap_grad::<B>(logits, grad, cap),
+                None => grad,
+            };
+            if x_node.is_some() {
+                inputs.push(B::linear_input_grad(grad.clone(), w.clone()));
+            }
+            if let Some(weight) = &mut weight {
+                weight.add(grad, x);
+            }
         }
-        if let Some(weight) = &mut weight {
-            weight.add(grad, x);
+        if let Some(weight) = weight {
+            weight.finish(w.dtype(), grads);
         }
-    }
-    if let Some(weight) = weight {
-        weight.finish(w.dtype(), grads);
-    }
-    if let Some(node) = x_node {
-        grads.register::<B>(node.id, head.entry.backward::<B>(concat::<B>(inputs)));
-    }
-});
+        if let Some(node) = x_node {
+            grads.register::<B>(node.id, head.entry.backward::<B>(concat::<B>(inputs)));
+        }
+    },
+}
 
 /// The gradient of the weight `id`, chunk by chunk.
 struct WeightGrad<B: Backend> {
@@ -193,18 +185,4 @@ impl<B: LocalKernels> WeightGrad<B> {
 
 fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
-}
-
-impl<B: LocalKernels + CollectiveOps, C: CheckpointStrategy> HeadOps for Autodiff<B, C> {
-    fn op_head(x: FloatTensor<Self>, w: FloatTensor<Self>, labels: IntTensor<Self>, head: Head) -> FloatTensor<Self> {
-        let ((x, x_node), (w, w_node)) = (x.into_parts(), w.into_parts());
-        // Compute-bound: a checkpointing strategy must never repeat a collective.
-        match LinearCrossEntropy.prepare::<C>([x_node, w_node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let (loss, lse) = forward::<B>(x.clone(), w.clone(), labels.clone(), &head);
-                prep.finish((x, w, labels, lse, head), loss)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, w, labels, &head).0),
-        }
-    }
 }

@@ -1,17 +1,14 @@
 //! RMSNorm of the query heads and of the key heads of a packed projection, with separate weights, as one autograd node.
 //! Separate operations would slice the projection, copy it, and concatenate its gradient.
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
-};
+use burn::backend::{Backend, Flex, tensor::FloatTensor};
 use burn::tensor::{Slice, Tensor};
 
 use super::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
-    main_grads::deliver,
+    operation::{apply, operation},
     options::PackedHeads,
 };
-use crate::extension::{finish, node, operations};
 
 /// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
 /// the first of `weights [d]` for queries and the second for keys; values are unchanged.
@@ -26,8 +23,7 @@ pub fn norm_heads(qkv: Tensor<4>, weights: [Tensor<1>; 2], eps: f64, heads: Pack
         assert_eq!(weight.dims(), [features], "norm_heads: the weight does not fit heads of {features} features");
     }
     let [queries, keys] = weights.map(Tensor::into_dispatch);
-    let norms = HeadNorms { heads, eps };
-    Tensor::from_dispatch(<Dispatch as HeadNormOps>::op_norm_heads(qkv.into_dispatch(), queries, keys, norms))
+    apply(Norms { norms: HeadNorms { heads, eps } }, [qkv.into_dispatch(), queries, keys])
 }
 
 /// Which heads are normalised, and the epsilon.
@@ -93,42 +89,15 @@ pub fn grads_unfused<B: LocalKernels>(
     [B::float_cat(vec![queries, keys, of_v], 2), q, k]
 }
 
-operations! {
-    pub(super) trait HeadNormOps {
-        fn op_norm_heads(
-            qkv: FloatTensor<Self>,
-            queries: FloatTensor<Self>,
-            keys: FloatTensor<Self>,
-            norms: HeadNorms,
-        ) -> FloatTensor<Self> {
-            Self::norm_heads(qkv, [queries, keys], norms)
-        }
-    }
-}
-
-// Parents: the projection, the queries' weight, the keys'.
-node!(Norms: HeadNormKernels, 3, ([FloatTensor<B>; 3], HeadNorms), |ops, grad, grads| {
-    let ([qkv, queries, keys], norms) = ops.state;
-    for (node, grad) in ops.parents.into_iter().zip(B::norm_heads_grads(qkv, [queries, keys], grad, norms)) {
-        if let Some(node) = node {
-            deliver::<B>(grads, node.id, grad);
-        }
-    }
-});
-
-impl<B: HeadNormKernels, C: CheckpointStrategy> HeadNormOps for Autodiff<B, C> {
-    fn op_norm_heads(
-        qkv: FloatTensor<Self>,
-        queries: FloatTensor<Self>,
-        keys: FloatTensor<Self>,
-        norms: HeadNorms,
-    ) -> FloatTensor<Self> {
-        let ((qkv, qkv_node), (queries, q_node), (keys, k_node)) =
-            (qkv.into_parts(), queries.into_parts(), keys.into_parts());
-        let saved = [qkv.clone(), queries.clone(), keys.clone()];
-        let y = B::norm_heads(qkv, [queries, keys], norms);
-        finish!(Norms, [qkv_node, q_node, k_node], (saved, norms), y)
-    }
+operation! {
+    Norms { norms: HeadNorms }, 3, ([FloatTensor<B>; 3], HeadNorms),
+    |[qkv, queries, keys], _, tracked| {
+        let saved = tracked.then(|| ([qkv.clone(), queries.clone(), keys.clone()], norms));
+        (B::norm_heads(qkv, [queries, keys], norms), saved)
+    },
+    |([qkv, queries, keys], norms), grad, parents| {
+        parents.deliver::<B>(B::norm_heads_grads(qkv, [queries, keys], grad, norms));
+    },
 }
 
 #[cfg(test)]

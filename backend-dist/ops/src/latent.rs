@@ -1,23 +1,15 @@
 //! Keys and values of multi-head latent attention, as one autograd node. Separate operations would copy the shared key
 //! for every head, and concatenate its gradient and those of keys and values.
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, Shape, Slice, TensorMetadata,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops},
-    },
-    tensor::FloatTensor,
-};
+use burn::backend::{Backend, Flex, Shape, Slice, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::{
     kernels::LocalKernels,
+    operation::{Tensors, apply_with, operation},
     options::Rotation,
     secondary_outputs::{SecondaryOutputs, secondary_output},
 };
-use crate::extension::{finish, operations};
 
 /// Keys `[s, b, heads, rope + nope]` and values `[s, b, heads, value]`. A head of `kv [s, b, heads, nope + value]` is
 /// `[nope | value]`, a key is `[rope | nope]`. The `rope` features are the same in all heads: `shared [s, b, rope]`,
@@ -39,9 +31,9 @@ pub fn latent_keys(kv: Tensor<4>, shared: Tensor<3>, [cos, sin]: [Tensor<2>; 2],
     assert!(rows == s || rows == s * b, "latent_keys: {rows} rows of angles for {s} positions of {b} samples");
     assert!(heads > 0, "latent_keys: no heads");
     let secondary = SecondaryOutputs::new(1);
-    let (kv, shared, cos, sin) = (kv.into_dispatch(), shared.into_dispatch(), cos.into_dispatch(), sin.into_dispatch());
-    let keys = <Dispatch as LatentOps>::op_latent_keys(kv, shared, cos, sin, nope, secondary.clone());
-    let keys = Tensor::from_dispatch(keys);
+    let angles = Tensors::floats([cos, sin].map(Tensor::into_dispatch));
+    let operation = Keys { nope, secondary: secondary.clone() };
+    let keys = apply_with(operation, [kv.into_dispatch(), shared.into_dispatch()], angles);
     let values = secondary_output(&keys, &secondary, 0);
     [keys, values]
 }
@@ -114,64 +106,19 @@ fn features<B: Backend>(x: FloatTensor<B>, range: std::ops::Range<usize>) -> Flo
     B::float_slice(x, &[Slice::full(), Slice::full(), Slice::full(), Slice::from(range)])
 }
 
-operations! {
-    pub(super) trait LatentOps {
-        /// Returns the keys; the values are the only one of the `secondary` outputs.
-        fn op_latent_keys(
-            kv: FloatTensor<Self>,
-            shared: FloatTensor<Self>,
-            cos: FloatTensor<Self>,
-            sin: FloatTensor<Self>,
-            nope: usize,
-            secondary: SecondaryOutputs,
-        ) -> FloatTensor<Self> {
-            let [keys, values] = Self::latent_keys(kv, shared, [cos, sin], nope);
-            secondary.put::<Self>([values]);
-            keys
-        }
-    }
-}
-
-/// Parents: the projection of keys and values, the shared key.
-#[derive(Debug)]
-struct Keys;
-
-#[derive(Clone, Debug)]
-struct Saved<B: Backend> {
-    angles: [FloatTensor<B>; 2],
-    nope: usize,
-    secondary: SecondaryOutputs,
-}
-
-impl<B: LatentKernels> Backward<B, 2> for Keys {
-    type State = Saved<B>;
-
-    fn backward(self, ops: Ops<Saved<B>, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let (keys, Saved { angles, nope, secondary }) = (grads.consume::<B>(&ops.node), ops.state);
-        let values = secondary.gradients::<B>().remove(0);
-        for (node, grad) in ops.parents.into_iter().zip(B::latent_keys_grads([keys, values], angles, nope)) {
-            if let Some(node) = node {
-                grads.register::<B>(node.id, grad);
-            }
-        }
-    }
-}
-
-impl<B: LatentKernels, C: CheckpointStrategy> LatentOps for Autodiff<B, C> {
-    fn op_latent_keys(
-        kv: FloatTensor<Self>,
-        shared: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-        nope: usize,
-        secondary: SecondaryOutputs,
-    ) -> FloatTensor<Self> {
-        let ((kv, kv_node), (shared, shared_node)) = (kv.into_parts(), shared.into_parts());
-        let angles = [cos.into_primitive(), sin.into_primitive()];
+operation! {
+    /// The constants are cos and sin. Returns the keys; the values are the only one of the `secondary` outputs.
+    Keys { nope: usize, secondary: SecondaryOutputs }, 2, ([FloatTensor<B>; 2], usize, SecondaryOutputs),
+    |[kv, shared], Tensors { floats, .. }, _| {
+        let angles: [FloatTensor<B>; 2] = floats.try_into().expect("cos and sin");
         let [keys, values] = B::latent_keys(kv, shared, angles.clone(), nope);
         secondary.put::<B>([values]);
-        finish!(Keys, [kv_node, shared_node], Saved { angles, nope, secondary }, keys)
-    }
+        (keys, Some((angles, nope, secondary)))
+    },
+    |(angles, nope, secondary), keys, parents| {
+        let values = secondary.gradients::<B>().remove(0);
+        parents.register::<B>(B::latent_keys_grads([keys, values], angles, nope));
+    },
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 //!
 //! 1. [`LocalKernels`]: forward and gradients on one backend. The default bodies (module `plain`) are the formulas
 //!    written with Burn's primitives and serve every backend; module `flex` replaces them with tight loops on the CPU.
-//! 2. `LocalOps`: the operations as Burn backend extensions. Concrete backends call their kernels. `Autodiff` records
-//!    one node per operation and calls the gradient kernels; it computes only the gradients that some parent needs.
+//! 2. `Operation`: the forward pass, what it saves, and the backward pass, over the kernels of any backend. One backend
+//!    extension of Burn runs all operations; `Autodiff` records one node for each, and computes only the gradients that
+//!    some parent needs.
 //! 3. The public functions of this module, on [`Tensor`](burn::tensor::Tensor).
 //!
 //! Activations are `[sequence, batch, hidden]`, linear weights `[out, in]`, attention inputs
@@ -13,7 +14,6 @@
 
 mod api;
 mod attention;
-mod autodiff;
 pub mod blockwise;
 pub mod conjugate;
 pub mod context;
@@ -23,8 +23,6 @@ mod cross_entropy;
 mod cuda;
 pub mod decode;
 mod dropout_mask;
-pub(crate) mod extension;
-mod extras;
 mod flex;
 pub mod fp8;
 mod fused;
@@ -41,6 +39,7 @@ mod local;
 mod low_rank_swiglu;
 pub mod main_grads;
 pub mod moe;
+mod operation;
 mod options;
 #[cfg_attr(
     not(any(feature = "cuda", test)),

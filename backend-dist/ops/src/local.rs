@@ -1,94 +1,126 @@
-//! The operations as Burn backend extensions: routing only.
+//! The elementary operations. Those that a linear layer may compute on its input are in [`residual`](super::residual).
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{
+    TensorMetadata,
+    autodiff::ops::Ops,
+    tensor::{FloatTensor, IntTensor},
+};
 
 use super::{
     dropout_mask::DropoutMask,
-    kernels::LocalKernels,
-    options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+    gemm::deliver_weight_grad,
+    main_grads::{deliver, main_grad},
+    operation::{Parents, Tensors, operation},
+    options::{AttentionOptions, PackedHeads, Rotation},
     plain,
     saved_attention::CoreAttention,
 };
-use crate::extension::operations;
 
-operations! {
-    /// One method per public operation; see the functions of [`ops`](super) for what they do.
-    pub(super) trait LocalOps {
-        fn op_rms_norm(x: FloatTensor<Self>, w: FloatTensor<Self>, eps: f64) -> FloatTensor<Self> {
-            Self::rms_norm_forward(x, w, eps)
-        }
+operation! {
+    /// The constants are cos and sin.
+    pub Rope { heads: usize }, 1, ([FloatTensor<B>; 2], usize),
+    |[x], Tensors { floats, .. }, tracked| {
+        let [cos, sin]: [FloatTensor<B>; 2] = floats.try_into().expect("cos and sin");
+        let saved = tracked.then(|| ([cos.clone(), sin.clone()], heads));
+        (B::rope_apply(x, cos, sin, heads, Rotation::Forward), saved)
+    },
+    |([cos, sin], heads), grad, parents| {
+        parents.register::<B>([B::rope_apply(grad, cos, sin, heads, Rotation::Back)]);
+    },
+}
 
-        fn op_layer_norm(
-            x: FloatTensor<Self>,
-            w: FloatTensor<Self>,
-            b: FloatTensor<Self>,
-            eps: f64,
-        ) -> FloatTensor<Self> {
-            Self::layer_norm_forward(x, w, b, eps)
-        }
+operation! {
+    /// Saves the output.
+    pub Softcap { cap: f64 }, 1, (FloatTensor<B>, f64),
+    |[x], _, _| {
+        let capped = plain::activation::softcap::<B>(x, cap);
+        (capped.clone(), Some((capped, cap)))
+    },
+    |(capped, cap), grad, parents| {
+        parents.register::<B>([plain::activation::softcap_grad::<B>(capped, grad, cap)]);
+    },
+}
 
-        fn op_rope(
-            x: FloatTensor<Self>,
-            cos: FloatTensor<Self>,
-            sin: FloatTensor<Self>,
-            heads: usize,
-        ) -> FloatTensor<Self> {
-            Self::rope_apply(x, cos, sin, heads, Rotation::Forward)
-        }
+operation! {
+    pub Attention { options: AttentionOptions, attention: CoreAttention }, 3,
+    ([FloatTensor<B>; 3], [FloatTensor<B>; 2], AttentionOptions),
+    |[q, k, v], _, tracked| {
+        let qkv = tracked.then(|| [q.clone(), k.clone(), v.clone()]);
+        let (out, lse) = attention.run(|| B::attention_forward(q, k, v, options));
+        (out.clone(), qkv.map(|qkv| (qkv, [out, lse], options)))
+    },
+    |(qkv, result, options), grad, parents| {
+        parents.register::<B>(B::attention_grads(qkv, result, grad, options));
+    },
+}
 
-        fn op_swiglu(x: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::swiglu_forward(x)
-        }
+operation! {
+    pub AttentionPacked { heads: PackedHeads, options: AttentionOptions, attention: CoreAttention }, 1,
+    (FloatTensor<B>, [FloatTensor<B>; 2], PackedHeads, AttentionOptions),
+    |[qkv], _, tracked| {
+        let saved = tracked.then(|| qkv.clone());
+        let (out, lse) = attention.run(|| B::attention_packed_forward(qkv, heads, options));
+        (out.clone(), saved.map(|qkv| (qkv, [out, lse], heads, options)))
+    },
+    |(qkv, result, heads, options), grad, parents| {
+        parents.register::<B>([B::attention_packed_grad(qkv, result, grad, heads, options)]);
+    },
+}
 
-        fn op_gelu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
-            Self::gelu_forward(x, kind)
+operation! {
+    /// The constants are the ids.
+    pub Embedding { first_row: usize }, 1, (IntTensor<B>, usize, usize),
+    |[w], Tensors { ints, .. }, _| {
+        let ids = ints.into_iter().next().expect("ids");
+        let saved = (ids.clone(), first_row, w.shape()[0]);
+        (B::embedding_forward(w, ids, first_row), Some(saved))
+    },
+    |(ids, first_row, rows), grad, parents| {
+        let Parents { ops: Ops { parents: [node], .. }, grads } = parents;
+        let Some(node) = node else { return };
+        match main_grad::<B>(node.id) {
+            Some((sum, add)) => B::embedding_accumulate_weight_grad(grad, ids, first_row, rows, &sum, add),
+            None => grads.register::<B>(node.id, B::embedding_weight_grad(grad, ids, first_row, rows)),
         }
+    },
+}
 
-        fn op_geglu(x: FloatTensor<Self>, kind: GeluKind) -> FloatTensor<Self> {
-            Self::geglu_forward(x, kind)
-        }
+operation! {
+    pub Dropout { p: f64, key: DropoutMask }, 1, (f64, DropoutMask),
+    |[x], _, _| (B::dropout_apply(x, p, &key), Some((p, key))),
+    |(p, key), grad, parents| parents.register::<B>([B::dropout_apply(grad, p, &key)]),
+}
 
-        fn op_squared_relu(x: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::squared_relu_forward(x)
+operation! {
+    pub AddBias {}, 2, (),
+    |[x, b], _, _| (plain::linear::add_bias::<B>(x, b), Some(())),
+    |(), grad, parents| {
+        let Parents { ops: Ops { parents: [x, b], .. }, grads } = parents;
+        if let Some(node) = b {
+            deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
         }
+        if let Some(node) = x {
+            grads.register::<B>(node.id, grad);
+        }
+    },
+}
 
-        fn op_softcap(x: FloatTensor<Self>, cap: f64) -> FloatTensor<Self> {
-            plain::activation::softcap::<Self>(x, cap)
+operation! {
+    pub AddLinear {}, 3, [FloatTensor<B>; 2],
+    |[y, x, w], _, tracked| {
+        let saved = tracked.then(|| [x.clone(), w.clone()]);
+        (B::add_linear_forward(y, x, w), saved)
+    },
+    |[x, w], grad, parents| {
+        let Parents { ops: Ops { parents: [y_node, x_node, w_node], .. }, grads } = parents;
+        if let Some(node) = w_node {
+            deliver_weight_grad::<B>(grads, node.id, grad.clone(), x);
         }
-
-        fn op_attention(
-            q: FloatTensor<Self>,
-            k: FloatTensor<Self>,
-            v: FloatTensor<Self>,
-            options: AttentionOptions,
-            attention: CoreAttention,
-        ) -> FloatTensor<Self> {
-            attention.run(|| Self::attention_forward(q, k, v, options)).0
+        if let Some(node) = x_node {
+            grads.register::<B>(node.id, B::linear_input_grad(grad.clone(), w));
         }
-
-        fn op_attention_packed(
-            qkv: FloatTensor<Self>,
-            heads: PackedHeads,
-            options: AttentionOptions,
-            attention: CoreAttention,
-        ) -> FloatTensor<Self> {
-            attention.run(|| Self::attention_packed_forward(qkv, heads, options)).0
+        if let Some(node) = y_node {
+            grads.register::<B>(node.id, grad);
         }
-
-        fn op_embedding(w: FloatTensor<Self>, ids: IntTensor<Self>, first_row: usize) -> FloatTensor<Self> {
-            Self::embedding_forward(w, ids, first_row)
-        }
-
-        fn op_dropout(x: FloatTensor<Self>, p: f64, key: DropoutMask) -> FloatTensor<Self> {
-            Self::dropout_apply(x, p, &key)
-        }
-
-        fn op_add_bias(x: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
-            plain::linear::add_bias::<Self>(x, b)
-        }
-
-        fn op_add_linear(y: FloatTensor<Self>, x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::add_linear_forward(y, x, w)
-        }
-    }
+    },
 }

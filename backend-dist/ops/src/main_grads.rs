@@ -18,8 +18,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Device, Tensor};
 
-use super::kernels::LocalKernels;
-use crate::extension::on_backends;
+use super::{kernels::LocalKernels, operation::on_backends};
 
 thread_local! {
     /// The main gradients of this rank's parameters, by the node of the leaf.

@@ -2,14 +2,10 @@
 //! kernel of a reduction at run time, a thread that races with the tuning may take another one, and some kernels use
 //! atomic additions.
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch, Shape, TensorMetadata, autodiff::checkpoint::strategy::CheckpointStrategy,
-    tensor::FloatTensor,
-};
+use burn::backend::{Backend, Shape, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::kernels::LocalKernels;
-use crate::extension::{finish, node, operations};
+use super::operation::{apply, operation};
 
 /// Sum over dimension `dim`, which becomes 1.
 ///
@@ -17,7 +13,7 @@ use crate::extension::{finish, node, operations};
 /// If there is no such dimension.
 pub fn sum_dim<const D: usize>(x: Tensor<D>, dim: usize) -> Tensor<D> {
     assert!(dim < D, "sum_dim: dimension {dim} of {D}");
-    Tensor::from_dispatch(<Dispatch as SumOps>::op_sum_dim(x.into_dispatch(), dim))
+    apply(SumDim { dim }, [x.into_dispatch()])
 }
 
 /// Sum of all elements.
@@ -40,7 +36,7 @@ pub fn sum<const D: usize>(x: Tensor<D>) -> Tensor<1> {
 /// If that dimension does not have one element.
 pub fn expand_dim<const D: usize>(x: Tensor<D>, dim: usize, times: usize) -> Tensor<D> {
     assert!(dim < D && x.dims()[dim] == 1, "expand_dim: dimension {dim} of {:?}", x.dims());
-    Tensor::from_dispatch(<Dispatch as SumOps>::op_expand_dim(x.into_dispatch(), dim, times))
+    apply(ExpandDim { dim, times }, [x.into_dispatch()])
 }
 
 /// `log Σ exp(x)` over the last dimension, which becomes 1.
@@ -58,24 +54,7 @@ pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     let (left, right) = (a.dims(), b.dims());
     let fits = left[..D - 2] == right[..D - 2] && left[D - 1] == right[D - 2];
     assert!(fits, "matmul: {left:?} · {right:?}");
-    Tensor::from_dispatch(<Dispatch as SumOps>::op_matmul(a.into_dispatch(), b.into_dispatch()))
-}
-
-operations! {
-    /// One method per public operation.
-    trait SumOps {
-        fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-            Self::sum_dim(x, dim)
-        }
-
-        fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
-            expand::<Self>(x, dim, times)
-        }
-
-        fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
-            Self::matmul(a, b)
-        }
-    }
+    apply(Matmul {}, [a, b].map(Tensor::into_dispatch))
 }
 
 fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor<B> {
@@ -84,48 +63,34 @@ fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor
     B::float_expand(x, Shape::from(shape))
 }
 
-// Saves the dimension and its size.
-node!(SumDim: LocalKernels, 1, (usize, usize), |ops, grad, grads| {
-    let (dim, size) = ops.state;
-    if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, expand::<B>(grad, dim, size));
-    }
-});
-
-node!(ExpandDim: LocalKernels, 1, usize, |ops, grad, grads| {
-    if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, B::sum_dim(grad, ops.state));
-    }
-});
-
-// The state is each factor, if the other one needs a gradient.
-node!(Matmul: LocalKernels, 2, [Option<FloatTensor<B>>; 2], |ops, grad, grads| {
-    let ([a_node, b_node], [a, b]) = (ops.parents, ops.state);
-    if let (Some(node), Some(b)) = (a_node, b) {
-        grads.register::<B>(node.id, B::matmul(grad.clone(), B::float_transpose(b)));
-    }
-    if let (Some(node), Some(a)) = (b_node, a) {
-        grads.register::<B>(node.id, B::matmul(B::float_transpose(a), grad));
-    }
-});
-
-impl<B: LocalKernels, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
-    fn op_sum_dim(x: FloatTensor<Self>, dim: usize) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
+operation! {
+    /// Saves the dimension and its size.
+    SumDim { dim: usize }, 1, (usize, usize),
+    |[x], _, _| {
         let size = x.shape()[dim];
-        finish!(SumDim, [node], (dim, size), B::sum_dim(x, dim))
-    }
+        (B::sum_dim(x, dim), Some((dim, size)))
+    },
+    |(dim, size), grad, parents| parents.register::<B>([expand::<B>(grad, dim, size)]),
+}
 
-    fn op_expand_dim(x: FloatTensor<Self>, dim: usize, times: usize) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        finish!(ExpandDim, [node], dim, expand::<B>(x, dim, times))
-    }
+operation! {
+    ExpandDim { dim: usize, times: usize }, 1, usize,
+    |[x], _, _| (expand::<B>(x, dim, times), Some(dim)),
+    |dim, grad, parents| parents.register::<B>([B::sum_dim(grad, dim)]),
+}
 
-    fn op_matmul(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
-        let [of_a, of_b] = [a.is_tracked(), b.is_tracked()];
-        let ((a, a_node), (b, b_node)) = (a.into_parts(), b.into_parts());
-        finish!(Matmul, [a_node, b_node], [of_b.then(|| a.clone()), of_a.then(|| b.clone())], B::matmul(a, b))
-    }
+operation! {
+    /// Saves each factor, if the other one needs a gradient.
+    Matmul {}, 2, [Option<FloatTensor<B>>; 2],
+    |[a, b], _, tracked| {
+        let [of_a, of_b] = tracked.0;
+        let saved = [of_b.then(|| a.clone()), of_a.then(|| b.clone())];
+        (B::matmul(a, b), Some(saved))
+    },
+    |[a, b], grad, parents| {
+        let of_a = b.map(|b| B::matmul(grad.clone(), B::float_transpose(b)));
+        parents.register::<B>([of_a, a.map(|a| B::matmul(B::float_transpose(a), grad))]);
+    },
 }
 
 #[cfg(test)]

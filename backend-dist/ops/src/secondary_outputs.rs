@@ -2,13 +2,13 @@
 //! their values from a shared slot and store their gradients in it. Nodes run from the last to the first, so the
 //! primary node finds all gradients there.
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
-};
+use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::stash::Stash;
-use crate::extension::{finish, node, operations};
+use super::{
+    operation::{apply, operation},
+    stash::Stash,
+};
 
 /// The secondary outputs of an operation: forward their values, backward their gradients. Clones share them.
 #[derive(Clone, Debug)]
@@ -46,28 +46,15 @@ pub(super) fn secondary_output<const D: usize, const E: usize>(
     secondary: &SecondaryOutputs,
     index: usize,
 ) -> Tensor<E> {
-    let first = first.clone().into_dispatch();
-    Tensor::from_dispatch(<Dispatch as OutputOps>::op_secondary(first, secondary.clone(), index))
+    apply(Secondary { secondary: secondary.clone(), index }, [first.clone().into_dispatch()])
 }
 
-operations! {
-    trait OutputOps {
-        /// `first` only selects the backend and the node.
-        fn op_secondary(_first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
-            secondary.take::<Self>(index)
-        }
-    }
-}
-
-// Parent: the primary output, to which no gradient flows from here.
-node!(SecondaryNode: Backend, 1, (SecondaryOutputs, usize), |ops, grad, grads| {
-    let (secondary, index) = ops.state;
-    secondary.0[index].put(grad);
-});
-
-impl<B: Backend, C: CheckpointStrategy> OutputOps for Autodiff<B, C> {
-    fn op_secondary(first: FloatTensor<Self>, secondary: SecondaryOutputs, index: usize) -> FloatTensor<Self> {
-        let ((_, node), value) = (first.into_parts(), secondary.take::<B>(index));
-        finish!(SecondaryNode, [node], (secondary, index), value)
-    }
+operation! {
+    /// The input, the primary output, only selects the backend and the node. No gradient flows to it from here.
+    Secondary { secondary: SecondaryOutputs, index: usize }, 1, (SecondaryOutputs, usize),
+    |[_first], _, _| {
+        let value = secondary.take::<B>(index);
+        (value, Some((secondary, index)))
+    },
+    |(secondary, index), grad, _parents| secondary.0[index].put(grad),
 }

@@ -1,26 +1,21 @@
 //! `x / (Σ x + eps)`, and softmax, which is the same of exponentials.
 
-use burn::backend::{
-    Autodiff, Dispatch, Flex, Scalar, TensorMetadata, autodiff::checkpoint::strategy::CheckpointStrategy,
-    tensor::FloatTensor,
-};
+use burn::backend::{Flex, Scalar, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::kernels::LocalKernels;
-use crate::extension::{finish, node, operations};
+use super::{
+    kernels::LocalKernels,
+    operation::{apply, operation},
+};
 
 /// `x / (Σ x + eps)` with sums over the last dimension.
 pub fn normalize_sum<const D: usize>(x: Tensor<D>, eps: f64) -> Tensor<D> {
-    normalize(x, Normalizer::Sum { eps })
+    apply(Normalize { normalizer: Normalizer::Sum { eps } }, [x.into_dispatch()])
 }
 
 /// Softmax over the last dimension.
 pub fn softmax<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    normalize(x, Normalizer::Softmax)
-}
-
-fn normalize<const D: usize>(x: Tensor<D>, normalizer: Normalizer) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as NormalizeOps>::op_normalize(x.into_dispatch(), normalizer))
+    apply(Normalize { normalizer: Normalizer::Softmax }, [x.into_dispatch()])
 }
 
 /// The numbers that are divided by their sum.
@@ -83,26 +78,11 @@ pub fn plain_grad<B: LocalKernels>(
     }
 }
 
-operations! {
-    pub(super) trait NormalizeOps {
-        fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
-            let [y, _] = Self::normalize(x, normalizer);
-            y
-        }
-    }
-}
-
-node!(Normalize: NormalizeKernels, 1, ([FloatTensor<B>; 2], Normalizer), |ops, grad, grads| {
-    let (saved, normalizer) = ops.state;
-    if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, B::normalize_grad(saved, grad, normalizer));
-    }
-});
-
-impl<B: NormalizeKernels, C: CheckpointStrategy> NormalizeOps for Autodiff<B, C> {
-    fn op_normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
+operation! {
+    Normalize { normalizer: Normalizer }, 1, ([FloatTensor<B>; 2], Normalizer),
+    |[x], _, _| {
         let [y, total] = B::normalize(x, normalizer);
-        finish!(Normalize, [node], ([y.clone(), total], normalizer), y)
-    }
+        (y.clone(), Some(([y, total], normalizer)))
+    },
+    |(saved, normalizer), grad, parents| parents.register::<B>([B::normalize_grad(saved, grad, normalizer)]),
 }

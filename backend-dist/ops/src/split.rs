@@ -1,13 +1,13 @@
 //! Splits a projection along its features, as one autograd node: the gradients of separate slices would be as wide as
 //! the projection and mostly zeros.
 
-use burn::backend::{
-    Autodiff, Backend, Dispatch, Flex, Slice, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
-};
+use burn::backend::{Backend, Flex, Slice, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
-use super::secondary_outputs::{SecondaryOutputs, secondary_output};
-use crate::extension::{finish, node, operations};
+use super::{
+    operation::{apply, operation},
+    secondary_outputs::{SecondaryOutputs, secondary_output},
+};
 
 /// Splits the features of `x [s, b, n]` into chunks of these sizes. All results must be used.
 ///
@@ -19,8 +19,7 @@ pub fn split<const N: usize>(x: Tensor<3>, sizes: [usize; N]) -> [Tensor<3>; N] 
     let fits = sizes.iter().sum::<usize>() == features && !sizes.contains(&0);
     assert!(fits, "split: parts of {sizes:?} features do not make up {features}");
     let secondary = SecondaryOutputs::new(sizes.len() - 1);
-    let first = <Dispatch as SplitOps>::op_split(x.into_dispatch(), sizes.to_vec(), secondary.clone());
-    let first = Tensor::from_dispatch(first);
+    let first = apply(Split { sizes: sizes.to_vec(), secondary: secondary.clone() }, [x.into_dispatch()]);
     std::array::from_fn(|i| if i == 0 { first.clone() } else { secondary_output(&first, &secondary, i - 1) })
 }
 
@@ -49,35 +48,19 @@ pub fn slices<B: Backend>(x: FloatTensor<B>, sizes: &[usize]) -> Vec<FloatTensor
     sizes.iter().map(slice).collect()
 }
 
-operations! {
-    pub(super) trait SplitOps {
-        /// Returns the first chunk; the other ones are the `secondary` outputs.
-        fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
-            split_off::<Self>(x, &sizes, &secondary)
-        }
-    }
-}
-
-fn split_off<B: SplitKernels>(x: FloatTensor<B>, sizes: &[usize], secondary: &SecondaryOutputs) -> FloatTensor<B> {
-    let mut parts = B::split(x, sizes).into_iter();
-    let first = parts.next().expect("there is a part");
-    secondary.put::<B>(parts);
-    first
-}
-
-node!(Split: SplitKernels, 1, SecondaryOutputs, |ops, first, grads| {
-    let parts = [first].into_iter().chain(ops.state.gradients::<B>()).collect();
-    if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, B::join(parts));
-    }
-});
-
-impl<B: SplitKernels, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
-    fn op_split(x: FloatTensor<Self>, sizes: Vec<usize>, secondary: SecondaryOutputs) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        let first = split_off::<B>(x, &sizes, &secondary);
-        finish!(Split, [node], secondary, first)
-    }
+operation! {
+    /// Returns the first chunk; the other ones are the `secondary` outputs.
+    Split { sizes: Vec<usize>, secondary: SecondaryOutputs }, 1, SecondaryOutputs,
+    |[x], _, _| {
+        let mut parts = B::split(x, &sizes).into_iter();
+        let first = parts.next().expect("there is a part");
+        secondary.put::<B>(parts);
+        (first, Some(secondary))
+    },
+    |secondary, first, parents| {
+        let parts = [first].into_iter().chain(secondary.gradients::<B>()).collect();
+        parents.register::<B>([B::join(parts)]);
+    },
 }
 
 #[cfg(test)]

@@ -75,6 +75,15 @@ impl Step {
         matches!(self, Self::RmsNorm(_) | Self::LayerNorm(_))
     }
 
+    /// Parameters of a norm.
+    pub fn norm_params(self) -> usize {
+        match self {
+            Self::RmsNorm(_) => 1,
+            Self::LayerNorm(_) => 2,
+            _ => unreachable!("{self:?} is no norm"),
+        }
+    }
+
     pub fn forward<B: LocalKernels>(
         self,
         x: FloatTensor<B>,

@@ -2,14 +2,16 @@
 
 use burn::backend::{
     Autodiff, Backend, Dispatch, TensorMetadata,
-    autodiff::{NodeId, checkpoint::strategy::CheckpointStrategy, grads::Gradients as AutodiffGradients},
+    autodiff::{NodeId, checkpoint::strategy::CheckpointStrategy, grads::Gradients as AutodiffGradients, ops::Ops},
     backend_extension,
     tensor::FloatTensor,
 };
 use burn::tensor::{Gradients, Tensor};
 
-use super::stash::Stash;
-use crate::extension::{finish, node, on_backends};
+use super::{
+    operation::{Parents, apply, on_backends, operation},
+    stash::Stash,
+};
 
 /// The recorded graph of an output, without the output's elements.
 #[derive(Debug)]
@@ -27,8 +29,7 @@ impl Tape {
     pub fn of<const D: usize>(y: Tensor<D>) -> Self {
         assert!(y.is_tracked(), "a tape of a tensor which autodiff does not track");
         let (seed, shape) = (Seed::default(), y.dims().to_vec());
-        let root = Tensor::from_dispatch(<Dispatch as TapeOps>::op_root(y.into_dispatch(), seed.clone()));
-        Self { root, seed, shape }
+        Self { root: apply(Root { seed: seed.clone() }, [y.into_dispatch()]), seed, shape }
     }
 
     /// The gradients of everything that the output depends on, from the output's gradient.
@@ -65,39 +66,32 @@ type Seed = Stash;
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
 trait TapeOps: Backend {
-    /// One element, whose backward pass runs `seed` at `y`.
-    fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self>;
-
     /// Registers `grad`.
     fn op_start(grad: FloatTensor<Self>) -> Start;
 }
 
 on_backends! {
     impl TapeOps {
-        fn op_root(_: FloatTensor<Self>, _: Seed) -> FloatTensor<Self> {
-            unreachable!("only tracked tensors have a tape")
-        }
-
         fn op_start(grad: FloatTensor<Self>) -> Start {
             Box::new(move |grads, node| grads.register::<Self>(node, grad))
         }
     }
 }
 
-node!(Root: Backend, 1, Seed, |ops, _grad, grads| {
-    let start = ops.state.take::<Start>().expect("the seed is set before backward");
-    if let [Some(node)] = ops.parents {
-        start(grads, node.id);
-    }
-});
+operation! {
+    /// One element, whose backward pass runs the seed at the input.
+    Root { seed: Seed }, 1, Seed,
+    |[y], _, _| (B::float_zeros([1].into(), &y.device(), y.dtype().into()), Some(seed)),
+    |seed, _grad, parents| {
+        let Parents { ops: Ops { parents: [node], .. }, grads } = parents;
+        let start = seed.take::<Start>().expect("the seed is set before backward");
+        if let Some(node) = node {
+            start(grads, node.id);
+        }
+    },
+}
 
 impl<B: Backend + TapeOps, C: CheckpointStrategy> TapeOps for Autodiff<B, C> {
-    fn op_root(y: FloatTensor<Self>, seed: Seed) -> FloatTensor<Self> {
-        let (y, node) = y.into_parts();
-        let root = B::float_zeros([1].into(), &y.device(), y.dtype().into());
-        finish!(Root, [node], seed, root)
-    }
-
     fn op_start(grad: FloatTensor<Self>) -> Start {
         B::op_start(grad.into_primitive())
     }

@@ -23,7 +23,7 @@ use model::GpuModel;
 #[cfg(feature = "cuda")]
 pub(crate) use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
-pub use recording::{Recording, overwrite};
+pub use recording::{Recording, overwrite, part};
 use serde::{Deserialize, Serialize};
 pub use settle::settle;
 use std::fmt;

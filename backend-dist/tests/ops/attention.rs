@@ -1,8 +1,9 @@
 //! Attention against the whole score matrix.
 
 use crate::compare::{same, values};
-use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, attention, attention_packed};
-use burn::tensor::{Bool, DType, Device, Tensor, TensorData, activation::softmax};
+use backend_dist::ops::context::{attention_packed_with_sinks, attention_with_sinks};
+use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, PassContext, attention, attention_packed};
+use burn::tensor::{Bool, DType, Device, Distribution, Tensor, TensorData, activation::softmax};
 
 /// `[s, b, h, d]` to `[b, h, s, d]`, every head repeated `times` times.
 fn heads(x: Tensor<4>, times: usize) -> Tensor<4> {
@@ -213,4 +214,29 @@ fn heads_outside_the_layer_are_refused() {
 fn heads_must_divide() {
     let x = |h| Tensor::<4>::zeros([2, 1, h, 2], &Device::flex());
     attention(x(3), x(2), x(2), AttentionOptions::causal(2));
+}
+
+/// With sinks, values and gradients of a packed projection are those of separate queries, keys and values.
+#[test]
+fn sinks_of_a_packed_projection_are_those_of_separate_heads() {
+    let device = Device::flex().autodiff();
+    let heads = PackedHeads { heads: 4, kv_heads: 2 };
+    let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, (&device, DType::F64));
+    let (qkv, slope) = (random([9, 2, 8, 6]).require_grad(), random([9, 2, 4, 6]));
+    let sinks = random([1, 1, 1, 4]).reshape([4]).require_grad();
+    let pass = PassContext::default();
+    for window in [None, Some(3)] {
+        let options = AttentionOptions { window, ..AttentionOptions::causal(6) };
+        let parts = [(0, 4), (4, 2), (6, 2)].map(|(first, count)| qkv.clone().narrow(2, first, count));
+        let apart = attention_with_sinks(parts, sinks.clone(), options, None, None, &pass);
+        let whole = attention_packed_with_sinks(qkv.clone(), heads, sinks.clone(), options, None, None, &pass);
+        let distance = |a: Tensor<1>, b: Tensor<1>| (a - b).abs().max().into_scalar::<f64>();
+        let flat = |x: Tensor<4>| x.inner().flatten::<1>(0, 3);
+        assert!(distance(flat(whole.clone()), flat(apart.clone())) < 1e-12);
+        let [found, expected] = [whole, apart].map(|y| (y * slope.clone()).sum().backward());
+        let of_qkv = |from| qkv.grad(from).expect("it takes part").flatten::<1>(0, 3);
+        assert!(distance(of_qkv(&found), of_qkv(&expected)) < 1e-12);
+        let of_sinks = |from| sinks.grad(from).expect("it takes part");
+        assert!(distance(of_sinks(&found), of_sinks(&expected)) < 1e-12);
+    }
 }

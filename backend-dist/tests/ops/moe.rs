@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
-use backend_dist::ops::moe::{RowMap, gather_rows, grouped_linear, grouped_swiglu_linear, inject, router_logits};
+use backend_dist::ops::moe::{
+    ClampedSwiGlu, RowMap, gather_rows, grouped_clamped_linear, grouped_linear, grouped_swiglu_linear, inject,
+    router_logits,
+};
 use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{PassContext, linear, swiglu};
+use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor};
 
 use crate::compare::{leaf, numbers, same, values};
@@ -75,6 +79,32 @@ fn factors_stand_in_front_of_the_second_matrix() {
         same("grouped_swiglu_linear", &[30, 5, 48], fused, |x| {
             let h = swiglu(x[0].clone().reshape([5, 6])) * x[1].clone().reshape([5, 1]);
             by_group(h, x[2].clone().reshape([16, 3])).reshape([20])
+        });
+    }
+}
+
+#[test]
+fn biases_stand_around_a_clamped_activation() {
+    let counts: Arc<[usize]> = COUNTS.into();
+    // Many of the compared numbers are beyond the limit.
+    let act = ClampedSwiGlu { alpha: 1.7, limit: 0.6 };
+    let of_rows = |bias: Tensor<1>, n: usize| {
+        let bias = bias.reshape([COUNTS.len(), n]);
+        let row = |group: usize| bias.clone().slice([group..group + 1, 0..n]);
+        let rows = COUNTS.iter().enumerate().flat_map(|(group, count)| std::iter::repeat_n(group, *count));
+        Tensor::cat(rows.map(row).collect(), 0)
+    };
+    for recompute in [false, true] {
+        let fused = |x: Vec<Tensor<1>>| {
+            let (w, p, biases) = (x[2].clone().reshape([16, 3]), x[1].clone(), [x[3].clone(), x[4].clone()]);
+            let (x, pass) = (x[0].clone().reshape([5, 6]), PassContext::default());
+            grouped_clamped_linear(x, p, w, biases, act, &counts, recompute, &pass).reshape([20])
+        };
+        same("grouped_clamped_linear", &[30, 5, 48, 24, 16], fused, |x| {
+            let (p, h) = (x[1].clone().reshape([5, 1]), x[0].clone().reshape([5, 6]) + of_rows(x[3].clone(), 6));
+            let (gate, up) = (h.clone().narrow(1, 0, 3).clamp_max(0.6), h.narrow(1, 3, 3).clamp(-0.6, 0.6));
+            let h = (up + 1.0) * gate.clone() * sigmoid(gate * 1.7) * p.clone();
+            (by_group(h, x[2].clone().reshape([16, 3])) + of_rows(x[4].clone(), 4) * p).reshape([20])
         });
     }
 }

@@ -4,6 +4,7 @@
 use crate::compare::{leaf, numbers, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::ops::conjugate::{Partial, reduce_from_tensor_parallel};
 use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
     HandOvers, InputCollective, LinearOptions, OutputCollective, PassContext, Prologue, Residual, layer_norm,
@@ -198,6 +199,36 @@ fn over_two_ranks() {
         let group = r.group(Axis::Tp);
         all_blocks(&(InputCollective::Copy(group.clone()), OutputCollective::AllReduce(group.clone())), r.rank);
         all_blocks(&(InputCollective::AllGather(group.clone()), OutputCollective::ReduceScatter(group)), r.rank);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A partial sum is reduced, added and normalised in one step, with the gradients of one step after the other.
+#[test]
+fn a_partial_sum_is_added_as_its_sum() {
+    let mesh = Mesh::new(ParallelLayout { tp: 2, ..Default::default() }).unwrap();
+    launch(&mesh, &[Device::flex()], |r| {
+        let (group, shape) = (r.group(Axis::Tp), [SEQ, BATCH, HIDDEN]);
+        for centred in [false, true] {
+            let run = |together: bool| {
+                let (x, partial) = (tracked(shape, 1), tracked(shape, 2 + r.rank));
+                let [weight, bias] = [5, 6].map(|seed| leaf(&numbers(HIDDEN, seed), DType::F64, true));
+                let next: Tensor<2> = Tensor::ones([WIDE, HIDDEN], (&x.device(), DType::F64));
+                let norm = Sublayer { norm: [weight.clone(), bias], up: next.clone(), down: next.clone() };
+                let stream = Residual::enter(x.clone(), &PassContext::default());
+                let of = Partial::new(partial.clone());
+                let stream = match together {
+                    true => stream.plus_sum(of, &group, norm.prologue(centred), Some(next)),
+                    false => stream.plus(reduce_from_tensor_parallel(of, &group), norm.prologue(centred)),
+                };
+                let y = stream.clone().leave(stream.norm(norm.prologue(centred)));
+                let grads = pull_back(y.clone(), tracked(shape, 7).detach());
+                let of = [&x, &partial].map(|x| values(x.grad(&grads).unwrap()));
+                (values(y), of, values(weight.grad(&grads).unwrap()))
+            };
+            assert_eq!(run(true), run(false), "centred: {centred}");
+        }
         Ok(())
     })
     .unwrap();

@@ -1,13 +1,16 @@
-//! The kernels of MoE layers besides the grouped GEMMs, at the sizes of Mixtral 8x7B and Qwen3-30B-A3B with 8192
-//! tokens, each routed to `top_k` experts. Bytes as in `timings`.
+//! The kernels of MoE layers besides the grouped GEMMs, at the sizes of Mixtral 8x7B, Qwen3-30B-A3B and gpt-oss-20b with
+//! 8192 tokens, each routed to `top_k` experts. Bytes as in `timings`.
 use crate::checks::upload_i32;
 use crate::clock::Clock;
 use half::bf16;
+use kernels_cubecl::pointwise::column_sum::{GroupRows, group_sums};
 use kernels_cubecl::pointwise::flat::FloatType;
+use kernels_cubecl::pointwise::gated::{Clamp, Gating};
+use kernels_cubecl::pointwise::moe::biases::{self, GroupBias};
 use kernels_cubecl::pointwise::moe::count::{self, CountShape};
 use kernels_cubecl::pointwise::moe::permute::{self, PermuteShape, PermuteTables};
 use kernels_cubecl::pointwise::moe::topk::{self, Selection};
-use kernels_cubecl::pointwise::moe::{self, SumRowsShape};
+use kernels_cubecl::pointwise::moe::{self, SumRowsShape, weighted};
 
 const TOKENS: usize = 8192;
 
@@ -27,6 +30,58 @@ pub fn all(clock: &mut Clock) {
         rows(clock, &moe);
         tables(clock, &moe);
     }
+    biases(clock, &MoeModel { name: "gpt-oss", experts: 32, top_k: 4, hidden: 2880, ffn: 2880 });
+}
+
+/// Experts with biases, as many tokens each.
+fn biases(clock: &mut Clock, moe: &MoeModel) {
+    let MoeModel { name, experts, top_k, hidden, ffn } = *moe;
+    let names = [
+        "clamped swiglu",
+        "clamped swiglu gradient",
+        "gradient of the first bias",
+        "second bias",
+        "gradient of the second bias",
+        "gradient of its factors",
+    ];
+    let names = names.map(|what| format!("{what}, {name}"));
+    if !clock.wants(&names.each_ref().map(String::as_str)) {
+        return;
+    }
+    let (client, rows) = (clock.client, TOKENS * top_k);
+    let half = |len| clock.tensor(FloatType::Bf16, len);
+    let (x, y, dy, dx) = (half(2 * rows * ffn), half(rows * ffn), half(rows * ffn), half(2 * rows * ffn));
+    let (first, second) = (half(2 * experts * ffn), half(experts * hidden));
+    let (factors, slopes) = (clock.tensor(FloatType::F32, rows), clock.tensor(FloatType::F32, rows));
+    let each = rows / experts;
+    let of_rows = upload_i32(client, &(0..rows).map(|row| (row / each) as i32).collect::<Vec<_>>());
+    let starts = upload_i32(client, &(0..=experts).map(|group| (group * each) as i32).collect::<Vec<_>>());
+    let group_rows = GroupRows { starts: &starts, groups: experts, rows };
+    let gating = Gating::Clamped(Clamp::new(1.702, 7.0));
+    let bias = |values| GroupBias { values, groups: experts, of_rows: &of_rows };
+    let len = rows * ffn;
+    clock.time(&names[0], 6 * len + 8 * rows, |i| {
+        let tensors = [x.at(i), factors.at(0), y.at(i)];
+        weighted::forward::<bf16>(client, tensors, Some(bias(first.at(0))), rows, ffn, gating).expect("legal")
+    });
+    clock.time(&names[1], 10 * len + 12 * rows, |i| {
+        let (from, to) = ([x.at(i), factors.at(0), dy.at(i)], [dx.at(i), slopes.at(0)]);
+        weighted::backward::<bf16>(client, from, to, Some(bias(first.at(0))), rows, ffn, gating).expect("legal")
+    });
+    let sums = client.empty(8 * experts * ffn);
+    clock.time(&names[2], 4 * len, |i| {
+        group_sums::<bf16>(client, dx.at(i), None, &sums, group_rows, 2 * ffn).expect("legal")
+    });
+    let len = rows * hidden;
+    clock.time(&names[3], 4 * len + 8 * rows, |i| {
+        biases::add::<bf16>(client, y.at(i), factors.at(0), bias(second.at(0)), rows, hidden).expect("legal")
+    });
+    clock.time(&names[4], 2 * len + 4 * rows, |i| {
+        group_sums::<bf16>(client, dy.at(i), Some(factors.at(0)), &sums, group_rows, hidden).expect("legal")
+    });
+    clock.time(&names[5], 2 * len + 8 * rows, |i| {
+        biases::add_products::<bf16>(client, dy.at(i), slopes.at(0), bias(second.at(0)), rows, hidden).expect("legal")
+    });
 }
 
 /// A permutation of tokens that each use `top_k` consecutive experts: the token of each row, and the rows of each token.
@@ -66,11 +121,12 @@ fn rows(clock: &mut Clock, moe: &MoeModel) {
     let (x, y, dy, dx) = (half(2 * len), half(len), half(len), half(2 * len));
     let (factors, slopes) = (clock.tensor(FloatType::F32, copies), client.empty(4 * copies));
     clock.time(&names[2], 6 * len + 4 * copies, |i| {
-        moe::swiglu::<bf16>(client, x.at(i), factors.at(0), y.at(i), copies, ffn).expect("legal")
+        let tensors = [x.at(i), factors.at(0), y.at(i)];
+        weighted::forward::<bf16>(client, tensors, None, copies, ffn, Gating::Silu).expect("legal")
     });
     clock.time(&names[3], 10 * len + 8 * copies, |i| {
         let from = [x.at(i), factors.at(0), dy.at(i)];
-        moe::swiglu_gradients::<bf16>(client, from, [dx.at(i), &slopes], copies, ffn).expect("legal")
+        weighted::backward::<bf16>(client, from, [dx.at(i), &slopes], None, copies, ffn, Gating::Silu).expect("legal")
     });
 }
 

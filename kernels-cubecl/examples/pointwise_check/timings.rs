@@ -12,12 +12,13 @@ use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::embedding::{self, TableShape};
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
+use kernels_cubecl::pointwise::gated::{self, Gating};
 use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::low_rank::{self, LowRank};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
-use kernels_cubecl::pointwise::{gelu, low_rank_swiglu, muon, reduce_slices, swiglu};
+use kernels_cubecl::pointwise::{gelu, low_rank_swiglu, muon, reduce_slices};
 use std::collections::BTreeSet;
 
 pub const TOKENS: usize = 8192;
@@ -114,7 +115,17 @@ pub fn optimizers(clock: &mut Clock) {
 }
 
 pub fn activations(clock: &mut Clock) {
-    let names = ["swiglu", "swiglu gradient", "gelu", "gelu gradient", "gelu tanh", "gelu tanh gradient", "dropout"];
+    let names = [
+        "swiglu",
+        "swiglu gradient",
+        "geglu",
+        "geglu gradient",
+        "gelu",
+        "gelu gradient",
+        "gelu tanh",
+        "gelu tanh gradient",
+        "dropout",
+    ];
     if !clock.wants(&names) {
         return;
     }
@@ -122,11 +133,15 @@ pub fn activations(clock: &mut Clock) {
     let half = |len| clock.tensor(FloatType::Bf16, len);
     let (len, both) = (TOKENS * FFN, 2 * TOKENS * FFN);
     let (x, y, dy, dx) = (half(both), half(len), half(len), half(both));
-    clock.time(names[0], 6 * len, |i| swiglu::forward::<bf16>(client, x.at(i), y.at(i), TOKENS, FFN).expect("legal"));
-    clock.time(names[1], 10 * len, |i| {
-        swiglu::backward::<bf16>(client, x.at(i), dy.at(i), dx.at(i), TOKENS, FFN).expect("legal")
-    });
-    for (tanh, names) in [(false, [names[2], names[3]]), (true, [names[4], names[5]])] {
+    for (gating, names) in [(Gating::Silu, [names[0], names[1]]), (Gating::GeluTanh, [names[2], names[3]])] {
+        clock.time(names[0], 6 * len, |i| {
+            gated::forward::<bf16>(client, x.at(i), y.at(i), TOKENS, FFN, gating).expect("legal")
+        });
+        clock.time(names[1], 10 * len, |i| {
+            gated::backward::<bf16>(client, [x.at(i), dy.at(i), dx.at(i)], TOKENS, FFN, gating).expect("legal")
+        });
+    }
+    for (tanh, names) in [(false, [names[4], names[5]]), (true, [names[6], names[7]])] {
         clock.time(names[0], 4 * len, |i| gelu::forward::<bf16>(client, x.at(i), y.at(i), len, tanh).expect("legal"));
         clock.time(names[1], 6 * len, |i| {
             gelu::backward::<bf16>(client, x.at(i), dy.at(i), dx.at(i), len, tanh).expect("legal")
@@ -134,7 +149,7 @@ pub fn activations(clock: &mut Clock) {
     }
     let keys = upload_u32(client, &vec![77; 2 * TOKENS]);
     let how = Drop { first_column: 0, limit: 1 << 29, scale: 1.25 };
-    clock.time(names[6], 4 * len, |i| {
+    clock.time(names[8], 4 * len, |i| {
         dropout::apply::<bf16>(client, dy.at(i), &keys, y.at(i), (TOKENS, FFN), how).expect("legal")
     });
 }

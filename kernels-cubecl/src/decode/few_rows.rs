@@ -1,5 +1,6 @@
 //! Linear layers of a few rows: the tokens of a decode step, or those that an expert has of them. The time is that of
-//! reading the weights, so each is read once, by a plane that has several loads in flight and all rows in registers.
+//! reading the weights, so each is read once, by a plane that has several loads in flight and all rows in registers. Where
+//! the features are `[gate | up]` of SwiGLU, a plane has both of some, and writes `silu(gate) up`.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 use cubecl::prelude::*;
@@ -8,6 +9,7 @@ use cubecl::server::Handle;
 use super::few_rows_mma as mma;
 use super::rows::{rows_of_cube, source};
 use super::{FewRows, MOST_COPIES, MOST_FEATURES, MOST_ROWS, Rows};
+use crate::pointwise::gated::gated;
 use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer, check, plane_total};
 
 /// Vectors of weights that a unit has in flight.
@@ -26,10 +28,12 @@ pub struct Plan {
     pub rows: usize,
     /// Vectors of a feature that a unit has in flight.
     pub ahead: usize,
+    /// Whether half of its features are gates of the others.
+    pub gated: bool,
 }
 
 impl Plan {
-    fn new(sizes: &FewRows, cube: CubeShape) -> Self {
+    fn new(sizes: &FewRows, cube: CubeShape, gated: bool) -> Self {
         let FewRows { rows, groups, features, inner } = *sizes;
         // Few experts have more than their share.
         let rows = (2 * rows / groups).clamp(1, MOST_ROWS.min(rows));
@@ -38,8 +42,14 @@ impl Plan {
         // Sums of many features are held for many rows.
         let most = if rows > 1 { 4 } else { IN_FLIGHT / ahead };
         let busy = |own: &usize| *own <= most && (*own == 1 || groups * features / own >= BUSY);
-        let own = [MOST_FEATURES, 2, 1].into_iter().find(busy).unwrap_or(1);
-        Self { cube, features: own, rows, ahead: ahead.min(if rows > 1 { 2 } else { IN_FLIGHT / own }) }
+        let least = if gated { 2 } else { 1 };
+        let own = [MOST_FEATURES, 2, 1].into_iter().find(busy).unwrap_or(least).max(least);
+        Self { cube, features: own, rows, ahead: ahead.min(if rows > 1 { 2 } else { IN_FLIGHT / own }), gated }
+    }
+
+    /// Features that a plane writes.
+    fn written(self) -> usize {
+        if self.gated { self.features / 2 } else { self.features }
     }
 }
 
@@ -58,13 +68,17 @@ pub fn few_rows<E: Float>(
     #[comptime] of: Rows,
     #[comptime] plan: Plan,
 ) {
-    let (own, rows, ahead) = comptime![(plan.features, plan.rows, plan.ahead)];
+    let (own, rows, ahead, written) = comptime![(plan.features, plan.rows, plan.ahead, plan.written())];
     let plane = comptime![plan.cube.plane];
     let (group, first, end) = rows_of_cube(slots, groups, all, of, plan.cube);
     let mut row = first;
     let lane = UNIT_POS % plane;
-    let feature = (CUBE_POS_X * comptime![plan.cube.planes() as u32] + UNIT_POS / plane) * comptime![own as u32];
-    if feature < features {
+    let mut outputs = features;
+    if comptime![plan.gated] {
+        outputs = features / 2;
+    }
+    let feature = (CUBE_POS_X * comptime![plan.cube.planes() as u32] + UNIT_POS / plane) * comptime![written as u32];
+    if feature < outputs {
         let matrix = (group * features + feature) * width;
         while row < end {
             let mut sums = Array::<f32>::new(comptime![own * rows]);
@@ -81,7 +95,11 @@ pub fn few_rows<E: Float>(
                     let at = column + comptime![a as u32 * plane];
                     #[unroll]
                     for f in 0..own {
-                        of_w[comptime![a * own + f]] = w[(matrix + comptime![f as u32] * width + at) as usize];
+                        let mut line = comptime![f as u32].runtime();
+                        if comptime![f >= written] {
+                            line = outputs + comptime![(f - written) as u32];
+                        }
+                        of_w[comptime![a * own + f]] = w[(matrix + line * width + at) as usize];
                     }
                     #[unroll]
                     for n in 0..rows {
@@ -108,14 +126,18 @@ pub fn few_rows<E: Float>(
                 column += comptime![ahead as u32 * plane];
             }
             #[unroll]
-            for f in 0..own {
+            for f in 0..written {
                 #[unroll]
                 for n in 0..rows {
                     let at = comptime![f * rows + n];
-                    let total = plane_total(sums[at], plan.cube);
+                    let mut value = E::cast_from(plane_total(sums[at], plan.cube));
+                    if comptime![plan.gated] {
+                        let up = E::cast_from(plane_total(sums[comptime![at + written * rows]], plan.cube));
+                        value = E::cast_from(gated(f32::cast_from(value), f32::cast_from(up)));
+                    }
                     let to = row + comptime![n as u32];
                     if lane == comptime![at as u32 % plane] && to < end {
-                        out[(to * features + feature + comptime![f as u32]) as usize] = E::cast_from(total);
+                        out[(to * outputs + feature + comptime![f as u32]) as usize] = value;
                     }
                 }
             }
@@ -132,8 +154,26 @@ pub fn few_rows<E: Float>(
 pub fn linear<E: Float>(
     client: &Client,
     sizes: FewRows,
+    tensors: [&Handle; 3],
+    slots: Option<(&Handle, Rows)>,
+) -> Result<(), PointwiseError> {
+    launch::<E>(client, sizes, tensors, slots, false)
+}
+
+/// `out [rows, features / 2] = silu(gate) up` of the features `[gate | up] = x wᵀ`, which are rounded before.
+///
+/// # Errors
+/// As [`linear`].
+pub fn gated_linear<E: Float>(client: &Client, sizes: FewRows, tensors: [&Handle; 3]) -> Result<(), PointwiseError> {
+    launch::<E>(client, sizes, tensors, None, true)
+}
+
+fn launch<E: Float>(
+    client: &Client,
+    sizes: FewRows,
     [x, w, out]: [&Handle; 3],
     slots: Option<(&Handle, Rows)>,
+    gated: bool,
 ) -> Result<(), PointwiseError> {
     let FewRows { rows, groups, features, inner } = sizes;
     if !sizes.has_kernel() || (slots.is_none() && groups > 1) {
@@ -149,7 +189,7 @@ pub fn linear<E: Float>(
     let x = buffer("x", x, read, 8 * size_of::<E>())?;
     let w = buffer("w", w, groups * features * width, 8 * size_of::<E>())?;
     let table = buffer("slots", table, if of == Rows::All { 1 } else { rows }, 4)?;
-    let out = buffer("out", out, rows * features, size_of::<E>())?;
+    let out = buffer("out", out, rows * features / if gated { 2 } else { 1 }, size_of::<E>())?;
     let [width, of_matrix, matrices, all] = [width, features, groups, rows].map(|n| n as u32);
     let cubes = |of_plane: usize| {
         CubeCount::Static(features.div_ceil(cube.planes() * of_plane) as u32, groups.min(rows) as u32, 1)
@@ -174,7 +214,7 @@ pub fn linear<E: Float>(
                 plan,
             );
         } else {
-            let plan = Plan::new(&sizes, cube);
+            let plan = Plan::new(&sizes, cube, gated);
             let count = cubes(plan.features);
             few_rows::launch_unchecked::<E>(
                 client,

@@ -21,7 +21,7 @@ pub mod merge;
 mod rows;
 
 #[cfg(feature = "cuda")]
-pub use append::append;
+pub use append::{NewAngles, append};
 #[cfg(feature = "cuda")]
 pub use attention::attention;
 #[cfg(feature = "cuda")]

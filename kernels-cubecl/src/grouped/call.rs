@@ -94,7 +94,7 @@ impl GroupedCall<'_> {
     /// # Errors
     /// As [`check`](Self::check), or if a buffer is too small or starts at no multiple of 16 bytes.
     pub fn forward(&self, client: &Client, x: &Handle, w: &Handle, out: &Handle) -> Result<(), GroupedError> {
-        let plan = GroupedPlan::fastest(Gemm::Forward, self.element, Epilogue::InputType);
+        let plan = GroupedPlan::fastest(Gemm::Forward, self.element, Epilogue::InputType, self.features);
         self.launch(client, [x, w, out], plan)
     }
 
@@ -106,7 +106,7 @@ impl GroupedCall<'_> {
         w: &Handle,
         out: &Handle,
     ) -> Result<(), GroupedError> {
-        let plan = GroupedPlan::fastest(Gemm::InputGradient, self.element, Epilogue::InputType);
+        let plan = GroupedPlan::fastest(Gemm::InputGradient, self.element, Epilogue::InputType, self.inner);
         self.launch(client, [gradient, w, out], plan)
     }
 
@@ -121,7 +121,7 @@ impl GroupedCall<'_> {
         out: &Handle,
         epilogue: Epilogue,
     ) -> Result<(), GroupedError> {
-        let plan = GroupedPlan::fastest(Gemm::WeightGradient, self.element, epilogue);
+        let plan = GroupedPlan::fastest(Gemm::WeightGradient, self.element, epilogue, self.inner);
         self.launch(client, [gradient, x, out], plan)
     }
 

@@ -1,8 +1,11 @@
-//! Sums over all rows of a matrix in fp32: the gradient of a bias.
+//! Sums over all rows of a matrix in fp32, or over those of each group: the gradient of a bias.
+mod groups;
+
 use super::partial_sums::sum_partials;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+pub use groups::{GroupRows, group_sums};
 
 /// Most elements, for 32-bit positions.
 const MOST: usize = 8 * i32::MAX as usize;
@@ -73,37 +76,88 @@ fn row_or_zeros<E: Float>(x: &[Vec8<E>], row: u32, rows: u32, column: u32, width
     value
 }
 
-/// Cube `(columns, slice)`. Every unit takes every n-th row; the cube writes its sums to the slice's row of `partials`.
+/// The number of a row, zero past the last.
+#[cube]
+fn number_or_zero(x: &[f32], row: u32, rows: u32) -> f32 {
+    let mut value = 0.0f32;
+    if row < rows {
+        value = x[row as usize];
+    }
+    value
+}
+
+/// What the sums of [`sum_slices`] are over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sums {
+    /// All rows.
+    Rows,
+    /// The rows of each group.
+    Groups,
+    /// The same, each row times its factor.
+    WeightedGroups,
+}
+
+/// Cube `(columns, slice)` or `(columns, group)`. Every unit takes every n-th row; the cube writes its sums to the
+/// slice's row of `partials`. `starts` are the first rows of the groups, and the end of the last.
 #[cube(launch_unchecked)]
-pub fn sum_slices<E: Float>(x: &[Vec8<E>], partials: &mut [f32], rows: u32, width: u32, #[comptime] slicing: Slicing) {
+#[allow(clippy::too_many_arguments)]
+pub fn sum_slices<E: Float>(
+    x: &[Vec8<E>],
+    factors: &[f32],
+    starts: &[i32],
+    partials: &mut [f32],
+    rows: u32,
+    width: u32,
+    #[comptime] sums: Sums,
+    #[comptime] slicing: Slicing,
+) {
     let mut scratch = Shared::<[f32]>::new_slice(comptime![slicing.scratch()]);
     let (side, lanes) = comptime![(slicing.side, slicing.lanes())];
     let column = CUBE_POS_X * side + UNIT_POS % side;
-    let stride = CUBE_COUNT_Y * lanes;
+    let mut first = CUBE_POS_Y * lanes;
+    let mut stride = CUBE_COUNT_Y * lanes;
+    let mut end = rows;
+    if comptime![sums != Sums::Rows] {
+        first = starts[CUBE_POS_Y as usize] as u32;
+        stride = lanes.runtime();
+        end = starts[CUBE_POS_Y as usize + 1] as u32;
+    }
     let mut sum = Array::<f32>::new(8usize);
     #[unroll]
     for i in 0..8usize {
         sum[i] = 0.0;
     }
     if column < width {
-        let mut row = CUBE_POS_Y * lanes + UNIT_POS / side;
+        let mut row = first + UNIT_POS / side;
         // A ring: a place is filled again as soon as it was added, so equally many loads are always in flight. Of
         // independent loads ptxas keeps only two or three in flight to save registers, which gave 66 % of the bandwidth
         // of a copy; a ring that is carried over the iterations of a loop keeps them all.
         let mut in_flight = Array::<Vec8<E>>::new(comptime![slicing.in_flight as usize]);
+        let mut weights = Array::<f32>::new(comptime![slicing.in_flight as usize]);
         #[unroll]
         for k in 0..comptime![slicing.in_flight as usize] {
-            in_flight[k] = row_or_zeros::<E>(x, row + comptime![k as u32] * stride, rows, column, width);
+            let own = row + comptime![k as u32] * stride;
+            in_flight[k] = row_or_zeros::<E>(x, own, end, column, width);
+            if comptime![sums == Sums::WeightedGroups] {
+                weights[k] = number_or_zero(factors, own, end);
+            }
         }
-        while row < rows {
+        while row < end {
             #[unroll]
             for k in 0..comptime![slicing.in_flight as usize] {
                 #[unroll]
                 for i in 0..8usize {
-                    sum[i] = sum[i] + f32::cast_from(in_flight[k].extract(i));
+                    let mut value = f32::cast_from(in_flight[k].extract(i));
+                    if comptime![sums == Sums::WeightedGroups] {
+                        value = value * weights[k];
+                    }
+                    sum[i] = sum[i] + value;
                 }
-                in_flight[k] =
-                    row_or_zeros::<E>(x, row + comptime![slicing.in_flight + k as u32] * stride, rows, column, width);
+                let next = row + comptime![slicing.in_flight + k as u32] * stride;
+                in_flight[k] = row_or_zeros::<E>(x, next, end, column, width);
+                if comptime![sums == Sums::WeightedGroups] {
+                    weights[k] = number_or_zero(factors, next, end);
+                }
             }
             row += comptime![slicing.in_flight] * stride;
         }
@@ -179,7 +233,7 @@ pub fn column_sum_sliced<E: Float>(
     let partials = if slices == 1 { total.clone() } else { client.empty(4 * slices * columns) };
     let (from, written) =
         (buffer("x", x, rows * width, 8 * size_of::<E>())?, buffer("parts", &partials, slices * columns, 4)?);
-    buffer("total", total, columns, 4)?;
+    let unread = || buffer("total", total, columns, 4);
     // SAFETY: units past the last column or row add nothing, and the buffers hold all of both.
     unsafe {
         sum_slices::launch_unchecked::<E>(
@@ -187,9 +241,12 @@ pub fn column_sum_sliced<E: Float>(
             CubeCount::Static((width as u32).div_ceil(slicing.side), slicing.slices, 1),
             CubeDim::new_1d(slicing.units),
             from,
+            unread()?,
+            unread()?,
             written,
             rows as u32,
             width as u32,
+            Sums::Rows,
             slicing,
         )
     };

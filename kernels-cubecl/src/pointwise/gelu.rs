@@ -1,5 +1,5 @@
 //! GELU, exact and by its tanh approximation, and its gradient.
-use super::swiglu::sigmoid;
+use super::gated::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
@@ -14,7 +14,7 @@ const CUBE: f32 = 0.044_715;
 
 /// `(Φ, Φ')` with `gelu(x) = x Φ(x)`, by `½ (1 + tanh u) = σ(2u)`.
 #[cube]
-fn tanh_gate(x: f32) -> (f32, f32) {
+pub(super) fn tanh_gate(x: f32) -> (f32, f32) {
     let square = x * x;
     let phi = sigmoid(2.0 * SQRT_2_OVER_PI * x * (1.0 + CUBE * square));
     (phi, 2.0 * SQRT_2_OVER_PI * phi * (1.0 - phi) * (1.0 + 3.0 * CUBE * square))

@@ -12,6 +12,7 @@ mod cube;
 pub mod dropout;
 pub mod embedding;
 pub mod flat;
+pub mod gated;
 pub mod gated_delta;
 pub mod gated_norm;
 pub mod gelu;
@@ -28,15 +29,16 @@ pub mod partial_sums;
 pub mod reduce_slices;
 pub mod remainder;
 pub mod rope;
+pub mod sinks;
 pub mod split_bf16;
 pub mod squared_relu;
 pub mod ssd;
 pub mod strided_rows;
-pub mod swiglu;
 
 pub use cube::CubeShape;
 pub(crate) use cube::{UNITS, cube_max, cube_sums, plane_total};
 use cubecl::prelude::*;
+pub(crate) use rope::turn;
 
 /// Most items of a kernel with a unit for each, for 32-bit positions.
 const MOST: usize = u32::MAX as usize - 4 * CubeShape::GPU.units as usize;

@@ -48,6 +48,21 @@ fn pairs(half: u32, head: u32, copies: bool) -> u32 {
     if copies { half + (head - 2 * half).div_ceil(2) } else { half }
 }
 
+/// The pairs of numbers of `a` and `b`, turned by angles with these cosines and sines, or back for `sign` −1.
+#[cube]
+pub(crate) fn turn<E: Float>(a: Vec8<E>, b: Vec8<E>, cos: Vec8<E>, sin: Vec8<E>, sign: f32) -> (Vec8<E>, Vec8<E>) {
+    let mut lower = Vec8::<E>::empty();
+    let mut higher = Vec8::<E>::empty();
+    #[unroll]
+    for i in 0..8usize {
+        let (a, b) = (f32::cast_from(a.extract(i)), f32::cast_from(b.extract(i)));
+        let (c, s) = (f32::cast_from(cos.extract(i)), f32::cast_from(sin.extract(i)) * sign);
+        lower.insert(i, E::cast_from(a * c - b * s));
+        higher.insert(i, E::cast_from(b * c + a * s));
+    }
+    (lower, higher)
+}
+
 /// Cube `(token, units)`. The units of a head are neighbours, so that all of it is moved at the same time. `half`
 /// vectors are half of a head's rotated features, `head` a whole head; `copies` says whether the other features are
 /// copied.
@@ -95,14 +110,9 @@ pub fn rotate<E: Float>(
         let mut higher = b;
         if rotates {
             let angle = ((CUBE_POS_X / batch) * half + unit) as usize;
-            let (c, s) = (cos[angle], sin[angle]);
-            #[unroll]
-            for i in 0..8usize {
-                let (a, b) = (f32::cast_from(a.extract(i)), f32::cast_from(b.extract(i)));
-                let (c, s) = (f32::cast_from(c.extract(i)), f32::cast_from(s.extract(i)) * sign);
-                lower.insert(i, E::cast_from(a * c - b * s));
-                higher.insert(i, E::cast_from(b * c + a * s));
-            }
+            let turned = turn::<E>(a, b, cos[angle], sin[angle], sign);
+            lower = turned.0;
+            higher = turned.1;
         }
         out[first] = lower;
         if has_high {

@@ -2,7 +2,8 @@
 use super::{buffer as b, compile, registers_only, settings, settings_of};
 use half::bf16;
 use kernels_cubecl::decode::attention::{Plan, split_attention::SplitAttention};
-use kernels_cubecl::decode::{DecodeShape, append::append_rows::AppendRows, merge::merge_splits::MergeSplits};
+use kernels_cubecl::decode::few_rows;
+use kernels_cubecl::decode::{DecodeShape, Rows, append::append_rows::AppendRows, merge::merge_splits::MergeSplits};
 use kernels_cubecl::pointwise::CubeShape;
 
 #[test]
@@ -22,8 +23,25 @@ fn attention_over_pages_reads_16_bytes_and_stays_in_registers() {
 }
 
 #[test]
+fn linear_layers_of_few_rows_read_16_bytes_and_stay_in_registers() {
+    for (features, rows, ahead, gated) in [(1, 1, 8, false), (2, 1, 4, true), (4, 1, 2, true), (4, 4, 2, true)] {
+        let plan = few_rows::Plan { cube: CubeShape::GPU, features, rows, ahead, gated };
+        let kernel = kernel!(
+            few_rows::few_rows::FewRows<bf16>,
+            settings(),
+            (b(), b(), b(), b(), (), (), (), (), Rows::All, plan)
+        );
+        let ptx = registers_only(&format!("{plan:?}"), kernel);
+        assert!(ptx.contains(".v4."), "{plan:?} has no access of 16 bytes");
+    }
+}
+
+#[test]
 fn new_keys_and_merged_splits_compile() {
-    let append = kernel!(AppendRows<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), (), (), 16, 16));
-    assert!(compile("append", append).contains(".v4."));
+    for half in [0, 4, 8] {
+        let append =
+            kernel!(AppendRows<bf16>, settings(), (b(), b(), b(), b(), b(), b(), b(), (), (), (), (), 16, half, 16));
+        assert!(registers_only(&format!("append {half}"), append).contains(".v4."));
+    }
     compile("merge", kernel!(MergeSplits<bf16>, settings(), (b(), b(), b(), (), (), 128)));
 }

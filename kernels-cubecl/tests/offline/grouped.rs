@@ -20,8 +20,13 @@ fn plans() -> Vec<GroupedPlan> {
                 _ => vec![Epilogue::InputType],
             };
             for epilogue in epilogues {
-                let plans =
-                    [GroupedPlan::wide, GroupedPlan::wide_staging, GroupedPlan::paired, GroupedPlan::prefetching];
+                let plans = [
+                    GroupedPlan::wide,
+                    GroupedPlan::narrow,
+                    GroupedPlan::wide_staging,
+                    GroupedPlan::paired,
+                    GroupedPlan::prefetching,
+                ];
                 all.extend(plans.map(|plan| plan(gemm, element, epilogue)));
             }
         }

@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gelu, head_norms, latent,
+    CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gated, gelu, head_norms, latent,
     low_rank, low_rank_swiglu, moe, momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope,
-    split_bf16, squared_relu, swiglu,
+    sinks, split_bf16, squared_relu,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -92,21 +92,42 @@ fn the_embedding_compiles() {
     }
 }
 
+const GATINGS: [gated::Gating; 3] = [gated::Gating::Silu, gated::Gating::Gelu, gated::Gating::GeluTanh];
+
+fn clamped() -> gated::Gating {
+    gated::Gating::Clamped(gated::Clamp::new(1.702, 7.0))
+}
+
 #[test]
-fn swiglu_compiles() {
-    check("swiglu", kernel!(swiglu::swiglu_forward::SwigluForward<bf16>, settings(), (b(), b(), ())));
-    check("swiglu gradient", kernel!(swiglu::swiglu_backward::SwigluBackward<bf16>, settings(), (b(), b(), b(), ())));
+fn products_of_halves_compile() {
+    use gated::{gated_backward::GatedBackward, gated_forward::GatedForward};
+    for gating in GATINGS {
+        check(&format!("{gating:?}"), kernel!(GatedForward<bf16>, settings(), (b(), b(), (), gating)));
+        let kernel = kernel!(GatedBackward<bf16>, settings(), (b(), b(), b(), (), gating));
+        check(&format!("gradient of {gating:?}"), kernel);
+    }
 }
 
 #[test]
 fn moe_kernels_compile() {
-    use moe::{add_rows::AddRows, weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
+    use moe::add_rows::AddRows;
+    use moe::biases::{add_bias_products::AddBiasProducts, add_biases::AddBiases};
+    use moe::weighted::{weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
     for terms in [1, 2, 8, 10] {
         check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), 8, terms)));
     }
-    check("weighted swiglu", kernel!(WeightedForward<bf16>, settings(), (b(), b(), b(), ())));
-    let kernel = kernel!(WeightedBackward<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), GPU));
-    check("weighted swiglu gradient", kernel);
+    for (gating, biased) in [(gated::Gating::Silu, false), (clamped(), true)] {
+        let kernel = kernel!(WeightedForward<bf16>, settings(), (b(), b(), b(), b(), b(), (), gating, biased));
+        check(&format!("weighted {gating:?}"), kernel);
+        let kernel = kernel!(
+            WeightedBackward<bf16>,
+            settings(),
+            (b(), b(), b(), b(), b(), b(), b(), (), (), gating, biased, GPU)
+        );
+        check(&format!("gradient of weighted {gating:?}"), kernel);
+    }
+    check("biases", kernel!(AddBiases<bf16>, settings(), (b(), b(), b(), b(), ())));
+    check("products with biases", kernel!(AddBiasProducts<bf16>, settings(), (b(), b(), b(), b(), (), (), GPU)));
 }
 
 #[test]
@@ -116,6 +137,14 @@ fn gelu_compiles() {
         check("gelu", kernel!(GeluForward<bf16>, settings(), (b(), b(), (), tanh)));
         check("gelu gradient", kernel!(GeluBackward<bf16>, settings(), (b(), b(), b(), (), tanh)));
     }
+}
+
+#[test]
+fn sinks_compile() {
+    use sinks::{Share, add_sinks::AddSinks, sink_products::SinkProducts};
+    check("sinks", kernel!(AddSinks<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), 8)));
+    let share = Share::of(GPU, 8, 8);
+    check("products", kernel!(SinkProducts<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), (), (), 8, share)));
 }
 
 #[test]
@@ -291,8 +320,11 @@ fn partial_sums_compile() {
 #[test]
 fn column_sums_compile() {
     let how = column_sum::Slicing { units: 512, side: 4, slices: 1, in_flight: 8 };
-    let kernel = kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), (b(), b(), (), (), how));
-    check("column sums", kernel);
+    for sums in [column_sum::Sums::Rows, column_sum::Sums::Groups, column_sum::Sums::WeightedGroups] {
+        let arguments = (b(), b(), b(), b(), (), (), sums, how);
+        let kernel = kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), arguments);
+        check(&format!("column sums {sums:?}"), kernel);
+    }
 }
 
 #[test]

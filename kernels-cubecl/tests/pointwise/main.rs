@@ -9,7 +9,7 @@ mod libcalls;
 
 use checks::{
     activation, blockwise, decode, fused, gated_delta, latent, low_rank, moe, norm, optimizer, recurrent, routing,
-    rows, ssd, tokens,
+    rows, sinks, ssd, tokens,
 };
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
@@ -28,6 +28,7 @@ use kernels_cubecl::pointwise::moe::SumRowsShape;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::normalize::NormalizeShape;
 use kernels_cubecl::pointwise::rope::RopeShape;
+use kernels_cubecl::pointwise::sinks::SinkShape;
 use kernels_cubecl::pointwise::ssd::SsdShape;
 
 fn client() -> Client {
@@ -44,9 +45,9 @@ macro_rules! both {
 }
 
 #[test]
-fn swiglu() {
-    both!(activation::swiglu, 5, 8);
-    both!(activation::swiglu, 3, 1032);
+fn products_of_halves() {
+    both!(activation::gated, 5, 8);
+    both!(activation::gated, 3, 1032);
 }
 
 /// The cpu runtime has no matrix instruction, so the kernels are refused here.
@@ -63,9 +64,15 @@ fn matrices_in_few_bits() {
 }
 
 #[test]
-fn weighted_swiglu() {
-    both!(moe::swiglu, 5, 8);
-    both!(moe::swiglu, 3, 1032);
+fn activations_of_experts() {
+    both!(moe::weighted, 5, 8);
+    both!(moe::weighted, 3, 1032);
+}
+
+#[test]
+fn biases_of_experts() {
+    both!(moe::biases, 5, 8);
+    both!(moe::biases, 39, 1032);
 }
 
 #[test]
@@ -86,22 +93,25 @@ fn routing_of_tokens() {
 fn decode_steps() {
     let shape =
         DecodeShape { sequences: 3, heads: 4, kv_heads: 2, head_dim: 16, block_size: 4, pages: 65, max_blocks: 20 };
-    both!(decode::step, shape, &[1, 77, 30], None);
-    both!(decode::step, shape, &[0, 80, 5], Some(9));
+    both!(decode::step, shape, &[1, 77, 30], None, 0);
+    both!(decode::step, shape, &[0, 80, 5], Some(9), 16);
     both!(
         decode::step,
         DecodeShape { heads: 3, kv_heads: 3, head_dim: 24, block_size: 5, ..shape },
         &[100, 2, 6],
-        None
+        None,
+        16
     );
     // More query heads of a key head than a cube takes.
-    both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, ..shape }, &[4, 3, 17], Some(100));
+    both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, head_dim: 48, ..shape }, &[4, 3, 17], Some(100), 48);
     both!(decode::likeliest, 8);
     both!(decode::likeliest, 1032);
     assert_eq!(decode::copies(&client(), [5, 2, 7]) + decode::copies(&client(), [1, 1, 1]), 0);
     both!(decode::few_rows, &[1], 12, 256);
     both!(decode::few_rows, &[6], 8, 768);
     both!(decode::few_rows, &[2, 0, 5, 1], 4, 256);
+    both!(decode::gated_rows, 1, 16, 256);
+    both!(decode::gated_rows, 3, 48, 2048);
     both!(decode::few_rows, &[0, 0, 2, 0, 0, 1, 0], 4, 256);
     assert!(!DecodeShape { heads: 5, ..shape }.has_kernel() && !DecodeShape { head_dim: 20, ..shape }.has_kernel());
 }
@@ -170,6 +180,13 @@ fn rope() {
     both!(tokens::rope, RopeShape { rows: 3, batch: 1, heads: 2, all_heads: 3, head_dim: 48, rotated: 32 });
     both!(tokens::rope, RopeShape { rows: 3, batch: 2, heads: 6, all_heads: 7, head_dim: 80, rotated: 80 });
     both!(tokens::rope, RopeShape { rows: 2, batch: 2, heads: 12, all_heads: 13, head_dim: 56, rotated: 48 });
+}
+
+#[test]
+fn sinks_of_attention() {
+    both!(sinks::of_attention, SinkShape { seq: 5, batch: 2, heads: 3, head_dim: 16, stride: 8 });
+    both!(sinks::of_attention, SinkShape { seq: 7, batch: 1, heads: 2, head_dim: 9, stride: 7 });
+    both!(sinks::of_attention, SinkShape { seq: 1, batch: 3, heads: 1, head_dim: 80, stride: 4 });
 }
 
 #[test]

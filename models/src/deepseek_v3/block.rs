@@ -1,59 +1,73 @@
-//! A block with latent attention: norm, attention, residual; norm, MLP or experts, residual.
+//! What the layers of a DeepSeek-V3 are, and the decoder around them.
 
-use backend_dist::ops::Residual;
 use backend_dist::shard::Init;
-use burn::module::Module;
-use burn::tensor::Tensor;
 
 use super::config::DeepSeekV3Config;
-use crate::layers::paged::{PagedKvCache, Step};
+use crate::frame::{DecoderConfig, Frame, Mtp};
 use crate::layers::{
-    Activation, Angles, Balance, ExpertGroups, ExpertKind, FeedForward, Ffn, LatentAttention, LinearConfig, MlaConfig,
-    MlpConfig, MoeConfig, Norm, NormKind, RouterConfig, Scores, SharedExperts,
+    Activation, Balance, BlockConfig, ExpertGroups, ExpertKind, Ffn, LinearConfig, Mixer, MlaConfig, MlpConfig,
+    MoeConfig, NormKind, NormPlacement, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, Vocab,
 };
-use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
 
 /// transformers gives it to the norms of the latents whatever `rms_norm_eps` says.
 const LATENT_NORM_EPS: f64 = 1e-6;
 
-/// What a block is made of.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LatentBlockConfig {
-    pub attention: MlaConfig,
-    pub mlp: Ffn,
-    pub norm_eps: f64,
-}
+impl DecoderConfig for DeepSeekV3Config {
+    fn frame(&self) -> Frame {
+        let vocab =
+            Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by };
+        let (modules, weight) = (self.num_nextn_predict_layers, self.mtp_loss_scaling_factor);
+        Frame {
+            mtp: (modules > 0).then(|| Mtp { modules, weight: weight / modules as f64 }),
+            ..Frame::new(vocab, self.num_hidden_layers, self.init(), self.rms_norm_eps)
+        }
+    }
 
-impl DeepSeekV3Config {
-    pub(super) fn block(&self, index: usize) -> LatentBlockConfig {
-        let residual = Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() };
-        let head_dim = (self.qk_nope_head_dim + self.qk_rope_head_dim) as f64;
-        let sharpened = self.rope_scaling.map_or(1.0, |yarn| yarn.score_factor());
+    fn block(&self, layer: usize) -> BlockConfig {
         let linear = |init| LinearConfig { bias: false, init };
-        let dense = MlpConfig {
+        let dense = || MlpConfig {
             hidden: self.hidden_size,
             intermediate: self.intermediate_size,
             activation: Activation::SwiGlu,
             input: linear(self.init()),
-            output: linear(residual),
+            output: linear(self.residual_init()),
         };
-        LatentBlockConfig {
-            attention: MlaConfig {
-                hidden: self.hidden_size,
-                heads: self.num_attention_heads,
-                q_lora_rank: self.q_lora_rank,
-                kv_lora_rank: self.kv_lora_rank,
-                qk_nope_head_dim: self.qk_nope_head_dim,
-                qk_rope_head_dim: self.qk_rope_head_dim,
-                v_head_dim: self.v_head_dim,
-                norm_eps: LATENT_NORM_EPS,
-                scale: sharpened / head_dim.sqrt(),
-                input: self.init(),
-                output: residual,
-            },
-            mlp: if self.has_experts(index) { Ffn::Moe(self.moe(residual)) } else { Ffn::Dense(dense) },
+        let experts = self.has_experts(layer);
+        BlockConfig {
+            mixer: Some(Mixer::Latent(self.latent_attention())),
+            mlp: Some(if experts { Ffn::Moe(self.moe(self.residual_init())) } else { Ffn::Dense(dense()) }),
+            norm: NormKind::Rms,
+            placement: NormPlacement::Before,
             norm_eps: self.rms_norm_eps,
+            dropout: 0.0,
+        }
+    }
+}
+
+impl DeepSeekV3Config {
+    /// Distribution of projections onto the residual stream.
+    fn residual_init(&self) -> Init {
+        Init::Normal { std: self.initializer_range / (2.0 * self.num_hidden_layers as f64).sqrt() }
+    }
+
+    pub(crate) fn latent_attention(&self) -> MlaConfig {
+        let head_dim = (self.qk_nope_head_dim + self.qk_rope_head_dim) as f64;
+        let sharpened = self.rope_scaling.map_or(1.0, |yarn| yarn.score_factor());
+        let scaling = self.rope_scaling.map(RopeScaling::Yarn);
+        MlaConfig {
+            hidden: self.hidden_size,
+            heads: self.num_attention_heads,
+            q_lora_rank: self.q_lora_rank,
+            kv_lora_rank: self.kv_lora_rank,
+            qk_nope_head_dim: self.qk_nope_head_dim,
+            qk_rope_head_dim: self.qk_rope_head_dim,
+            v_head_dim: self.v_head_dim,
+            rope: RopeConfig { head_dim: self.qk_rope_head_dim, theta: self.rope_theta, scaling },
+            interleaved: self.rope_interleave,
+            norm_eps: LATENT_NORM_EPS,
+            scale: sharpened / head_dim.sqrt(),
+            input: self.init(),
+            output: self.residual_init(),
         }
     }
 
@@ -79,52 +93,5 @@ impl DeepSeekV3Config {
             input: self.init(),
             output,
         }
-    }
-}
-
-/// One layer of a DeepSeek-V3. Activations between its parts are `[s, b, hidden]`, under sequence parallelism
-/// `[s/tp, b, hidden]`.
-#[derive(Module, Debug)]
-pub struct LatentBlock {
-    input_layernorm: Norm,
-    attention: LatentAttention,
-    post_attention_layernorm: Norm,
-    mlp: FeedForward,
-}
-
-impl LatentBlock {
-    pub(super) fn new(params: &mut ParamBuilder, name: &str, config: &LatentBlockConfig) -> Result<Self, BuildError> {
-        let norm = |params: &mut ParamBuilder, part: &str| {
-            Norm::new(params, &format!("{name}.{part}"), config.attention.hidden, NormKind::Rms, config.norm_eps)
-        };
-        Ok(Self {
-            input_layernorm: norm(params, "input_layernorm")?,
-            attention: LatentAttention::new(params, &format!("{name}.attention"), &config.attention)?,
-            post_attention_layernorm: norm(params, "post_attention_layernorm")?,
-            mlp: FeedForward::new(params, &format!("{name}.mlp"), &config.mlp)?,
-        })
-    }
-
-    /// The block's output; see [`LatentAttention::forward`].
-    pub fn forward(&self, x: Tensor<3>, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
-        self.around(x, batch, |x, norm| self.attention.forward(x, norm, angles, batch))
-    }
-
-    /// The same for tokens of several sequences; see [`LatentAttention::extend`].
-    pub fn extend(&self, x: Tensor<3>, step: &Step, angles: &Angles, cache: (usize, &mut PagedKvCache)) -> Tensor<3> {
-        self.around(x, &MicroBatch::default(), |x, norm| self.attention.extend(x, norm, step, angles, cache))
-    }
-
-    fn around(
-        &self,
-        x: Tensor<3>,
-        batch: &MicroBatch,
-        attention: impl FnOnce(Residual, &Norm) -> Tensor<3>,
-    ) -> Tensor<3> {
-        let x = Residual::enter(x, &batch.pass);
-        let attention = attention(x.clone(), &self.input_layernorm);
-        let x = self.post_attention_layernorm.of_sum(x, attention);
-        let mlp = self.mlp.forward(x.clone(), &self.post_attention_layernorm, batch);
-        x.leave(mlp)
     }
 }

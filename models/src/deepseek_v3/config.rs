@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, common_divisor, even, factors, not_negative, positive, rotary};
-use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeConfig, RopeScaling, YarnScaling};
+use crate::frame::DecoderConfig;
+use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeScaling, YarnScaling};
 use crate::layout::{ExpertDims, ModelDims};
 use crate::limits;
 use crate::names::NameMap;
@@ -102,19 +103,9 @@ impl DeepSeekV3Config {
         self.n_shared_experts * self.moe_intermediate_size
     }
 
-    /// Features of all query heads.
-    pub(super) fn query_width(&self) -> usize {
-        self.num_attention_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-    }
-
     /// Distribution of embeddings and of projections inside a block.
     pub(super) fn init(&self) -> Init {
         Init::Normal { std: self.initializer_range }
-    }
-
-    pub(super) fn rope(&self) -> RopeConfig {
-        let scaling = self.rope_scaling.map(RopeScaling::Yarn);
-        RopeConfig { head_dim: self.qk_rope_head_dim, theta: self.rope_theta, scaling }
     }
 
     /// What the sizes make together.
@@ -202,11 +193,13 @@ impl ModelConfig for DeepSeekV3Config {
     }
 
     fn megatron_names(&self) -> NameMap {
-        self.megatron_core_names()
+        self.frame().megatron_names(|layer| self.block(layer))
     }
 
+    /// Modules of multi-token prediction are layers after the last one, as in the published files; transformers leaves
+    /// them out.
     fn hf_names(&self) -> NameMap {
-        self.deepseek_names()
+        self.frame().hf_names(|layer| self.block(layer))
     }
 
     fn presets() -> Vec<(&'static str, Self)> {

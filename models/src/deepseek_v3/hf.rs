@@ -1,38 +1,14 @@
-//! DeepSeek-V3 in Hugging Face's words: names of tensors and `config.json`.
+//! DeepSeek-V3's `config.json`.
 
 use serde_json::{Value, json};
 
 use super::config::DeepSeekV3Config;
-use super::rows;
-use crate::hf::decoder::{self, LIKE_MLPS};
+use crate::hf::decoder;
 use crate::hf::{ConfigReader, HfError, rope};
 use crate::layers::{BalanceOver, RopeScaling, YarnScaling};
-use crate::names::{Foreign, NameMap};
 
 /// Keys that repeat what the architecture is, or say how DeepSeek serves it.
 const HARMLESS: [&str; 4] = ["auto_map", "ep_size", "num_key_value_heads", "output_router_logits"];
-
-fn attention(map: &mut NameMap, config: &DeepSeekV3Config, ours: &str, theirs: &str) {
-    let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
-    let (queries, latent) = (config.query_width(), config.kv_lora_rank + config.qk_rope_head_dim);
-    let mut add = |part: &str, shape: &[usize], rows| {
-        let (name, shape) = (format!("{theirs}.{part}.weight"), shape.to_vec());
-        map.add(format!("{ours}.{part}.weight"), Foreign { name, transposed: false, rows, stack: None, shape });
-    };
-    match config.q_lora_rank {
-        Some(rank) => {
-            add("q_a_proj", &[rank, hidden], None);
-            add("q_a_layernorm", &[rank], None);
-            add("q_b_proj", &[queries, rank], Some(rows::queries(config)));
-        }
-        None => add("q_proj", &[queries, hidden], Some(rows::queries(config))),
-    }
-    add("kv_a_proj_with_mqa", &[latent, hidden], Some(rows::latent(config)));
-    add("kv_a_layernorm", &[config.kv_lora_rank], None);
-    let keys = heads * (config.qk_nope_head_dim + config.v_head_dim);
-    add("kv_b_proj", &[keys, config.kv_lora_rank], None);
-    add("o_proj", &[hidden, heads * config.v_head_dim], None);
-}
 
 /// Keys of `config.json` that are called as ours.
 const KEYS: [&str; 24] = [
@@ -63,27 +39,6 @@ const KEYS: [&str; 24] = [
 ];
 
 impl DeepSeekV3Config {
-    /// The names of `DeepseekV3ForCausalLM`'s tensors. Modules of multi-token prediction are layers after the last one, as
-    /// in the published files; transformers leaves them out.
-    pub(super) fn deepseek_names(&self) -> NameMap {
-        let (hidden, mut map) = (self.hidden_size, NameMap::default());
-        decoder::embedding(&mut map, self.vocab_size, hidden);
-        for layer in 0..self.num_hidden_layers + self.num_nextn_predict_layers {
-            let (ours, theirs) = (format!("layers.{layer}"), format!("model.layers.{layer}"));
-            decoder::norms(&mut map, &ours, &theirs, hidden);
-            attention(&mut map, self, &format!("{ours}.attention"), &format!("{theirs}.self_attn"));
-            decoder::feed_forward(&mut map, &self.block(layer).mlp, &format!("{ours}.mlp"), &theirs, LIKE_MLPS);
-            if layer >= self.num_hidden_layers {
-                for norm in ["enorm", "hnorm", "shared_head.norm"] {
-                    map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
-                }
-                map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
-            }
-        }
-        decoder::head(&mut map, self.vocab_size, hidden, false);
-        map
-    }
-
     /// Reads a `config.json` with `"model_type": "deepseek_v3"`, as transformers 5 writes it or as DeepSeek published
     /// it, or `"kimi_k2"`, which Moonshot AI calls the same architecture. An absent key has transformers' default.
     ///

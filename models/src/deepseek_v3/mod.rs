@@ -4,14 +4,13 @@
 mod block;
 mod config;
 mod hf;
-mod megatron;
-mod model;
-mod mtp;
 mod presets;
-mod rows;
 #[cfg(test)]
 mod tests;
 
-pub use block::LatentBlock;
 pub use config::DeepSeekV3Config;
-pub use model::DeepSeekV3;
+
+use crate::decoder::Decoder;
+
+/// A rank's part of a DeepSeek-V3.
+pub type DeepSeekV3 = Decoder<DeepSeekV3Config>;

@@ -3,7 +3,7 @@
 use super::decoder::{MLP, USUAL, attention, dense, gated_delta, map_moe};
 use crate::frame::Frame;
 use crate::layers::{BlockConfig, Ffn, Mixer, Vocab};
-use crate::names::{NameMap, mamba2};
+use crate::names::{NameMap, latent, mamba2};
 
 /// The tensors of such a decoder; `block` says what each layer is.
 pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig) -> NameMap {
@@ -19,6 +19,7 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig) -> Name
             let ours = format!("{ours}.{}", mixer.name());
             match mixer {
                 Mixer::Attention(of) => attention(&mut map, of, &ours, &theirs, USUAL),
+                Mixer::Latent(of) => latent(&mut map, of, &ours, &theirs, |part| part),
                 Mixer::GatedDelta(of) => gated_delta(&mut map, of, &ours, &theirs),
                 Mixer::Mamba2(of) => mamba2(&mut map, of, &ours, &theirs),
             }

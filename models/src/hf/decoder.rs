@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::class_of;
 use crate::frame::Frame;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
-use crate::names::{NameMap, StackPart, mamba2, without_inputs};
+use crate::names::{NameMap, StackPart, latent, mamba2, mtp_module, without_inputs};
 
 /// What a family calls a layer's feed-forward part when it has experts.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct ExpertNames {
 }
 
 /// Experts are called as MLPs are.
-pub(crate) const LIKE_MLPS: ExpertNames = ExpertNames { module: "mlp", matrices: MLP };
+const LIKE_MLPS: ExpertNames = ExpertNames { module: "mlp", matrices: MLP };
 
 pub(super) const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
@@ -54,7 +54,7 @@ pub(crate) const USUAL: LayerNames = LayerNames {
 pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called: LayerNames) -> NameMap {
     let mut map = NameMap::default();
     embedding(&mut map, frame.vocab.size, frame.vocab.hidden);
-    for layer in 0..frame.layers {
+    for layer in 0..frame.all_layers() {
         let (ours, theirs, block) = (format!("layers.{layer}"), format!("model.layers.{layer}"), block(layer));
         for (place, norm) in block.norms() {
             let (ours, theirs) = (format!("{ours}.{norm}.weight"), format!("{theirs}.{}.weight", called.norms[place]));
@@ -64,40 +64,37 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called:
             let name = format!("{ours}.{}", mixer.name());
             match mixer {
                 Mixer::Attention(of) => attention(&mut map, of, &name, &format!("{theirs}.self_attn"), called),
+                Mixer::Latent(of) => latent(&mut map, of, &name, &format!("{theirs}.self_attn"), |part| part),
                 Mixer::GatedDelta(of) => gated_delta(&mut map, of, &name, &format!("{theirs}.linear_attn")),
                 Mixer::Mamba2(of) => mamba2(&mut map, of, &name, &format!("{theirs}.mixer")),
             }
         }
-        let Some(mlp) = &block.mlp else { continue };
-        match mlp {
-            Ffn::Dense(mlp) if called.fused_gate_up => {
+        match &block.mlp {
+            None => {}
+            Some(Ffn::Dense(mlp)) if called.fused_gate_up => {
                 gate_up(&mut map, mlp, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
             }
-            Ffn::Moe(moe) if called.stacked_experts => {
+            Some(Ffn::Moe(moe)) if called.stacked_experts => {
                 stacked_experts(&mut map, moe, &format!("{ours}.mlp"), &format!("{theirs}.mlp"));
             }
-            mlp => feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &theirs, called.experts),
+            Some(mlp) => feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &theirs, called.experts),
+        }
+        if layer >= frame.layers {
+            mtp_module(&mut map, &ours, &theirs, frame.vocab.hidden, "shared_head.norm");
         }
     }
     head(&mut map, frame.vocab.size, frame.vocab.hidden, frame.tied);
     map
 }
 
-pub(crate) fn embedding(map: &mut NameMap, vocab: usize, hidden: usize) {
+fn embedding(map: &mut NameMap, vocab: usize, hidden: usize) {
     map.same("embed_tokens.weight", "model.embed_tokens.weight", &[vocab, hidden]);
 }
 
-pub(crate) fn head(map: &mut NameMap, vocab: usize, hidden: usize, tied: bool) {
+fn head(map: &mut NameMap, vocab: usize, hidden: usize, tied: bool) {
     map.same("norm.weight", "model.norm.weight", &[hidden]);
     if !tied {
         map.same("lm_head.weight", "lm_head.weight", &[vocab, hidden]);
-    }
-}
-
-/// A block's two norms.
-pub(crate) fn norms(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize) {
-    for norm in ["input_layernorm", "post_attention_layernorm"] {
-        map.same(format!("{ours}.{norm}.weight"), format!("{theirs}.{norm}.weight"), &[hidden]);
     }
 }
 
@@ -209,7 +206,7 @@ fn gate_up(map: &mut NameMap, config: &MlpConfig, ours: &str, theirs: &str) {
 }
 
 /// An MLP or MoE of the layer `theirs`.
-pub(crate) fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &str, experts: ExpertNames) {
+fn feed_forward(map: &mut NameMap, ffn: &Ffn, ours: &str, theirs: &str, experts: ExpertNames) {
     match ffn {
         Ffn::Dense(of) => dense(map, of, ours, &format!("{theirs}.mlp")),
         Ffn::Moe(moe) => map_moe(map, moe, ours, &format!("{theirs}.{}", experts.module), experts.matrices),

@@ -52,7 +52,7 @@ pub trait HfModule: Module + ModuleDisplay {
     fn init(config: &Self::Config, device: &Device) -> Self;
 
     /// Hugging Face's names of its tensors.
-    fn names() -> ModuleNames;
+    const NAMES: ModuleNames;
 
     /// The names of a tensor in files that older versions of transformers wrote.
     fn older_names(_name: &str) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! Causal self-attention with grouped queries; every rank has some of the heads.
 
-use backend_dist::ops::context::{attention_in_context, attention_with_sinks};
+use backend_dist::ops::context::{attention_in_context, attention_packed_with_sinks};
 use backend_dist::ops::{AttentionOptions, PackedHeads, Prologue, Residual};
 use backend_dist::shard::{Init, Section, stable_hash};
 use burn::module::{Module, Param};
@@ -8,11 +8,12 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
 
 use super::frequencies::RopeConfig;
-use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
+use super::linear::{ColumnParallelLinear, LinearConfig, Output, pad_sequence};
 use super::norm::Norm;
 use super::paged::{Decode, PagedKvCache, Step};
 use super::query_key_norm::{QueryKeyNorm, QueryKeyNorms};
 use super::rope::{Angles, rotate};
+use super::row_linear::{RowParallelLinear, Summand};
 use super::weight_dropout::WeightDropout;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
@@ -161,7 +162,8 @@ impl SelfAttention {
         let options = AttentionOptions { dropout, deterministic, ..self.options };
         if let Some(sinks) = &self.sinks {
             let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
-            let of = attention_with_sinks(self.split(qkv), sinks.val(), options, context, documents, &batch.pass);
+            let sinks = sinks.val();
+            let of = attention_packed_with_sinks(qkv, self.heads, sinks, options, context, documents, &batch.pass);
             return self.out.forward(side_by_side(of), Prologue::None, false, batch);
         }
         if let Some(gate) = gate {
@@ -208,11 +210,16 @@ impl SelfAttention {
         norm: &Norm,
         (layer, step): (usize, &Decode),
         angles: Option<&Angles>,
-    ) -> Tensor<3> {
+    ) -> Summand {
         let batch = &MicroBatch::default();
-        let qkv = self.heads(self.qkv.forward(x, norm, batch), angles);
-        let of = step.attend(layer, qkv, (self.heads, self.options));
-        self.out.forward(side_by_side(of), Prologue::None, false, batch)
+        let qkv = self.heads(self.qkv.forward(x, norm, batch), None);
+        let of = step.attend(layer, qkv, angles, (self.heads, self.options));
+        self.out.summand(side_by_side(of), Prologue::None)
+    }
+
+    /// The weight that a decode step reads first.
+    pub(crate) fn first_weight(&self) -> Option<Tensor<2>> {
+        self.qkv.weight_in_memory()
     }
 
     /// Whether decode steps have a kernel: on GPUs, without sinks, output gates and softcaps.

@@ -8,11 +8,13 @@ use burn::tensor::Tensor;
 use super::attention::AttentionConfig;
 use super::dropout::Dropout;
 use super::feed_forward::FeedForward;
+use super::frequencies::RopeConfig;
 use super::mixer::{Mixer, TokenMixer};
 use super::moe::Ffn;
 use super::norm::{Norm, NormKind};
 use super::paged::{Decode, PagedKvCache, Step};
 use super::rope::Angles;
+use super::row_linear::Summand;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -72,6 +74,11 @@ impl BlockConfig {
     /// Attention, if the block has it.
     pub fn attention(&self) -> Option<&AttentionConfig> {
         self.mixer.as_ref().and_then(Mixer::attention)
+    }
+
+    /// The rotation of queries and keys, if they are rotated.
+    pub fn rope(&self) -> Option<RopeConfig> {
+        self.mixer.as_ref().and_then(Mixer::rope)
     }
 
     /// Features in and out.
@@ -157,11 +164,20 @@ impl TransformerBlock {
 
     /// The same for a decode step on a GPU; see [`SelfAttention::decode`].
     pub(crate) fn decode(&self, x: Decoded, step: (usize, &Decode), angles: Option<&Angles>) -> Decoded {
-        let first = if self.mixer.is_some() { &self.input_layernorm } else { &self.post_attention_layernorm };
-        let mixer = |mixer: &TokenMixer, x: Residual, norm: &Norm| mixer.decode(x, norm, step, angles);
-        let mlp = |mlp: &FeedForward, x, norm: &Norm| mlp.decode(x, norm);
-        let (x, last) = self.around(x.read_by(first), &MicroBatch::default(), mixer, mlp);
-        Decoded { x, last: Some(last) }
+        let x = match &self.mixer {
+            Some(mixer) => {
+                let norms = [&self.input_layernorm, &self.post_self_attn_layernorm];
+                x.through(norms, mixer.first_weight(), |x, norm| mixer.decode(x, norm, step, angles))
+            }
+            None => x,
+        };
+        match &self.mlp {
+            Some(mlp) => {
+                let norms = [&self.post_attention_layernorm, &self.post_mlp_layernorm];
+                x.through(norms, mlp.first_weight(), |x, norm| mlp.decode(x, norm))
+            }
+            None => x,
+        }
     }
 
     /// Whether nothing in a decode step of so many tokens waits for the host, and its attention has a kernel.
@@ -193,12 +209,12 @@ impl TransformerBlock {
     }
 }
 
-/// The activations between the blocks of a decode step: the norm that reads them next adds the last block's output.
+/// The activations between the parts of a decode step: the norm that reads them next adds the last part's output.
 pub(crate) struct Decoded {
     /// The residual stream.
     x: Residual,
     /// What is to be added to it.
-    last: Option<Tensor<3>>,
+    last: Option<Summand>,
 }
 
 impl Decoded {
@@ -207,11 +223,22 @@ impl Decoded {
         Self { x: x.into(), last: None }
     }
 
-    /// The residual stream, whose next reader is `norm`.
-    pub fn read_by(self, norm: &Norm) -> Residual {
+    /// The residual stream, whose next reader is `norm`, and behind that the weight `next`.
+    pub fn read_by(self, norm: &Norm, next: Option<Tensor<2>>) -> Residual {
         match self.last {
             None => self.x,
-            Some(last) => norm.of_sum(self.x, last),
+            Some(last) => last.onto(self.x, norm, next),
         }
+    }
+
+    /// After a part of a block between two norms, which reads the weight `first` first.
+    fn through(
+        self,
+        [before, after]: [&Norm; 2],
+        first: Option<Tensor<2>>,
+        part: impl FnOnce(Residual, &Norm) -> Summand,
+    ) -> Self {
+        let x = self.read_by(before, first);
+        Self { last: Some(part(x.clone(), before).normed(after)), x }
     }
 }

@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use super::mlp::Mlp;
 use super::moe::{Ffn, MoeLayer};
 use super::norm::Norm;
+use super::row_linear::Summand;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -38,10 +39,18 @@ impl FeedForward {
     }
 
     /// The same for a decode step on a GPU.
-    pub(crate) fn decode(&self, x: impl Into<Residual>, norm: &Norm) -> Tensor<3> {
+    pub(super) fn decode(&self, x: Residual, norm: &Norm) -> Summand {
         match self {
-            Self::Dense(mlp) => mlp.forward(x, norm, &MicroBatch::default()),
-            Self::Moe(layer) => layer.decode(x, norm),
+            Self::Dense(mlp) => mlp.decode(x, norm),
+            Self::Moe(layer) => Summand::Whole(layer.decode(x, norm)),
+        }
+    }
+
+    /// The weight that a decode step reads first, if that is known.
+    pub(super) fn first_weight(&self) -> Option<Tensor<2>> {
+        match self {
+            Self::Dense(mlp) => mlp.first_weight(),
+            Self::Moe(_) => None,
         }
     }
 

@@ -1,12 +1,12 @@
-//! Linear layers sharded over the tensor parallel ranks, by rows of the weight (column-parallel) or by columns.
+//! Linear layers sharded over the tensor parallel ranks, by rows of the weight (column-parallel); those by columns are in
+//! [`row_linear`](super::row_linear).
 //!
 //! The names are Megatron-LM's (`megatron/core/tensor_parallel/layers.py`) and speak of the mathematicians' `x A`: a
 //! column-parallel layer shards the outputs, a row-parallel layer the inputs.
 
 use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
 use backend_dist::ops::{
-    AmaxOfSwiGlu, InputCollective, LinearOptions, OutputCollective, Prologue, Residual, SharedInput, add_bias,
-    linear_with,
+    AmaxOfSwiGlu, InputCollective, LinearOptions, Prologue, Residual, SharedInput, add_bias, linear_with,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -14,7 +14,7 @@ use burn::tensor::Tensor;
 
 use super::linear_weight::LinearWeight;
 use super::norm::Norm;
-use crate::lora::{ColumnAdapters, RowAdapter, apply};
+use crate::lora::{ColumnAdapters, apply};
 use crate::micro_batch::MicroBatch;
 use crate::observer::ObservedInput;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
@@ -93,6 +93,17 @@ impl ColumnParallelLinear {
         self.after(x, prologue, batch)
     }
 
+    /// What it reads from memory.
+    pub(super) fn weight_in_memory(&self) -> Option<Tensor<2>> {
+        self.weight.in_memory()
+    }
+
+    /// The weight, if a decode step only multiplies with it, in its own precision.
+    pub(super) fn plain_weight(&self) -> Option<Tensor<2>> {
+        let is_plain = self.bias.is_none() && self.adapters.is_none() && self.observed.is_none() && self.fp8.is_none();
+        self.weight_in_memory().filter(|_| is_plain && !self.parallel.sequence)
+    }
+
     /// The rank's outputs for the whole sequence of `prologue(x)`.
     pub(super) fn after(&self, x: impl Into<Residual>, prologue: Prologue, batch: &MicroBatch) -> Tensor<3> {
         if let Some(adapters) = &self.adapters {
@@ -164,100 +175,10 @@ impl ColumnParallelLinear {
 }
 
 /// Added after the adapters: DoRA scales what is without it.
-fn with_bias(y: Tensor<3>, bias: Option<&Param<Tensor<1>>>) -> Tensor<3> {
+pub(super) fn with_bias(y: Tensor<3>, bias: Option<&Param<Tensor<1>>>) -> Tensor<3> {
     match bias {
         Some(bias) => add_bias(y, bias.val()),
         None => y,
-    }
-}
-
-/// `[s, b, in/tp] -> [s, b, out]`; under sequence parallelism the output is `[s/tp, b, out]`. The bias is added after
-/// the sum over the ranks.
-#[derive(Module, Debug)]
-pub struct RowParallelLinear {
-    weight: LinearWeight,
-    bias: Option<Param<Tensor<1>>>,
-    adapter: Option<RowAdapter>,
-    #[module(skip)]
-    observed: Option<ObservedInput>,
-    #[module(skip)]
-    parallel: TensorParallel,
-    #[module(skip)]
-    fp8: Option<Fp8Linear>,
-}
-
-impl RowParallelLinear {
-    /// A layer from `inputs` to `outputs` features under the global name `name`.
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        config: LinearConfig,
-    ) -> Result<Self, BuildError> {
-        let at = params.place();
-        let section = Section::split(format!("{name}.weight"), &[outputs, inputs], 1, at.size, at);
-        let weight = params.linear_weight(vec![(section, config.init)])?;
-        let bias = match config.bias {
-            true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
-            false => None,
-        };
-        let adapter = RowAdapter::new(params, name, [inputs, outputs], &weight)?;
-        let (observed, fp8) = (params.observed([name].into_iter()), params.fp8_linear(name));
-        Ok(Self { weight, bias, adapter, observed, parallel: params.parallel().clone(), fp8 })
-    }
-
-    /// The sum over the ranks, whole or this rank's part of the sequence, for the input `prologue(x)`, which
-    /// with `recompute` is recomputed in the backward pass.
-    pub fn forward<const D: usize>(
-        &self,
-        x: Tensor<D>,
-        prologue: Prologue,
-        recompute: bool,
-        batch: &MicroBatch,
-    ) -> Tensor<3> {
-        self.with_fp8(self.fp8.clone(), x, prologue, recompute, batch)
-    }
-
-    /// Whether the amax of the input would be used.
-    pub(super) fn is_in_fp8(&self) -> bool {
-        self.fp8.is_some()
-    }
-
-    /// The same for the input `x`, whose amax may be known.
-    pub(super) fn with_amax(&self, x: Tensor<3>, amax: Option<KnownAmax>, batch: &MicroBatch) -> Tensor<3> {
-        let fp8 = self.fp8.clone().map(|fp8| match amax {
-            Some(amax) => fp8.with_input_amax(amax),
-            None => fp8,
-        });
-        self.with_fp8(fp8, x, Prologue::None, false, batch)
-    }
-
-    fn with_fp8<const D: usize>(
-        &self,
-        fp8: Option<Fp8Linear>,
-        x: Tensor<D>,
-        prologue: Prologue,
-        recompute: bool,
-        batch: &MicroBatch,
-    ) -> Tensor<3> {
-        if let Some(observed) = &self.observed {
-            observed.record(apply(prologue.clone(), x.clone(), batch));
-        }
-        let (exit, bias) = (exit(&self.parallel), self.bias.as_ref().map(Param::val));
-        let (overlap, pass) = (self.parallel.overlap, batch.pass_context());
-        let stored = self.weight.stored();
-        let weight = self.weight.value(x.device().is_autodiff());
-        if let Some(adapter) = &self.adapter {
-            let x = apply(prologue, x, batch);
-            let shared = SharedInput::default();
-            let shared_input = Some(shared.clone());
-            let options = LinearOptions { exit, overlap, fp8, stored, shared_input, pass, ..Default::default() };
-            let base = linear_with(x.clone(), Prologue::None, weight, None, options);
-            return with_bias(adapter.add(base, (x, shared), &self.weight), self.bias.as_ref());
-        }
-        let options = LinearOptions { exit, recompute, overlap, fp8, stored, pass, ..Default::default() };
-        linear_with(x, prologue, weight, bias, options)
     }
 }
 
@@ -265,12 +186,6 @@ impl RowParallelLinear {
 pub(super) fn entry(parallel: &TensorParallel) -> InputCollective {
     let group = parallel.group.clone();
     if parallel.sequence { InputCollective::AllGather(group) } else { InputCollective::Copy(group) }
-}
-
-/// How the summands of the ranks leave a linear layer that computes from some of the inputs on each rank.
-fn exit(parallel: &TensorParallel) -> OutputCollective {
-    let group = parallel.group.clone();
-    if parallel.sequence { OutputCollective::ReduceScatter(group) } else { OutputCollective::AllReduce(group) }
 }
 
 /// Pads the first dimension to `positions` with zeros: sequence parallelism splits it into equal parts.

@@ -35,6 +35,11 @@ impl LinearWeight {
         }
     }
 
+    /// What a GEMM reads from memory.
+    pub fn in_memory(&self) -> Option<Tensor<2>> {
+        self.param.as_ref().map(Param::val)
+    }
+
     /// Without autodiff.
     pub fn plain(&self) -> Tensor<2> {
         match (&self.param, &self.stored) {

@@ -11,11 +11,13 @@ use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear, pad_sequence};
+use super::frequencies::RopeConfig;
+use super::linear::{ColumnParallelLinear, LinearConfig, Output, pad_sequence};
 use super::norm::{Norm, NormKind};
 use super::paged::{LatentHeads, PagedKvCache, Step};
 use super::replicated::ReplicatedLinear;
 use super::rope::{Angles, rotate};
+use super::row_linear::RowParallelLinear;
 use super::tensor_parallel::enter_tensor_parallel;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder, TensorParallel};
@@ -38,6 +40,10 @@ pub struct MlaConfig {
     pub qk_rope_head_dim: usize,
     /// Features of a value head.
     pub v_head_dim: usize,
+    /// The rotation.
+    pub rope: RopeConfig,
+    /// Other systems rotate neighbouring features with each other.
+    pub interleaved: bool,
     /// Epsilon of the RMSNorms of the latents.
     pub norm_eps: f64,
     /// Factor of the scores.

@@ -1,12 +1,14 @@
 //! The feed-forward part of a block: column-parallel, activation, row-parallel.
 
+use backend_dist::ops::decode::swiglu_linear;
 use backend_dist::ops::fp8::KnownAmax;
 use backend_dist::ops::{GeluKind, Prologue, Residual};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use super::linear::{ColumnParallelLinear, LinearConfig, Output};
 use super::norm::Norm;
+use super::row_linear::{RowParallelLinear, Summand};
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
@@ -91,6 +93,23 @@ impl Mlp {
         }
     }
 
+    /// The same for a decode step on a GPU.
+    pub(super) fn decode(&self, x: Residual, norm: &Norm) -> Summand {
+        let batch = &MicroBatch::default();
+        if self.is_fused() {
+            return Summand::Whole(self.fused(norm.of_residual(x), batch));
+        }
+        match self.up.plain_weight().filter(|_| self.activation == Activation::SwiGlu) {
+            Some(weight) => self.down.summand(swiglu_linear(norm.of_residual(x), weight), Prologue::None),
+            None => self.down.summand(self.up.forward(x, norm, batch), self.prologue()),
+        }
+    }
+
+    /// The weight that is read first.
+    pub(super) fn first_weight(&self) -> Option<Tensor<2>> {
+        self.up.weight_in_memory()
+    }
+
     /// The same without the norm.
     pub(super) fn of_normed(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         match self.is_fused() {
@@ -110,12 +129,16 @@ impl Mlp {
     }
 
     fn down(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        let activation = match self.activation {
+        self.down.forward(x, self.prologue(), self.recompute_activation, batch)
+    }
+
+    /// The activation, in front of the second layer.
+    fn prologue(&self) -> Prologue {
+        match self.activation {
             Activation::SwiGlu => Prologue::SwiGlu,
             Activation::GeGlu(kind) => Prologue::GeGlu(kind),
             Activation::Gelu(kind) => Prologue::Gelu(kind),
             Activation::SquaredRelu => Prologue::SquaredRelu,
-        };
-        self.down.forward(x, activation, self.recompute_activation, batch)
+        }
     }
 }

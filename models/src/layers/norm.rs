@@ -90,13 +90,18 @@ impl Norm {
     }
 
     /// The norm as an operation's, or none if it is computed in another way.
-    fn prologue(&self, dtype: DType) -> Prologue {
+    pub(super) fn prologue(&self, dtype: DType) -> Prologue {
         let (Some(weight), eps) = (self.weight(), self.eps) else { return Prologue::None };
         match &self.bias {
             None if self.is_rounded(dtype) => Prologue::None,
             None => Prologue::RmsNorm { weight, eps },
             Some(bias) => Prologue::LayerNorm { weight, bias: bias.val(), eps },
         }
+    }
+
+    /// Whether it is there.
+    pub(super) fn is_some(&self) -> bool {
+        self.weight.is_some()
     }
 
     /// What the normalised features are multiplied with.

@@ -162,6 +162,13 @@ impl LayerRopes {
         self.indices.iter().map(move |index| index.map(|index| shared[index].clone()))
     }
 
+    /// The angles of a layer for the rank's activations `x` of a micro-batch, before its sequence is sharded of `positions`
+    /// positions.
+    pub fn angles(&self, layer: usize, positions: usize, x: &Tensor<3>, batch: &MicroBatch) -> Option<Angles> {
+        let samples = x.dims()[1];
+        self.of(layer).map(|rope| rope.of_positions(batch, [positions, samples], x.dtype(), &x.device()))
+    }
+
     /// The rotation of a layer, counted from the first of these.
     pub fn of(&self, layer: usize) -> Option<&RotaryEmbedding> {
         self.indices[layer].map(|index| &self.rotations[index])

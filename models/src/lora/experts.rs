@@ -240,7 +240,7 @@ impl Adapters {
 }
 
 /// For each token the row of its expert, of `values [experts · features]`.
-pub(crate) fn of_tokens(values: Tensor<1>, counts: &[usize]) -> Tensor<2> {
+fn of_tokens(values: Tensor<1>, counts: &[usize]) -> Tensor<2> {
     let (features, tokens) = (values.dims()[0] / counts.len(), counts.iter().sum::<usize>());
     let of_each = |(expert, count): (usize, &usize)| std::iter::repeat_n(expert as i64, *count);
     let experts: Vec<i64> = counts.iter().enumerate().flat_map(of_each).collect();

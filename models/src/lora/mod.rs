@@ -29,7 +29,7 @@ use thiserror::Error;
 use crate::names::{Foreign, NameMap, fits, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
-pub(crate) use experts::{ExpertAdapters, of_tokens};
+pub(crate) use experts::ExpertAdapters;
 pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;

@@ -67,7 +67,7 @@ impl LoraConfig {
 pub fn explained<M: HfModule>(module: &M, error: LoraError) -> LoraError {
     let LoraError::Target { target, .. } = &error else { return error };
     let end = format!("*.{target}");
-    let (layers, copies) = (Linears::of(module).others.into_iter(), M::names().copies.iter());
+    let (layers, copies) = (Linears::of(module).others.into_iter(), M::NAMES.copies.iter());
     let tied = "its weight is the embedding's (tied), which an adapter would change too";
     let others = layers.chain(copies.map(|(copy, _)| (copy.to_string(), tied)));
     let found = others.flat_map(|(name, why)| M::names_in_memory(&name).into_iter().map(move |name| (name, why)));
@@ -107,7 +107,7 @@ struct Linears {
 
 impl Linears {
     fn of<M: HfModule>(module: &M) -> Self {
-        let mut linears = Self { names: M::names(), fields: Vec::new(), found: Vec::new(), others: Vec::new() };
+        let mut linears = Self { names: M::NAMES, fields: Vec::new(), found: Vec::new(), others: Vec::new() };
         module.visit(&mut linears);
         linears
     }

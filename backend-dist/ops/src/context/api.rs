@@ -1,12 +1,12 @@
 //! The public functions: checks, then the extension.
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use super::algorithms::ContextOptions;
-use super::node::ContextOps;
+use super::node::{AttentionIn, AttentionOver};
 use super::{ContextParallel, Documents};
 use crate::attention::{attention_of_pass, attention_packed_of_pass, check_heads};
+use crate::operation::apply;
 use crate::options::{AttentionOptions, PackedHeads};
 use crate::pass::PassContext;
 
@@ -39,8 +39,8 @@ pub fn attention_over_context(
     assert_eq!(keys[..3], values[..3], "attention: k is {keys:?}, v is {values:?}; only the last may differ");
     assert_eq!([s, b, d], [keys[0], keys[1], keys[3]], "attention in a context: q is {:?}, k is {keys:?}", q.dims());
     let context_options = context_options([s, b], [hq, keys[2]], options, context, documents);
-    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_over(q, k, v, context_options, pass.attention.clone()))
+    let operation = AttentionOver { context_options, attention: pass.attention.clone() };
+    apply(operation, [q, k, v].map(Tensor::into_dispatch))
 }
 
 /// [`attention_over_context`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`; its gradient is packed
@@ -64,8 +64,7 @@ pub fn attention_in_context(
     let [s, b, all, _] = qkv.dims();
     assert_eq!(all, heads.total(), "attention in a context: {heads:?} do not make up the input's heads");
     let context_options = context_options([s, b], [heads.heads, heads.kv_heads], options, context, documents);
-    let (qkv, attention) = (qkv.into_dispatch(), pass.attention.clone());
-    Tensor::from_dispatch(<Dispatch as ContextOps>::op_attention_in(qkv, heads, context_options, attention))
+    apply(AttentionIn { heads, context_options, attention: pass.attention.clone() }, [qkv.into_dispatch()])
 }
 
 /// The checked options of a call for `positions` of `samples` sequences on a rank.

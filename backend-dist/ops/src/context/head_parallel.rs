@@ -2,12 +2,12 @@
 //! positions of a head: Megatron-LM's `_all_to_all_cp2hp` and `_all_to_all_hp2cp`
 //! (`megatron/core/ssm/mamba_context_parallel.py`).
 
-use burn::backend::{Autodiff, Dispatch, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
 use super::heads::{to_heads, to_sequence};
 use super::kernels::ContextKernels;
-use crate::extension::{finish, node, operations};
+use crate::operation::{apply, operation};
 use ranks::comm::Group;
 
 /// This rank's [positions](super::ContextParallel::positions) of all heads, `[s, b, h, d]`, to all positions of its heads,
@@ -39,7 +39,7 @@ fn all_to_all(x: Tensor<4>, to: HeadAllToAll, group: &Group) -> Tensor<4> {
     if group.size() == 1 {
         return x;
     }
-    Tensor::from_dispatch(<Dispatch as HeadParallelOps>::op_head_all_to_all(x.into_dispatch(), to, group.clone()))
+    apply(AllToAll { to, group: group.clone() }, [x.into_dispatch()])
 }
 
 /// What a rank has afterwards.
@@ -68,28 +68,9 @@ impl HeadAllToAll {
     }
 }
 
-operations! {
-    pub(super) trait HeadParallelOps {
-        fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
-            to.run::<Self>(x, &group)
-        }
-    }
-}
-
-node!(AllToAll: ContextKernels, 1, (HeadAllToAll, Group), |ops, grad, grads| {
-    let (to, group) = ops.state;
+operation! {
+    AllToAll { to: HeadAllToAll, group: Group }, 1, (HeadAllToAll, Group),
+    |[x], _, _| (to.run::<B>(x, &group), Some((to, group))),
     // Also if no gradient is needed: the other ranks wait in the collective.
-    let grad = to.inverse().run::<B>(grad, &group);
-    if let [Some(node)] = ops.parents {
-        grads.register::<B>(node.id, grad);
-    }
-});
-
-// Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
-impl<B: ContextKernels, C: CheckpointStrategy> HeadParallelOps for Autodiff<B, C> {
-    fn op_head_all_to_all(x: FloatTensor<Self>, to: HeadAllToAll, group: Group) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        let out = to.run::<B>(x, &group);
-        finish!(AllToAll, [node], (to, group), out)
-    }
+    |(to, group), grad, parents| parents.register::<B>([to.inverse().run::<B>(grad, &group)]),
 }

@@ -12,6 +12,7 @@ pub(crate) mod kernels;
 mod node;
 mod online_softmax;
 pub(crate) mod p2p;
+mod packed_sinks;
 pub(crate) mod plan;
 mod recompute;
 mod sink_softmax;
@@ -22,7 +23,11 @@ pub(crate) use api::context_options;
 pub use api::{attention_in_context, attention_over_context};
 pub use head_parallel::{context_to_head_parallel, head_to_context_parallel};
 pub use layouts::zigzag;
+pub(crate) use packed_sinks::SinkKernels;
+pub use packed_sinks::attention_packed_with_sinks;
 pub(crate) use recompute::attend;
+#[cfg(feature = "cuda")]
+pub(crate) use sink_softmax::{sinks_grad, with_sinks};
 pub use sinks::attention_with_sinks;
 
 use std::ops::Range;

@@ -6,7 +6,7 @@ use super::kernels::{ContextKernels, OutputLse, cast, slice};
 use ranks::comm::Group;
 
 /// Output `[s, b, h, dv]` and log-sum-exp `[b, h, s]` of keys, with the sinks `[h]` of these heads.
-pub(super) fn with_sinks<B: ContextKernels>([out, lse]: OutputLse<B>, sinks: FloatTensor<B>) -> OutputLse<B> {
+pub(crate) fn with_sinks<B: ContextKernels>([out, lse]: OutputLse<B>, sinks: FloatTensor<B>) -> OutputLse<B> {
     let (dtype, wide) = (out.dtype(), lse.dtype());
     let sinks = of_heads::<B>(&lse, sinks);
     let above = B::float_clamp_min(B::float_sub(lse.clone(), sinks.clone()), Scalar::Float(0.0));
@@ -20,7 +20,7 @@ pub(super) fn with_sinks<B: ContextKernels>([out, lse]: OutputLse<B>, sinks: Flo
 }
 
 /// The gradient of the sinks `[h]` from the output and log-sum-exp with them, and the output's gradient.
-fn sinks_grad<B: ContextKernels>(
+pub(crate) fn sinks_grad<B: ContextKernels>(
     [out, lse]: &OutputLse<B>,
     grad: &FloatTensor<B>,
     sinks: FloatTensor<B>,

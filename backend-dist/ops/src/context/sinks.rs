@@ -4,19 +4,15 @@
 //! output is multiplied with `e^(lse - l)`. The gradients of queries, keys and values are then those of attention with
 //! this output and `l`, and the sink's is `-Σ e^(sink - l) (grad · output)`. So kernels need not know of sinks.
 
-use burn::backend::{
-    Autodiff, Dispatch, TensorMetadata, autodiff::checkpoint::strategy::CheckpointStrategy, tensor::FloatTensor,
-};
+use burn::backend::{TensorMetadata, autodiff::ops::Ops, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::algorithms::{ContextOptions, Saved, backward_with, forward_with};
 use super::api::context_options;
-use super::kernels::ContextKernels;
-use super::p2p::PointToPoint;
 use super::sink_softmax::with_sinks;
 use super::{ContextParallel, Documents};
-use crate::extension::{finish, node, operations};
 use crate::main_grads::deliver;
+use crate::operation::{Parents, apply, operation};
 use crate::options::{AttentionOptions, ScoreOffset};
 use crate::pass::PassContext;
 use crate::saved_attention::CoreAttention;
@@ -42,40 +38,29 @@ pub fn attention_with_sinks(
     let context = context.filter(|context| context.group.size() > 1);
     let whole = context.is_none() && documents.is_none();
     assert!(s == keys[0] || whole && s < keys[0], "attention: q is {:?}, k is {keys:?}", q.dims());
-    let options = context_options([s, b], [hq, keys[2]], options, context, documents);
-    let ([q, k, v], sinks) = ([q, k, v].map(Tensor::into_dispatch), sinks.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as SinkOps>::op_attention_sinks(q, k, v, sinks, options, pass.attention.clone()))
+    let context_options = context_options([s, b], [hq, keys[2]], options, context, documents);
+    let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+    apply(AttentionSinks { context_options, attention: pass.attention.clone() }, [q, k, v, sinks.into_dispatch()])
 }
 
-operations! {
-    trait SinkOps {
-        fn op_attention_sinks(
-            q: FloatTensor<Self>,
-            k: FloatTensor<Self>,
-            v: FloatTensor<Self>,
-            sinks: FloatTensor<Self>,
-            context_options: ContextOptions,
-            attention: CoreAttention,
-        ) -> FloatTensor<Self> {
-            let (queries, keys) = (q.shape()[0], k.shape()[0]);
-            if queries == keys {
-                return forward_with::<Self>([q, k, v], Some(&sinks), &context_options, &attention).0;
-            }
-            let offset = ScoreOffset::whole(queries, keys);
-            let found = <Self as ContextKernels>::attention_at([q, k, v], context_options.options, offset);
-            let [out, _] = with_sinks::<Self>(found, sinks);
-            out
+operation! {
+    AttentionSinks { context_options: ContextOptions, attention: CoreAttention }, 4,
+    (Saved<B>, FloatTensor<B>, usize, ContextOptions),
+    |[q, k, v, sinks], _, tracked| {
+        let (queries, keys, kv_heads) = (q.shape()[0], k.shape()[0], k.shape()[2]);
+        if queries == keys {
+            let (out, saved) = forward_with::<B>([q, k, v], Some(&sinks), &context_options, &attention);
+            return (out, Some((saved, sinks, kv_heads, context_options)));
         }
-    }
-}
-
-node!(
-    AttentionSinks: ContextKernels + PointToPoint, 4, (Saved<B>, FloatTensor<B>, usize, ContextOptions),
-    |ops, grad, grads| {
-        let (saved, sinks, kv_heads, context_options) = ops.state;
-        let [q_node, k_node, v_node, sinks_node] = ops.parents;
+        assert!(!tracked.any(), "attention with sinks: gradients of fewer queries than keys");
+        let offset = ScoreOffset::whole(queries, keys);
+        let [out, _] = with_sinks::<B>(B::attention_at([q, k, v], context_options.options, offset), sinks);
+        (out, None)
+    },
+    |(saved, sinks, kv_heads, context_options), grad, parents| {
+        let Parents { ops: Ops { parents: [q, k, v, sinks_node], .. }, grads } = parents;
         let (of_heads, of_sinks) = backward_with::<B>(saved, grad, kv_heads, Some(sinks), &context_options);
-        for (node, value) in [q_node, k_node, v_node].into_iter().zip(of_heads) {
+        for (node, value) in [q, k, v].into_iter().zip(of_heads) {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);
             }
@@ -83,24 +68,5 @@ node!(
         if let (Some(node), Some(value)) = (sinks_node, of_sinks) {
             deliver::<B>(grads, node.id, value);
         }
-    }
-);
-
-// Compute-bound: a checkpointing strategy must never repeat a collective without the other ranks.
-impl<B: ContextKernels + PointToPoint, C: CheckpointStrategy> SinkOps for Autodiff<B, C> {
-    fn op_attention_sinks(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        sinks: FloatTensor<Self>,
-        context_options: ContextOptions,
-        attention: CoreAttention,
-    ) -> FloatTensor<Self> {
-        let ((q, q_node), (k, k_node), (v, v_node)) = (q.into_parts(), k.into_parts(), v.into_parts());
-        let (sinks, sinks_node) = sinks.into_parts();
-        let (queries, keys, kv_heads) = (q.shape()[0], k.shape()[0], k.shape()[2]);
-        assert_eq!(queries, keys, "attention with sinks: gradients of fewer queries than keys");
-        let (out, saved) = forward_with::<B>([q, k, v], Some(&sinks), &context_options, &attention);
-        finish!(AttentionSinks, [q_node, k_node, v_node, sinks_node], (saved, sinks, kv_heads, context_options), out,)
-    }
+    },
 }

@@ -1,36 +1,62 @@
-//! SwiGLU, GELU and squared ReLU.
+//! SwiGLU, GeGLU, GELU and squared ReLU.
 
 use burn::backend::{Cube, TensorMetadata};
-use kernels_cubecl::pointwise::{gelu as gelu_kernels, squared_relu as squared_relu_kernels, swiglu as kernels};
+use kernels_cubecl::pointwise::gated::{self, Gating};
+use kernels_cubecl::pointwise::{gelu as gelu_kernels, squared_relu as squared_relu_kernels};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows};
 use crate::{options::GeluKind, plain};
 
 pub fn swiglu(x: Float) -> Float {
-    let half = columns(&x) / 2;
-    if !are_half([&x]) || !kernels::has_kernel(half) {
-        return plain::activation::swiglu::<Cube>(x);
-    }
-    let x = packed(x);
-    let mut shape = x.shape();
-    *shape.last_mut().expect("swiglu has a last dimension") = half;
-    let out = empty(&x, shape, x.dtype());
-    let done = by_half!(x, E => kernels::forward::<E>(&x.client, &x.handle, &out.handle, rows(&x), half));
-    launched("swiglu", done);
-    out
+    product(x, Gating::Silu, plain::activation::swiglu::<Cube>)
 }
 
 pub fn swiglu_grad(x: Float, grad: Float) -> Float {
+    product_grad(x, grad, Gating::Silu, plain::activation::swiglu_grad::<Cube>)
+}
+
+pub fn geglu(x: Float, kind: GeluKind) -> Float {
+    product(x, by_gelu(kind), |x| plain::activation::geglu::<Cube>(x, kind))
+}
+
+pub fn geglu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
+    product_grad(x, grad, by_gelu(kind), |x, grad| plain::activation::geglu_grad::<Cube>(x, grad, kind))
+}
+
+fn by_gelu(kind: GeluKind) -> Gating {
+    match kind {
+        GeluKind::Erf => Gating::Gelu,
+        GeluKind::Tanh => Gating::GeluTanh,
+    }
+}
+
+/// The product of the halves of each row; `unfused` where there is no kernel.
+fn product(x: Float, gating: Gating, unfused: impl FnOnce(Float) -> Float) -> Float {
     let half = columns(&x) / 2;
-    if !are_half([&x, &grad]) || !kernels::has_kernel(half) {
-        return plain::activation::swiglu_grad::<Cube>(x, grad);
+    if !are_half([&x]) || !gated::has_kernel(half) {
+        return unfused(x);
+    }
+    let x = packed(x);
+    let mut shape = x.shape();
+    *shape.last_mut().expect("a product of halves has a last dimension") = half;
+    let out = empty(&x, shape, x.dtype());
+    let done = by_half!(x, E => gated::forward::<E>(&x.client, &x.handle, &out.handle, rows(&x), half, gating));
+    launched("product of halves", done);
+    out
+}
+
+/// Gradient of [`product`].
+fn product_grad(x: Float, grad: Float, gating: Gating, unfused: impl FnOnce(Float, Float) -> Float) -> Float {
+    let half = columns(&x) / 2;
+    if !are_half([&x, &grad]) || !gated::has_kernel(half) {
+        return unfused(x, grad);
     }
     let (x, grad) = (packed(x), packed(grad));
     let dx = empty(&x, x.shape(), x.dtype());
     let done = by_half!(x, E => {
-        kernels::backward::<E>(&x.client, &x.handle, &grad.handle, &dx.handle, rows(&x), half)
+        gated::backward::<E>(&x.client, [&x.handle, &grad.handle, &dx.handle], rows(&x), half, gating)
     });
-    launched("swiglu gradient", done);
+    launched("gradient of a product of halves", done);
     dx
 }
 

@@ -2,7 +2,7 @@
 
 use burn::backend::{DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::decode::few_rows::linear;
+use kernels_cubecl::decode::few_rows::{gated_linear, linear};
 use kernels_cubecl::decode::{FewRows, Rows};
 
 use super::{Float, Int, are_half, columns, empty, is_aligned, launched, packed, rows, with_last, work};
@@ -10,12 +10,32 @@ use super::{Float, Int, are_half, columns, empty, is_aligned, launched, packed, 
 /// `x · wᵀ`, if there is a kernel for it.
 pub fn dense(x: &CubeTensor, w: &CubeTensor) -> Option<Float> {
     let sizes = FewRows { rows: rows(x), groups: 1, features: rows(w), inner: columns(w) };
-    if !are_half([x, w]) || x.dtype != w.dtype || !w.is_contiguous() || !is_aligned(w) || !sizes.has_kernel() {
+    if !is_dense(x, w) || !sizes.has_kernel() {
         return None;
     }
     let out = empty(x, with_last(x, sizes.features), x.dtype);
     run([&packed(x.clone()), w, &out], sizes, None);
     Some(out)
+}
+
+/// SwiGLU of `x · wᵀ`, if there is a kernel for it.
+pub fn gated(x: &CubeTensor, w: &CubeTensor) -> Option<Float> {
+    let sizes = FewRows { rows: rows(x), groups: 1, features: rows(w), inner: columns(w) };
+    if !is_dense(x, w) || !sizes.has_kernel() {
+        return None;
+    }
+    let x = packed(x.clone());
+    let out = empty(&x, with_last(&x, sizes.features / 2), x.dtype);
+    let _noted = work::memory("linear layer of few rows", w, |bytes| bytes);
+    let handles = [&x.handle, &w.handle, &out.handle];
+    let done = by_half!(x, E => gated_linear::<E>(&out.client, sizes, handles));
+    launched("gated linear layer of few rows", done);
+    Some(out)
+}
+
+/// Whether both are of one half precision type, and the weight is where vectors can be read.
+fn is_dense(x: &CubeTensor, w: &CubeTensor) -> bool {
+    are_half([x, w]) && w.is_contiguous() && is_aligned(w)
 }
 
 /// Of each slot the row that it names times its matrix, `[slots, features]`.

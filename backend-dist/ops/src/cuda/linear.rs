@@ -17,7 +17,7 @@ use crate::plain;
 use ranks::cuda::lt::{Onto, Operand, gemm, gemm_and_bias, multiply};
 
 /// Rows up to which a kernel of ours reads the weight faster than cuBLASLt.
-const FEW: usize = 4;
+pub(super) const FEW: usize = 4;
 
 /// `[.., m, k] · [.., k, n]`.
 pub fn matmul(a: Float, b: Float) -> Float {

@@ -29,6 +29,7 @@ macro_rules! by_float {
 mod accumulate;
 mod activation;
 mod attention;
+mod biases;
 mod blocks;
 mod blockwise;
 mod context;
@@ -55,6 +56,7 @@ mod norm;
 mod reductions;
 mod rope;
 pub(crate) mod routing;
+mod sinks;
 mod softmax;
 mod split;
 mod ssd;
@@ -180,6 +182,16 @@ impl LocalKernels for Cube {
     fn gelu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
         let _noted = work::memory("gelu gradient", &x, |bytes| 3 * bytes);
         activation::gelu_grad(x, grad, kind)
+    }
+
+    fn geglu_forward(x: Float, kind: GeluKind) -> Float {
+        let _noted = work::memory("geglu", &x, |bytes| bytes + bytes / 2);
+        activation::geglu(x, kind)
+    }
+
+    fn geglu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
+        let _noted = work::memory("geglu gradient", &x, |bytes| 2 * bytes + bytes / 2);
+        activation::geglu_grad(x, grad, kind)
     }
 
     fn squared_relu_forward(x: Float) -> Float {

@@ -6,7 +6,8 @@ use burn::backend::{Cube, DType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::{Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::grouped::in_waves;
-use kernels_cubecl::pointwise::moe::{self as kernels, SumRowsShape};
+use kernels_cubecl::pointwise::gated::Gating;
+use kernels_cubecl::pointwise::moe::{self as kernels, SumRowsShape, weighted};
 use kernels_cubecl::pointwise::split_bf16;
 
 use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, reductions, rows, work};
@@ -59,12 +60,13 @@ impl MoeKernels for Cube {
     fn weighted_swiglu(x: Float, p: Float) -> Float {
         let _noted = work::memory("weighted swiglu", &x, |bytes| bytes + bytes / 2);
         let (count, half) = (rows(&x), columns(&x) / 2);
-        if !are_half([&x]) || p.dtype != DType::F32 || !kernels::has_swiglu(count, half) {
+        if !are_half([&x]) || p.dtype != DType::F32 || !weighted::has_kernel(count, half) {
             return moe::weighted_swiglu::<Cube>(x, p);
         }
         let (x, p) = (packed(x), packed(p));
         let out = empty(&x, [count, half], x.dtype);
-        let done = by_half!(x, E => kernels::swiglu::<E>(&x.client, &x.handle, &p.handle, &out.handle, count, half));
+        let tensors = [&x.handle, &p.handle, &out.handle];
+        let done = by_half!(x, E => weighted::forward::<E>(&x.client, tensors, None, count, half, Gating::Silu));
         launched("weighted swiglu", done);
         out
     }
@@ -72,13 +74,14 @@ impl MoeKernels for Cube {
     fn weighted_swiglu_grads(x: Float, p: Float, grad: Float) -> [Float; 2] {
         let _noted = work::memory("weighted swiglu gradient", &x, |bytes| 2 * bytes + bytes / 2);
         let (count, half) = (rows(&x), columns(&x) / 2);
-        if !are_half([&x, &grad]) || p.dtype != DType::F32 || !kernels::has_swiglu(count, half) {
+        if !are_half([&x, &grad]) || p.dtype != DType::F32 || !weighted::has_kernel(count, half) {
             return moe::weighted_swiglu_grads::<Cube>(x, p, grad);
         }
         let (x, p, grad) = (packed(x), packed(p), packed(grad));
         let (dx, dp) = (empty(&x, [count, 2 * half], x.dtype), empty(&x, [count], DType::F32));
         let (inputs, outputs) = ([&x.handle, &p.handle, &grad.handle], [&dx.handle, &dp.handle]);
-        let done = by_half!(x, E => kernels::swiglu_gradients::<E>(&x.client, inputs, outputs, count, half));
+        let done =
+            by_half!(x, E => weighted::backward::<E>(&x.client, inputs, outputs, None, count, half, Gating::Silu));
         launched("weighted swiglu gradient", done);
         [dx, dp]
     }

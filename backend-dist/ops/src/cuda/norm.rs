@@ -10,9 +10,11 @@ use super::{Float, are_half, columns, empty, launched, packed, rows, work};
 use crate::{
     kernels::{NormGrads, NormNeeds},
     plain,
-    residual::kernels::{ResidualKernels, norm_grads_plus, norm_of_sum},
+    residual::kernels::{ResidualKernels, norm_grads_plus, norm_of_sum, reduced},
     step::Step,
 };
+use ranks::comm::Group;
+use ranks::nccl::{connect, gpu_of, normed_sum};
 
 pub fn rms_forward(x: Float, w: Float, eps: f64) -> Float {
     if !are_half([&x, &w]) || !Affine::Rms(&w.handle).has_kernel(columns(&x)) {
@@ -62,6 +64,23 @@ impl ResidualKernels for Cube {
         let sum = empty(&x, x.shape(), x.dtype());
         let y = forward(x, Some((&other.handle, &sum.handle)), affine(&packed_params), eps);
         [sum, y]
+    }
+
+    fn norm_of_reduced(
+        x: Float,
+        partial: Float,
+        norm: Step,
+        params: &[Float],
+        next: Option<&Float>,
+        group: &Group,
+    ) -> [Float; 2] {
+        let link = if group.size() > 1 { connect(group, gpu_of(&x.device)) } else { None };
+        if let (Step::RmsNorm(eps), Some(link)) = (norm, link)
+            && let Some(made) = normed_sum(&partial, &x, &params[0], next, eps, (group, &link))
+        {
+            return made;
+        }
+        Self::norm_of_sum(x, reduced::<Self>(partial, group), norm, params)
     }
 
     fn norm_grads_plus(

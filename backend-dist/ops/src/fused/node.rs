@@ -1,23 +1,15 @@
-//! The linear layer as an autograd node: what it saves for backward and which gradients it computes.
+//! The linear layer as an operation: what it saves for backward and which gradients it computes.
 
-use burn::backend::{
-    Autodiff,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    tensor::FloatTensor,
-};
+use burn::backend::tensor::FloatTensor;
 
-use super::{FusedOps, LinearConfig, Output, forward};
+use super::{LinearConfig, Output, forward};
 use crate::{
     context::attend,
-    extras::Extras,
     fp8::{self, Fp8Weight, Purpose, SavedFp8},
-    gemm::{Gemms, Weight, weight_grad},
+    gemm::{Weight, weight_grad},
     kernels::LocalKernels,
     main_grads::deliver,
+    operation::{Kernels, Operation, Parents, Tensors, Tracked},
     prologue::step_grads,
     saved_attention::CoreAttention,
     shared_input::SharedInput,
@@ -26,7 +18,7 @@ use crate::{
 
 /// Saved for the backward pass of a linear layer.
 #[derive(Clone, Debug)]
-struct Saved<B: LocalKernels> {
+pub struct Saved<B: LocalKernels> {
     config: LinearConfig,
     /// The prologue's input, unless nothing before the GEMM needs it.
     x: Option<FloatTensor<B>>,
@@ -43,17 +35,50 @@ struct Saved<B: LocalKernels> {
     fp8: Option<SavedFp8<B>>,
 }
 
-/// Parents: the input, the prologue's parameters, the bias if there is one, the weight.
+/// Of the input, the prologue's parameters, the bias if there is one, and the weight.
 #[derive(Debug)]
-struct Linear;
+pub struct Linear(pub LinearConfig);
 
-impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
-    type State = Saved<B>;
+impl<const N: usize> Operation<N> for Linear {
+    type Saved<B: Kernels> = Saved<B>;
 
-    fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let other = ops.state.config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, _, N>(&ops, grads));
-        let Saved { config, x, params, out, mut statistics, w, needs_w, fp8 } = ops.state;
+    fn forward<B: Kernels>(
+        self,
+        inputs: [FloatTensor<B>; N],
+        _: Tensors<B>,
+        tracked: Tracked<N>,
+    ) -> (FloatTensor<B>, Option<Saved<B>>) {
+        let (Self(config), mut tensors) = (self, Vec::from(inputs));
+        let (w, x) = (tensors.pop().expect("a linear layer has a weight"), tensors.remove(0));
+        if !tracked.any() {
+            return (forward::<B>(x, &tensors, w, &config, Purpose::Evaluate).y, None);
+        }
+        let inputs_end = N - 1 - usize::from(config.bias);
+        let (weight, others) = (tracked.0[N - 1], tracked.0[..inputs_end].contains(&true));
+        let (plain, recompute) = (matches!(config.step, Step::None), config.recompute);
+        let attention = config.step.is_attention();
+        let keep = weight && !attention && (plain || !recompute);
+        let Output { y, prologue, fp8 } =
+            forward::<B>(x.clone(), &tensors, w.clone(), &config, Purpose::Train { keep });
+        // Backward does not need the bias.
+        tensors.truncate(inputs_end - 1);
+        let saved = Saved {
+            x: (!plain && (others || recompute)).then_some(x),
+            params: tensors,
+            out: (keep && fp8.is_none()).then_some(prologue.out),
+            statistics: prologue.statistics.filter(|_| !recompute),
+            w: (others && config.stored.is_none()).then_some(w),
+            needs_w: others,
+            fp8,
+            config: LinearConfig { recompute: recompute && !plain, ..config },
+        };
+        (y, Some(saved))
+    }
+
+    fn backward<B: Kernels>(saved: Saved<B>, grad: FloatTensor<B>, mut parents: Parents<'_, N>) {
+        let Saved { config, x, params, out, mut statistics, w, needs_w, fp8 } = saved;
+        let other = config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, N>(&mut parents));
+        let Parents { ops, grads } = parents;
         let LinearConfig {
             step, context, collectives, fp8: layer, stored, recompute, bias, shared_input, pass, ..
         } = config;
@@ -119,64 +144,6 @@ impl<B: Gemms, const N: usize> Backward<B, N> for Linear {
                 }
             }
             (None, _) => {}
-        }
-    }
-}
-
-/// `inputs` are those of [`Linear`].
-fn record<B: Gemms, C: CheckpointStrategy, const N: usize>(
-    inputs: [FloatTensor<Autodiff<B, C>>; N],
-    config: LinearConfig,
-) -> FloatTensor<Autodiff<B, C>> {
-    let tracked = inputs.each_ref().map(|input| input.is_tracked());
-    let inputs_end = N - 1 - usize::from(config.bias);
-    let (weight, others) = (tracked[N - 1], tracked[..inputs_end].contains(&true));
-    let mut tensors = Vec::with_capacity(N);
-    let nodes = inputs.map(|input| {
-        let (tensor, node) = input.into_parts();
-        tensors.push(tensor);
-        node
-    });
-    let w = tensors.pop().expect("a linear layer has a weight");
-    let x = tensors.remove(0);
-    // Compute-bound: a checkpointing strategy must never repeat a collective.
-    match Linear.prepare::<C>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => {
-            let (plain, recompute) = (matches!(config.step, Step::None), config.recompute);
-            let attention = config.step.is_attention();
-            let keep = weight && !attention && (plain || !recompute);
-            let Output { y, prologue, fp8 } =
-                forward::<B>(x.clone(), &tensors, w.clone(), &config, Purpose::Train { keep });
-            // Backward does not need the bias.
-            tensors.truncate(inputs_end - 1);
-            let saved = Saved {
-                x: (!plain && (others || recompute)).then_some(x),
-                params: tensors,
-                out: (keep && fp8.is_none()).then_some(prologue.out),
-                statistics: prologue.statistics.filter(|_| !recompute),
-                w: (others && config.stored.is_none()).then_some(w),
-                needs_w: others,
-                fp8,
-                config: LinearConfig { recompute: recompute && !plain, ..config },
-            };
-            prep.finish(saved, y)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(forward::<B>(x, &tensors, w, &config, Purpose::Evaluate).y),
-    }
-}
-
-impl<B: Gemms, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
-    fn op_linear(
-        x: FloatTensor<Self>,
-        extras: Extras<Self>,
-        w: FloatTensor<Self>,
-        config: LinearConfig,
-    ) -> FloatTensor<Self> {
-        match extras {
-            Extras::None => record::<B, C, 2>([x, w], config),
-            Extras::One(a) => record::<B, C, 3>([x, a, w], config),
-            Extras::Two(a, b) => record::<B, C, 4>([x, a, b, w], config),
-            Extras::Three(a, b, c) => record::<B, C, 5>([x, a, b, c, w], config),
         }
     }
 }

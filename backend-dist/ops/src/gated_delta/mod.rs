@@ -9,13 +9,12 @@ pub(super) mod algorithm;
 pub(super) mod node;
 pub(super) mod stages;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use super::extras::Extras;
+use super::operation::{Tensors, apply_with};
 use super::secondary_outputs::{SecondaryOutputs, secondary_output};
 use super::ssd::SsdHeads;
-use node::GatedDeltaOps;
+use node::GatedDelta;
 
 /// The heads of a layer, or of a rank's part of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,21 +108,11 @@ fn issue(
     if let Some(ages) = &ages {
         assert_eq!(ages.dims(), [seq, samples], "gated_delta: ages of other positions than [{seq}, {samples}]");
     }
-    let config = GatedDeltaCall { heads, divided: ages.is_some(), last };
-    let extras = Extras::of(ages.map(Tensor::into_dispatch).into_iter().chain(first.map(Tensor::into_dispatch)));
+    let operation = GatedDelta { heads, divided: ages.is_some(), last };
+    let constants = ages.map(Tensor::into_dispatch).into_iter().chain(first.map(Tensor::into_dispatch));
     let [dt_bias, a_log] = [dt_bias, a_log].map(Tensor::into_dispatch);
     let [x, beta, dt] = [x, beta, dt].map(Tensor::into_dispatch);
-    Tensor::from_dispatch(<Dispatch as GatedDeltaOps>::op_gated_delta(x, beta, dt, dt_bias, a_log, extras, config))
-}
-
-/// Everything about the operation but its tensors.
-#[derive(Clone, Debug)]
-pub(super) struct GatedDeltaCall {
-    heads: GatedDeltaHeads,
-    /// The first further tensor is the ages.
-    divided: bool,
-    /// Where the last states go.
-    last: Option<SecondaryOutputs>,
+    apply_with(operation, [x, beta, dt, dt_bias, a_log], Tensors::floats(constants))
 }
 
 #[cfg(test)]

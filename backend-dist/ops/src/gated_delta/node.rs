@@ -1,23 +1,13 @@
-//! The autograd node.
+//! The kernels, and the operation.
 
-use burn::backend::{
-    Autodiff, Backend, Flex, TensorMetadata,
-    autodiff::{
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients as Delivered,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
-};
+use burn::backend::{Backend, Flex, TensorMetadata, tensor::FloatTensor};
 
+use super::GatedDeltaHeads;
 use super::algorithm::{Answers, backward, forward};
 use super::stages::Inputs;
-use super::{GatedDeltaCall, GatedDeltaHeads};
-use crate::extension::on_backends;
 use crate::ssd::node::PLAIN_CHUNK;
 use crate::ssd::stages::{SsdShape, StepInputs};
-use crate::{extras::Extras, kernels::LocalKernels, main_grads::deliver, plain::ssd::Formulas};
+use crate::{kernels::LocalKernels, operation::operation, plain::ssd::Formulas, secondary_outputs::SecondaryOutputs};
 
 /// The kernels of `gated_delta`; the default bodies are the formulas.
 pub trait GatedDeltaKernels: LocalKernels {
@@ -42,17 +32,6 @@ pub struct Tensors<B: Backend> {
 }
 
 impl<B: Backend> Tensors<B> {
-    fn new(
-        [x, beta, raw, bias, a_log]: [FloatTensor<B>; 5],
-        extras: Vec<FloatTensor<B>>,
-        call: &GatedDeltaCall,
-    ) -> Self {
-        let mut extras = extras.into_iter();
-        let ages = if call.divided { extras.next() } else { None };
-        let steps = StepInputs { raw, bias, a_log, ages, limits: call.heads.ssd().step_limit };
-        Self { inputs: Inputs { x, beta, steps, first: extras.next() }, heads: call.heads }
-    }
-
     /// In chunks of at most so many positions.
     pub fn shape(&self, chunk: usize) -> SsdShape {
         let x = self.inputs.x.shape();
@@ -60,80 +39,20 @@ impl<B: Backend> Tensors<B> {
     }
 }
 
-#[backend_extension(Flex, Cube: cfg(feature = "cuda"), Autodiff)]
-pub(super) trait GatedDeltaOps: Backend {
-    /// `extras` are the ages and the first states.
-    fn op_gated_delta(
-        x: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        dt: FloatTensor<Self>,
-        dt_bias: FloatTensor<Self>,
-        a_log: FloatTensor<Self>,
-        #[extension_type] extras: Extras<Self>,
-        config: GatedDeltaCall,
-    ) -> FloatTensor<Self>;
-}
-
-fn run<B: GatedDeltaKernels>(tensors: &Tensors<B>, call: &GatedDeltaCall) -> FloatTensor<B> {
-    let Answers { y, last } = B::gated_delta(tensors, call.last.is_some());
-    if let (Some(slot), Some(last)) = (&call.last, last) {
-        slot.put::<B>([last]);
-    }
-    y
-}
-
-on_backends! {
-    impl GatedDeltaOps {
-        fn op_gated_delta(
-            x: FloatTensor<Self>,
-            beta: FloatTensor<Self>,
-            dt: FloatTensor<Self>,
-            dt_bias: FloatTensor<Self>,
-            a_log: FloatTensor<Self>,
-            extras: Extras<Self>,
-            config: GatedDeltaCall,
-        ) -> FloatTensor<Self> {
-            run::<Self>(&Tensors::new([x, beta, dt, dt_bias, a_log], extras.into(), &config), &config)
+operation! {
+    /// Of x, β, step sizes, their biases, and `a_log`. The constants are the ages, if sequences are divided into documents,
+    /// and the first states, if there are some; the last ones go to `last`.
+    pub(super) GatedDelta { heads: GatedDeltaHeads, divided: bool, last: Option<SecondaryOutputs> }, 5, Tensors<B>,
+    |[x, beta, raw, bias, a_log], constants, tracked| {
+        let mut constants = constants.floats.into_iter();
+        let ages = if divided { constants.next() } else { None };
+        let steps = StepInputs { raw, bias, a_log, ages, limits: heads.ssd().step_limit };
+        let tensors = Tensors { inputs: Inputs { x, beta, steps, first: constants.next() }, heads };
+        let Answers { y, last: states } = B::gated_delta(&tensors, last.is_some());
+        if let (Some(slot), Some(states)) = (last, states) {
+            slot.put::<B>([states]);
         }
-    }
-}
-
-/// Parents: x, β, step sizes, their biases, and `a_log`.
-#[derive(Debug)]
-struct GatedDelta;
-
-impl<B: GatedDeltaKernels> Backward<B, 5> for GatedDelta {
-    type State = Tensors<B>;
-
-    fn backward(self, ops: Ops<Self::State, 5>, grads: &mut Delivered, _: &mut Checkpointer) {
-        let gradients = B::gated_delta_grads(&ops.state, grads.consume::<B>(&ops.node));
-        for (node, grad) in ops.parents.into_iter().zip(gradients) {
-            if let Some(node) = node {
-                deliver::<B>(grads, node.id, grad);
-            }
-        }
-    }
-}
-
-impl<B: GatedDeltaKernels, C: CheckpointStrategy> GatedDeltaOps for Autodiff<B, C> {
-    fn op_gated_delta(
-        x: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        dt: FloatTensor<Self>,
-        dt_bias: FloatTensor<Self>,
-        a_log: FloatTensor<Self>,
-        extras: Extras<Self>,
-        config: GatedDeltaCall,
-    ) -> FloatTensor<Self> {
-        let extras = Vec::from(extras).into_iter().map(|x: FloatTensor<Self>| x.into_primitive()).collect();
-        let ((x, x_node), (beta, beta_node), (dt, dt_node)) = (x.into_parts(), beta.into_parts(), dt.into_parts());
-        let ((dt_bias, bias_node), (a_log, a_node)) = (dt_bias.into_parts(), a_log.into_parts());
-        let nodes = [x_node, beta_node, dt_node, bias_node, a_node];
-        let tensors = Tensors::<B>::new([x, beta, dt, dt_bias, a_log], extras, &config);
-        let y = run::<B>(&tensors, &config);
-        match GatedDelta.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(tensors, y),
-            OpsKind::UnTracked(prep) => prep.finish(y),
-        }
-    }
+        (y, tracked.then(|| tensors))
+    },
+    |tensors, grad, parents| parents.deliver::<B>(B::gated_delta_grads(&tensors, grad)),
 }

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 
-use super::autodiff::MoeOps;
-use super::expert_pipeline::ExpertPipeline;
+use super::biased::ClampedSwiGlu;
+use super::clamped_linear::GroupedClampedLinear;
+use super::expert_pipeline::{ExpertPipeline, ThroughExperts};
+use super::operations::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits};
 use super::row_map::RowMap;
 use crate::blockwise::QuantizedWeight;
 use crate::fp8;
+use crate::operation::{Tensors, apply, apply_with};
 use crate::pass::PassContext;
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
@@ -22,11 +25,7 @@ use ranks::comm::Group;
 pub fn gather_rows(x: Tensor<2>, map: &RowMap) -> Tensor<2> {
     assert_eq!(x.dims()[0], map.inputs(), "gather_rows: x is {:?}, the map takes {} rows", x.dims(), map.inputs());
     let (to, back) = map.tables();
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_gather_rows(
-        x.into_dispatch(),
-        to.into_dispatch(),
-        back.into_dispatch(),
-    ))
+    apply_with(GatherRows {}, [x.into_dispatch()], Tensors::ints([to, back].map(Tensor::into_dispatch)))
 }
 
 /// Rows `send[j]` of dimension 0 go to member `j`, the output has `receive[i]` rows of each member `i`; gradients are
@@ -48,7 +47,7 @@ pub fn all_to_all(x: Tensor<2>, send: &[usize], receive: &[usize], group: &Group
 /// If the shapes do not fit.
 pub fn router_logits(x: Tensor<2>, w: Tensor<2>) -> Tensor<2> {
     assert_eq!(x.dims()[1], w.dims()[1], "router: input is {:?}, weight {:?}", x.dims(), w.dims());
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_router_logits(x.into_dispatch(), w.into_dispatch()))
+    apply(RouterLogits {}, [x, w].map(Tensor::into_dispatch))
 }
 
 /// The matrices of groups, `[groups · out, in]`, one after the other.
@@ -82,8 +81,8 @@ pub fn grouped_linear(
 ) -> Tensor<2> {
     let GroupWeights { value: w, stored } = w.into();
     check_groups(x.dims(), x.dims()[1], w.dims(), counts);
-    let (x, w, deferral) = (x.into_dispatch(), w.into_dispatch(), pass.weight_grads.clone());
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_linear(x, w, stored, counts.clone(), deferral))
+    let operation = GroupedLinear { stored, counts: counts.clone(), deferral: pass.weight_grads.clone() };
+    apply(operation, [x, w].map(Tensor::into_dispatch))
 }
 
 /// [`grouped_linear`] of `silu(gate) up p` for `x [tokens, 2 in] = [gate | up]` and a probability `p [tokens]`, in f32
@@ -101,15 +100,38 @@ pub fn grouped_swiglu_linear(
     pass: &PassContext,
 ) -> Tensor<2> {
     let GroupWeights { value: w, stored } = w.into();
-    let [rows, double] = x.dims();
-    assert!(double.is_multiple_of(2), "grouped_swiglu_linear: {double} features are not [gate | up]");
-    assert_eq!(p.dims(), [rows], "grouped_swiglu_linear: a factor for each of {rows} rows");
-    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    assert_eq!(p.dtype(), wide, "grouped_swiglu_linear: the type of the factors of {:?}", x.dtype());
-    check_groups([rows, double], double / 2, w.dims(), counts);
-    let (x, p, w) = (x.into_dispatch(), p.into_dispatch(), w.into_dispatch());
+    check_gated("grouped_swiglu_linear", &x, &p, &w, counts);
     let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_grouped_swiglu_linear(x, p, w, stored, counts, recompute, deferral))
+    let operation = GroupedSwiGluLinear { stored, counts, recompute, deferral };
+    apply(operation, [x.into_dispatch(), p.into_dispatch(), w.into_dispatch()])
+}
+
+/// [`grouped_linear`] of `act(x + b) p`, plus `c p`: the second layer of experts with the biases `[b, c]` behind their
+/// activation, for `x [tokens, 2 in] = [gate | up]`, a probability `p [tokens]`, in f32 or f64, `b [groups · 2 in]` and
+/// `c [groups · out]`. With `recompute`, the GEMM's input is recomputed in the backward pass.
+///
+/// # Panics
+/// If the shapes or types do not fit.
+#[allow(clippy::too_many_arguments)]
+pub fn grouped_clamped_linear(
+    x: Tensor<2>,
+    p: Tensor<1>,
+    w: impl Into<GroupWeights>,
+    [first, second]: [Tensor<1>; 2],
+    act: ClampedSwiGlu,
+    counts: &Arc<[usize]>,
+    recompute: bool,
+    pass: &PassContext,
+) -> Tensor<2> {
+    let GroupWeights { value: w, stored } = w.into();
+    check_gated("grouped_clamped_linear", &x, &p, &w, counts);
+    let (groups, [_, double]) = (counts.len(), x.dims());
+    let biases = [first.dims(), second.dims()];
+    assert_eq!(biases, [[groups * double], [w.dims()[0]]], "grouped_clamped_linear: the biases of {groups} groups");
+    let [first, second] = [first, second].map(Tensor::into_dispatch);
+    let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
+    let operation = GroupedClampedLinear { stored, act, counts, recompute, deferral };
+    apply(operation, [x.into_dispatch(), p.into_dispatch(), w.into_dispatch(), first, second])
 }
 
 /// The output of its expert, on whichever rank, for each of the tokens `x [tokens, hidden]` that `pipeline` dispatches:
@@ -143,9 +165,8 @@ pub fn through_experts(
             fp8::MULTIPLE
         );
     }
-    let [gate_up, down] = [gate_up, down].map(Tensor::into_dispatch);
-    let (x, p, pipeline) = (x.into_dispatch(), p.into_dispatch(), pipeline.clone());
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_through_experts(x, p, gate_up, down, pipeline, recompute))
+    let operation = ThroughExperts { pipeline: pipeline.clone(), recompute };
+    apply(operation, [x, p, gate_up, down].map(Tensor::into_dispatch))
 }
 
 /// Whether [`through_experts`] is faster with a rank's experts in two chunks than in one, if every rank has a GPU, a
@@ -165,7 +186,7 @@ pub fn is_faster_in_two_chunks(_: usize, _: [usize; 2]) -> bool {
 /// another loss (Megatron's `MoEAuxLossAutoScaler`).
 pub fn inject<const D: usize>(x: Tensor<D>, loss: Tensor<1>, scale: f64) -> Tensor<D> {
     assert_eq!(loss.dims(), [1], "inject: a loss is one number");
-    Tensor::from_dispatch(<Dispatch as MoeOps>::op_inject(x.into_dispatch(), loss.into_dispatch(), scale))
+    apply(Inject { scale }, [x.into_dispatch(), loss.into_dispatch()])
 }
 
 /// The tokens of a group should be a multiple of this on this device. On GPUs every GEMM size needs its own plan, so
@@ -183,6 +204,16 @@ fn is_gpu(device: &Device) -> bool {
 #[cfg(not(feature = "cuda"))]
 fn is_gpu(_: &Device) -> bool {
     false
+}
+
+/// Of a layer behind an activation of `[gate | up]`, times factors.
+fn check_gated(operation: &str, x: &Tensor<2>, p: &Tensor<1>, w: &Tensor<2>, counts: &[usize]) {
+    let [rows, double] = x.dims();
+    assert!(double.is_multiple_of(2), "{operation}: {double} features are not [gate | up]");
+    assert_eq!(p.dims(), [rows], "{operation}: a factor for each of {rows} rows");
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    assert_eq!(p.dtype(), wide, "{operation}: the type of the factors of {:?}", x.dtype());
+    check_groups([rows, double], double / 2, w.dims(), counts);
 }
 
 fn check_groups([rows, _]: [usize; 2], inner: usize, w: [usize; 2], counts: &[usize]) {

@@ -9,25 +9,20 @@
 //! `--delay-wgrad-compute`, within one micro-batch. An expert is in one chunk, so its GEMMs, gradients and FP8 scales
 //! do not depend on the chunks.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use burn::backend::{
     Shape, TensorMetadata,
-    autodiff::{
-        NodeId,
-        checkpoint::base::Checkpointer,
-        grads::Gradients,
-        ops::{Backward, Ops},
-    },
+    autodiff::{NodeId, grads::Gradients, ops::Ops},
     tensor::FloatTensor,
 };
 
-use super::expert_gemms::{ExpertGemms, ExpertRange};
+use super::expert_gemms::{ExpertGemms, ExpertRange, Plain};
 use super::kernels::MoeKernels;
 use super::row_map::RowMap;
 use crate::fp8::{Fp8Experts, Purpose};
 use crate::main_grads::main_grad;
+use crate::operation::{Kernels, Parents, Tracked, operation};
 use crate::pass::PassContext;
 use crate::weight_grads::Deferral;
 use ranks::comm::{Group, Splits};
@@ -96,7 +91,7 @@ pub(super) struct SavedChunk<B: MoeKernels, P: ExpertGemms<B>> {
 }
 
 /// The experts' outputs for `x [tokens, hidden]` with `p [tokens, 1]` and the weights of both layers.
-pub(super) fn forward<B: MoeKernels, P: ExpertGemms<B>>(
+fn forward<B: MoeKernels, P: ExpertGemms<B>>(
     x: FloatTensor<B>,
     p: FloatTensor<B>,
     layers: &[P; 2],
@@ -178,21 +173,57 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
 /// Saved by the pipeline for backward.
 #[derive(Clone, Debug)]
 pub(super) struct SavedPipeline<B: MoeKernels, P: ExpertGemms<B>> {
-    pub chunks: Vec<SavedChunk<B, P>>,
-    pub layers: [P; 2],
-    pub weights: [FloatTensor<B>; 2],
-    pub pipeline: Arc<ExpertPipeline>,
+    chunks: Vec<SavedChunk<B, P>>,
+    layers: [P; 2],
+    weights: [FloatTensor<B>; 2],
+    pipeline: Arc<ExpertPipeline>,
 }
 
-#[derive(Debug)]
-pub(super) struct ThroughExperts<P>(pub PhantomData<P>);
+/// With GEMMs in the type of the weights, or in FP8.
+#[derive(Clone, Debug)]
+pub(super) enum Saved<B: Kernels> {
+    Plain(SavedPipeline<B, Plain>),
+    Fp8(SavedPipeline<B, Fp8Experts>),
+}
 
-impl<B: MoeKernels, P: ExpertGemms<B>> Backward<B, 4> for ThroughExperts<P> {
-    type State = SavedPipeline<B, P>;
+operation! {
+    /// Of tokens, probabilities, and the weights of both layers.
+    pub(super) ThroughExperts { pipeline: Arc<ExpertPipeline>, recompute: bool }, 4, Saved<B>,
+    |inputs, _, tracked| {
+        match pipeline.fp8.clone() {
+            None => {
+                let (y, saved) = run::<B, _>(inputs, [Plain; 2], pipeline, recompute, tracked);
+                (y, Some(Saved::Plain(saved)))
+            }
+            Some(layers) => {
+                let (y, saved) = run::<B, Fp8Experts>(inputs, layers, pipeline, recompute, tracked);
+                (y, Some(Saved::Fp8(saved)))
+            }
+        }
+    },
+    |saved, grad, parents| match saved {
+        Saved::Plain(saved) => saved.backward(grad, parents),
+        Saved::Fp8(saved) => saved.backward(grad, parents),
+    },
+}
 
-    fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([x, p, gate_up, down], SavedPipeline { chunks, layers, weights, pipeline }) = (ops.parents, ops.state);
+fn run<B: MoeKernels, P: ExpertGemms<B>>(
+    [x, p, gate_up, down]: [FloatTensor<B>; 4],
+    layers: [P; 2],
+    pipeline: Arc<ExpertPipeline>,
+    recompute: bool,
+    tracked: Tracked<4>,
+) -> (FloatTensor<B>, SavedPipeline<B, P>) {
+    let purpose = |keep| if tracked.any() { Purpose::Train { keep } } else { Purpose::Evaluate };
+    let purposes = [purpose(tracked.0[2]), purpose(tracked.0[3] && !recompute)];
+    let (y, chunks) = forward::<B, P>(x, p, &layers, [&gate_up, &down], &pipeline, purposes);
+    (y, SavedPipeline { chunks, layers, weights: [gate_up, down], pipeline })
+}
+
+impl<B: MoeKernels, P: ExpertGemms<B>> SavedPipeline<B, P> {
+    fn backward(self, grad: FloatTensor<B>, parents: Parents<'_, 4>) {
+        let Parents { ops: Ops { parents: [x, p, gate_up, down], .. }, grads } = parents;
+        let Self { chunks, layers, weights, pipeline } = self;
         let matrices = [gate_up, down]
             .map(|node| node.map(|node| Matrices { id: node.id, deferral: pipeline.pass.weight_grads.of(node.order) }));
         let values = backward::<B, P>(grad, chunks, &layers, weights.each_ref(), matrices, &pipeline, grads);

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Shape, TensorMetadata};
+use burn::backend::{Flex, Shape, TensorMetadata};
 use burn::tensor::{Int, Tensor};
 
+use super::biased::{self, ClampedSwiGlu};
 use super::plain;
 use super::token_all_to_all::{self, TokenAllToAll};
 use crate::kernels::LocalKernels;
@@ -90,3 +91,51 @@ pub(crate) trait MoeKernels: LocalKernels + CollectiveOps + TokenAllToAll {
         Self::accumulate(Self::grouped_weight_grad(grad, x, counts), sum, add);
     }
 }
+
+/// The kernels of experts with biases; the default bodies are the formulas in Burn's primitives.
+pub(crate) trait BiasKernels: MoeKernels {
+    /// `act(x + bias) p` of `x [rows, 2 n]` and `p [rows]`, at least in f32 and rounded once.
+    fn clamped_swiglu(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        counts: &[usize],
+        act: ClampedSwiGlu,
+    ) -> FloatTensor<Self> {
+        biased::clamped_swiglu::<Self>(x, bias, p, counts, act)
+    }
+
+    /// Gradients of [`clamped_swiglu`](Self::clamped_swiglu) in `x`, in the bias, at least in f32, and in `p`.
+    fn clamped_swiglu_grads(
+        [x, bias, p]: [FloatTensor<Self>; 3],
+        grad: FloatTensor<Self>,
+        counts: &[usize],
+        act: ClampedSwiGlu,
+    ) -> [FloatTensor<Self>; 3] {
+        biased::clamped_swiglu_grads::<Self>([x, bias, p], grad, counts, act)
+    }
+
+    /// `y + bias p`.
+    fn add_weighted_bias(
+        y: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        counts: &[usize],
+    ) -> FloatTensor<Self> {
+        biased::add_weighted_bias::<Self>(y, bias, p, counts)
+    }
+
+    /// The gradient of the bias in [`add_weighted_bias`](Self::add_weighted_bias), at least in f32, and `p_grad` plus
+    /// that of `p`.
+    fn weighted_bias_grads(
+        grad: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        p_grad: FloatTensor<Self>,
+        counts: &[usize],
+    ) -> [FloatTensor<Self>; 2] {
+        biased::weighted_bias_grads::<Self>(grad, bias, p, p_grad, counts)
+    }
+}
+
+impl BiasKernels for Flex {}

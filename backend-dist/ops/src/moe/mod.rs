@@ -5,22 +5,27 @@
 //! too. The same input gives the same bits, on GPUs as well.
 
 mod api;
-mod autodiff;
+mod biased;
+mod clamped_linear;
 mod expert_gemms;
 mod expert_pipeline;
 mod kernels;
+mod operations;
 mod plain;
 pub mod routing;
 mod row_map;
 mod token_all_to_all;
 
 pub use api::{
-    GroupWeights, all_to_all, gather_rows, grouped_linear, grouped_swiglu_linear, inject, is_faster_in_two_chunks,
-    router_logits, row_multiple, through_experts,
+    GroupWeights, all_to_all, gather_rows, grouped_clamped_linear, grouped_linear, grouped_swiglu_linear, inject,
+    is_faster_in_two_chunks, router_logits, row_multiple, through_experts,
 };
+pub use biased::ClampedSwiGlu;
+#[cfg(feature = "cuda")]
+pub(crate) use biased::{add_weighted_bias, clamped_swiglu, clamped_swiglu_grads, weighted_bias_grads};
 pub(crate) use expert_gemms::{ExpertGemms, ExpertRange};
 pub use expert_pipeline::{ExpertChunk, ExpertPipeline};
-pub(crate) use kernels::MoeKernels;
+pub(crate) use kernels::{BiasKernels, MoeKernels};
 #[cfg(feature = "cuda")]
 pub(crate) use plain::{groups, router_logits_grads, sum_rows, weighted_swiglu, weighted_swiglu_grads};
 pub use ranks::comm::Splits;

@@ -20,12 +20,12 @@ pub(super) fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B
 }
 
 /// Rows and columns of a matrix.
-fn size<T: TensorMetadata>(x: &T) -> [usize; 2] {
+pub(super) fn size<T: TensorMetadata>(x: &T) -> [usize; 2] {
     let shape = x.shape();
     [shape[0], shape[1]]
 }
 
-fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
+pub(super) fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
     B::float_zeros(Shape::from(shape), &like.device(), FloatDType::from(like.dtype()))
 }
 

@@ -4,14 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::backend::{
-    Backend,
-    autodiff::{grads::Gradients, ops::Ops},
-    tensor::FloatTensor,
-};
+use burn::backend::{Backend, tensor::FloatTensor};
 
+use crate::operation::Parents;
 use crate::stash::{HandOvers, Stash};
 use crate::step::Step;
+use ranks::comm::Group;
 
 /// The state at one point of the residual stream. Clones share it.
 #[derive(Clone, Default)]
@@ -30,6 +28,8 @@ pub struct Joint {
 /// An addition to the residual stream.
 #[derive(Clone, Debug)]
 pub struct ResidualAdd {
+    /// Whose partial sums are added, if they are not summed yet.
+    pub group: Option<Group>,
     /// The joint of the stream that is added to.
     pub input: Joint,
     /// The norm that reads the sum, or none.
@@ -72,12 +72,11 @@ impl Joint {
         }
     }
 
-    /// Takes the gradient of the stream, the first parent of `ops`, out of `grads`, if one is registered. Nodes run
-    /// from the last to the first, so the addition after a norm has run before the norm does, if it runs at all.
-    pub fn take_gradient<B: Backend, S, const N: usize>(
+    /// Takes the gradient of the stream, the first parent, out of those that are registered, if it is. Nodes run from
+    /// the last to the first, so the addition after a norm has run before the norm does, if it runs at all.
+    pub fn take_gradient<B: Backend, const N: usize>(
         &self,
-        ops: &Ops<S, N>,
-        grads: &mut Gradients,
+        Parents { ops, grads }: &mut Parents<'_, N>,
     ) -> Option<FloatTensor<B>> {
         let node = ops.parents[0].as_ref()?;
         if !self.registered.load(Ordering::Relaxed) {

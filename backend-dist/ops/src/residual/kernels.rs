@@ -7,10 +7,12 @@ use crate::{
     saved_attention::CoreAttention,
     step::Step,
 };
+use ranks::collective_ops::{Collective, CollectiveOps};
+use ranks::comm::{Group, ReduceOp};
 
 /// Additions that a backend may fuse with a norm; the default bodies run one after the other. `norm` is RMSNorm or
 /// LayerNorm, `params` its weight, and bias if it has one.
-pub trait ResidualKernels: LocalKernels {
+pub trait ResidualKernels: LocalKernels + CollectiveOps {
     /// `x + other`, and the norm of the sum.
     fn norm_of_sum(
         x: FloatTensor<Self>,
@@ -19,6 +21,18 @@ pub trait ResidualKernels: LocalKernels {
         params: &[FloatTensor<Self>],
     ) -> [FloatTensor<Self>; 2] {
         norm_of_sum::<Self>(x, other, norm, params)
+    }
+
+    /// `x` plus the sum of all members' `partial`, and the norm of that. `next` is what is read then, if that is known.
+    fn norm_of_reduced(
+        x: FloatTensor<Self>,
+        partial: FloatTensor<Self>,
+        norm: Step,
+        params: &[FloatTensor<Self>],
+        _next: Option<&FloatTensor<Self>>,
+        group: &Group,
+    ) -> [FloatTensor<Self>; 2] {
+        Self::norm_of_sum(x, reduced::<Self>(partial, group), norm, params)
     }
 
     /// The gradients of the norm of `x`, with `other` added to that of `x`.
@@ -35,6 +49,14 @@ pub trait ResidualKernels: LocalKernels {
 }
 
 impl ResidualKernels for Flex {}
+
+/// The sum of all members' `partial`.
+pub fn reduced<B: CollectiveOps>(partial: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
+    match group.size() {
+        1 => partial,
+        _ => B::collective(partial, Collective::AllReduce(ReduceOp::Sum), None, group.clone()),
+    }
+}
 
 /// [`ResidualKernels::norm_of_sum`], one after the other.
 pub fn norm_of_sum<B: LocalKernels>(

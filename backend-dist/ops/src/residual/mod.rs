@@ -8,21 +8,23 @@ mod joint;
 pub(super) mod kernels;
 mod node;
 
-use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 pub(super) use joint::Joint;
 pub(super) use kernels::ResidualKernels;
+pub(super) use node::Apply;
 
 use super::{
-    extras::Extras,
+    conjugate::Partial,
     fused::{LinearOptions, linear_of},
+    operation::{Tensors, apply, apply_to_all, apply_with},
     pass::PassContext,
     prologue::Prologue,
     step::Step,
 };
 use joint::ResidualAdd;
-use node::ResidualOps;
+use node::{Enter, Plus};
+use ranks::comm::Group;
 
 /// The residual stream `[s, b, hidden]` between two additions. Norms read it, and adding to it gives the next one.
 ///
@@ -57,8 +59,7 @@ impl Residual {
     /// The stream at the entry of a block in a pass. The gradients of the block's operations are summed here and not at `x`,
     /// because a gradient cannot be taken back out of a leaf.
     pub fn enter(x: Tensor<3>, pass: &PassContext) -> Self {
-        let x = Tensor::from_dispatch(<Dispatch as ResidualOps>::op_enter(x.into_dispatch()));
-        Self { x, joint: Joint::new(&pass.hand_overs) }
+        Self { x: apply(Enter {}, [x.into_dispatch()]), joint: Joint::new(&pass.hand_overs) }
     }
 
     /// The stream's value, for everything but norms and additions.
@@ -82,15 +83,32 @@ impl Residual {
     ///
     /// If `other` has another shape, or `norm` does not fit or is no norm.
     pub fn plus(self, other: Tensor<3>, norm: Prologue) -> Self {
+        self.plus_of(other, None, norm, None)
+    }
+
+    /// The stream plus the sum of what the members of `group` have, as [`plus`](Self::plus). Where
+    /// [`one_shot_sums`](ranks::collective::one_shot_sums) is on, the sum, the addition and an RMSNorm are one kernel, and
+    /// have the bits that they have apart: those of the stream, and in bf16 and f16 those of the norm. `next` is the weight
+    /// that is read then: the GPU has time to prefetch it.
+    ///
+    /// # Panics
+    ///
+    /// As [`plus`](Self::plus).
+    pub fn plus_sum(self, partial: Partial<3>, group: &Group, norm: Prologue, next: Option<Tensor<2>>) -> Self {
+        self.plus_of(partial.into_inner(), Some(group.clone()), norm, next)
+    }
+
+    fn plus_of(self, other: Tensor<3>, group: Option<Group>, norm: Prologue, next: Option<Tensor<2>>) -> Self {
         let shape = self.x.dims();
         assert_eq!(shape, other.dims(), "residual: the stream is {shape:?}, what is added {:?}", other.dims());
         let (step, params) = norm.split("residual", &shape);
         assert!(step.is_norm() || matches!(step, Step::None), "residual: {step:?} is no norm");
         let joint = self.joint.next(step);
-        let sum = ResidualAdd { input: self.joint, step, output: joint.clone() };
-        let (x, other) = (self.x.into_dispatch(), other.into_dispatch());
-        let x = <Dispatch as ResidualOps>::op_sum(x, other, Extras::of(params), sum);
-        Self { x: Tensor::from_dispatch(x), joint }
+        let add = ResidualAdd { group, input: self.joint, step, output: joint.clone() };
+        let next = next.filter(|_| step.is_norm()).map(Tensor::into_dispatch);
+        let constants = Tensors::floats(params.into_iter().chain(next));
+        let x = apply_with(Plus { add }, [self.x, other].map(Tensor::into_dispatch), constants);
+        Self { x, joint }
     }
 
     /// The stream plus `other`, at the exit of the block.
@@ -110,8 +128,8 @@ impl Residual {
     pub fn norm(self, norm: Prologue) -> Tensor<3> {
         let (step, params) = norm.split("residual", &self.x.dims());
         assert!(step.is_norm(), "residual: {step:?} is no norm");
-        let (x, params) = (self.x.into_dispatch(), Extras::of(params));
-        Tensor::from_dispatch(<Dispatch as ResidualOps>::op_norm(x, params, step, self.joint))
+        let inputs = [self.x.into_dispatch()].into_iter().chain(params);
+        apply_to_all(Apply { step, joint: self.joint }, inputs, Tensors::none())
     }
 
     /// [`linear_with`](super::linear_with) of the stream.

@@ -10,12 +10,11 @@ pub(super) mod algorithm;
 pub(super) mod node;
 pub(super) mod stages;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use super::extras::Extras;
+use super::operation::{Tensors, apply_with};
 use super::secondary_outputs::{SecondaryOutputs, secondary_output};
-use node::SsdOps;
+use node::Ssd;
 
 /// The heads of a layer, or of a rank's part of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,21 +88,11 @@ fn issue(inputs: SsdInputs, heads: SsdHeads, first: Option<Tensor<4>>, last: Opt
     if let Some(ages) = &ages {
         assert_eq!(ages.dims(), [seq, samples], "ssd: ages of other positions than [{seq}, {samples}]");
     }
-    let config = SsdConfig { heads, divided: ages.is_some(), last };
-    let extras = Extras::of(ages.map(Tensor::into_dispatch).into_iter().chain(first.map(Tensor::into_dispatch)));
+    let operation = Ssd { heads, divided: ages.is_some(), last };
+    let constants = ages.map(Tensor::into_dispatch).into_iter().chain(first.map(Tensor::into_dispatch));
     let [dt_bias, a_log, skip] = [dt_bias, a_log, skip].map(Tensor::into_dispatch);
-    let (x, dt) = (x.into_dispatch(), dt.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as SsdOps>::op_ssd(x, dt, dt_bias, a_log, skip, extras, config))
-}
-
-/// Everything about the operation but its tensors.
-#[derive(Clone, Debug)]
-pub(super) struct SsdConfig {
-    heads: SsdHeads,
-    /// The first further tensor is the ages.
-    divided: bool,
-    /// Where the last states go.
-    last: Option<SecondaryOutputs>,
+    let [x, dt] = [x, dt].map(Tensor::into_dispatch);
+    apply_with(operation, [x, dt, dt_bias, a_log, skip], Tensors::floats(constants))
 }
 
 #[cfg(test)]

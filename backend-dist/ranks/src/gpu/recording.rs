@@ -17,6 +17,7 @@ mod built {
     use burn::tensor::{Int, Tensor};
     use burn_cubecl::tensor::CubeTensor;
     use cubecl_common::bytes::Bytes;
+    use std::ops::Range;
 
     use super::Recording;
 
@@ -69,13 +70,27 @@ mod built {
         true
     }
 
+    /// Some of the numbers of `of`, in its very memory; `None` on a CPU. [`overwrite`] of `of` changes them.
+    ///
+    /// # Panics
+    /// If `of` has no such numbers, or gaps.
+    pub fn part(of: &Tensor<1, Int>, range: Range<usize>) -> Option<Tensor<1, Int>> {
+        let whole = tensor(of).ok()?;
+        let (count, size) = (whole.meta.shape().num_elements(), whole.dtype.size());
+        assert!(range.end <= count && whole.is_contiguous(), "{range:?} of {count} numbers");
+        let (before, behind) = ((range.start * size) as u64, ((count - range.end) * size) as u64);
+        let (shape, handle) = ([range.len()].into(), whole.handle.clone().offset_start(before).offset_end(behind));
+        let part = CubeTensor::new_contiguous(whole.client.clone(), whole.device.clone(), shape, handle, whole.dtype);
+        Some(Tensor::from_primitive::<Cube>(part))
+    }
+
     fn tensor(of: &Tensor<1, Int>) -> Result<CubeTensor, String> {
         of.clone().try_into_primitive::<Cube>().map_err(|_| "only work of a GPU can be recorded".to_owned())
     }
 }
 
 #[cfg(feature = "cuda")]
-pub use built::overwrite;
+pub use built::{overwrite, part};
 
 #[cfg(not(feature = "cuda"))]
 impl Recording {
@@ -100,4 +115,10 @@ impl Recording {
 #[cfg(not(feature = "cuda"))]
 pub fn overwrite(_: &Tensor<1, Int>, _: &[i32]) -> bool {
     false
+}
+
+/// Some of the numbers of `of` in its very memory: `None`, as this build has no GPUs.
+#[cfg(not(feature = "cuda"))]
+pub fn part(_: &Tensor<1, Int>, _: std::ops::Range<usize>) -> Option<Tensor<1, Int>> {
+    None
 }

@@ -27,6 +27,17 @@ pub(crate) const THREADS: usize = 256;
 /// Most blocks. They wait for other GPUs and so should fit next to whatever else runs.
 pub(crate) const BLOCKS: usize = 64;
 
+/// Blocks that prefetch, bytes that each of their threads asks for, and most bytes of all: while GPUs wait for each other,
+/// HBM could read about as many, and caches have six times as much.
+pub(crate) const PREFETCHERS: usize = 64;
+pub(crate) const CHUNK: usize = 4096;
+const PREFETCHED: usize = 8 << 20;
+
+/// How many of so many bytes are prefetched.
+pub(crate) fn prefetched(bytes: usize) -> usize {
+    bytes.min(PREFETCHED) / CHUNK * CHUNK
+}
+
 /// Units of a region, where one member's tensor of one call arrives.
 pub(crate) fn region(size: usize) -> usize {
     BYTES / size / UNIT

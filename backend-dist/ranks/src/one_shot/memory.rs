@@ -30,6 +30,7 @@ pub(super) struct Offer {
     address: u64,
     /// `CUipcMemHandle`; empty if there are no other processes.
     handle: Vec<u8>,
+    capability: i32,
 }
 
 /// The memory of all members.
@@ -97,7 +98,19 @@ impl Own {
             made.map_err(|error| format!("a handle for other processes: {error}"))?;
         }
         let handle = if is_local { Vec::new() } else { handle.reserved.map(|byte| byte as u8).to_vec() };
-        Ok(Offer { rank: self.rank, gpu, address: self.memory, handle })
+        let major = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+        // SAFETY: the driver writes a number.
+        let capability =
+            driver::device::get(gpu as i32).and_then(|gpu| unsafe { driver::device::get_attribute(gpu, major) });
+        let capability = capability.map_err(|error| format!("the GPU's compute capability: {error}"))?;
+        Ok(Offer { rank: self.rank, gpu, address: self.memory, handle, capability })
+    }
+}
+
+impl Offer {
+    /// The major number of the compute capability of the member's GPU.
+    pub(super) fn capability(&self) -> i32 {
+        self.capability
     }
 }
 

@@ -5,23 +5,32 @@
 //! vLLM and TensorRT-LLM call it). The kernel runs on the compute stream, so no events order it, and a CUDA graph can
 //! record it: its pointers are fixed, and the number of a call is in device memory.
 //!
+//! A second kernel does what follows in a decoder too: it adds the sum to the residual stream and takes the RMSNorm of
+//! that, as vLLM, TensorRT-LLM and FlashInfer do (`trtllm_allreduce_fusion`, `kARResidualRMSNorm`).
+//!
 //! A rank asks for it while it generates ([`one_shot_sums`](crate::collective::one_shot_sums)). Training has collectives
 //! in flight on other streams and does not.
 
 pub(crate) mod layout;
 #[cfg(feature = "cuda")]
 mod memory;
+mod norm_ptx;
+#[cfg(feature = "cuda")]
+mod norms;
 mod ptx;
 #[cfg(test)]
 mod tests;
 
 #[cfg(feature = "cuda")]
 pub(crate) use all_reduce::OneShot;
+#[cfg(feature = "cuda")]
+pub(crate) use norms::NormedRows;
 
 #[cfg(feature = "cuda")]
 mod all_reduce {
-    use super::layout::{MEMBERS, THREADS, blocks, limit, region};
-    use super::memory::{Opened, Own};
+    use super::layout::{MEMBERS, PREFETCHERS, THREADS, blocks, limit, region};
+    use super::memory::{Offer, Opened, Own};
+    use super::norms::{NormedRows, Norms};
     use crate::comm::Group;
     use crate::comm::one_host::agree;
     use burn::tensor::DType;
@@ -40,6 +49,8 @@ mod all_reduce {
         /// Device address of the word that ends kernels that wait.
         stop: u64,
         kernels: [usize; 4],
+        /// If all members' GPUs have them.
+        norms: Option<Norms>,
         /// How many times it is asked for now.
         users: AtomicUsize,
         held: Mutex<Held>,
@@ -79,12 +90,14 @@ mod all_reduce {
                 group.barrier();
             }
             let opened = opened?;
+            let least = offers.iter().map(Offer::capability).min();
             Ok(Self {
                 rank: rank as u32,
                 size: size as u32,
                 members: opened.members,
                 stop: own.stop_on_device(),
                 kernels: own.kernels(),
+                norms: least.filter(|capability| *capability >= 8).map(Norms::new),
                 users: AtomicUsize::new(0),
                 held: Mutex::new(Held { opened: Some(opened), own: Some(own) }),
             })
@@ -140,6 +153,57 @@ mod all_reduce {
             .map_err(|error| format!("the kernel of a small all-reduce: {error}"))
         }
 
+        /// Whether it also adds such rows to the residual stream and normalises them, now.
+        pub(crate) fn takes_norms(&self, rows: &NormedRows) -> bool {
+            self.norms.is_some() && rows.has_kernel() && self.takes(rows.dtype, rows.rows * rows.columns)
+        }
+
+        /// Queues the sum of the members' partial sums, its sum with the stream and the RMSNorm of that on `stream`, in
+        /// the order of all other calls. The buffers, each aligned to 16 bytes: the partial sums, the stream, the norm's
+        /// weight `[columns]`; the new stream and the normalised rows. `next` has so many bytes that the cache should
+        /// have for later calls, as [`prefetched`](super::layout::prefetched) says.
+        pub(crate) fn launch_norm(
+            &self,
+            stream: CUstream,
+            buffers: [*mut c_void; 5],
+            (next, next_bytes): (*mut c_void, usize),
+            rows: NormedRows,
+            eps: f32,
+        ) -> Result<(), String> {
+            let norms = self.norms.as_ref().ok_or("a member's GPU has no kernel for sums and norms")?;
+            let kernel = norms.kernel(&rows)?;
+            let (mut buffers, mut stop, mut members) = (buffers.map(|at| at as u64), self.stop, self.members);
+            let (mut rank, mut size, mut units) = (self.rank, self.size, region(self.size as usize) as u32);
+            let (mut width, mut inverse, mut eps) = (rows.columns as u32 / 8, 1.0 / rows.columns as f32, eps);
+            let next_bytes = if norms.prefetch() { next_bytes } else { 0 };
+            let prefetchers = if next_bytes > 0 { PREFETCHERS } else { 0 };
+            let grid = ((rows.rows + prefetchers) as u32, 1, 1);
+            let (mut next, mut next_bytes, mut count) = (next as u64, next_bytes as u32, rows.rows as u32);
+            let [from, old, weight, new, normed] = buffers.each_mut().map(|at| (&raw mut *at).cast());
+            let mut arguments: [*mut c_void; 16] = [
+                from,
+                old,
+                weight,
+                new,
+                normed,
+                (&raw mut stop).cast(),
+                (&raw mut width).cast(),
+                (&raw mut inverse).cast(),
+                (&raw mut eps).cast(),
+                (&raw mut rank).cast(),
+                (&raw mut size).cast(),
+                (&raw mut units).cast(),
+                (&raw mut next).cast(),
+                (&raw mut next_bytes).cast(),
+                (&raw mut count).cast(),
+                members.as_mut_ptr().cast(),
+            ];
+            let block = (rows.threads as u32, 1, 1);
+            // SAFETY: as in `launch`; the buffers hold the rows, and the weight one; `next` is as long.
+            unsafe { driver::launch_kernel(kernel as _, grid, block, 0, stream, &mut arguments) }
+                .map_err(|error| format!("the kernel of a small sum and its norm: {error}"))
+        }
+
         /// Ends kernels that wait for other members, and all later ones.
         pub(crate) fn stop(&self) {
             if let Some(own) = &self.held.lock().own {
@@ -154,6 +218,7 @@ mod all_reduce {
 
         /// Frees this member's own, which the others have closed.
         pub(crate) fn free(&self) {
+            self.norms.iter().for_each(Norms::unload);
             drop(self.held.lock().own.take());
         }
     }

@@ -1,7 +1,9 @@
 //! Sizes, places and the text of the kernels; their sums are checked on GPUs (`collective_check`, part `one-shot`).
 
-use super::layout::{BLOCKS, HEADER, MARK, MEMBERS, THREADS, blocks, limit, memory, region, staged};
-use super::ptx;
+use super::layout::{
+    BLOCKS, CHUNK, HEADER, MARK, MEMBERS, PREFETCHERS, THREADS, blocks, limit, memory, prefetched, region, staged,
+};
+use super::{norm_ptx, ptx};
 
 #[test]
 fn regions_lie_apart_within_the_memory_and_hold_the_largest_tensor() {
@@ -39,4 +41,41 @@ fn every_type_has_a_kernel_without_gaps() {
     assert_eq!(module.matches('{').count(), module.matches('}').count());
     // Data and number of a call are one access: two of 64 bits, each whole.
     assert_eq!(module.matches("ld.relaxed.sys.global.v2.u64").count(), ptx::names().len());
+}
+
+#[test]
+fn sums_with_norms_have_a_kernel_without_gaps_for_each_type_and_number_of_vectors() {
+    for (kind, words) in [4, 4, 8].into_iter().enumerate() {
+        for vectors in 1..=norm_ptx::VECTORS {
+            let module = norm_ptx::module(kind, vectors, 9);
+            let count = |of: &str| module.matches(of).count();
+            assert_eq!(count(&format!(".entry {}(", norm_ptx::NAME)), 1);
+            assert!(!module.contains("{{"), "{module}");
+            assert_eq!(count("{"), count("}"));
+            // Three inputs and two outputs, 16 bytes at once; a unit of 8 bytes is two words with the number of the call.
+            let halves = vectors * words / 4;
+            assert_eq!([count("ld.global.v4.b32"), count("st.global.v4.b32")], [3 * halves, 2 * halves]);
+            assert_eq!(count("ld.relaxed.sys.global.v2.u64"), vectors * words / 2);
+            // All words of a poll are asked for before one is looked at: their latencies overlap.
+            let [first, last] = ["POLL:", "xor.b32 %t, %t, %flag"].map(|at| module.find(at).expect("the kernel polls"));
+            assert_eq!(module[first..last].matches("ld.relaxed.sys").count(), vectors * words / 2);
+            let [prefetching, older] = [9, 8].map(|capability| norm_ptx::module(kind, vectors, capability));
+            assert!(prefetching.contains("bulk.prefetch") && !older.contains("bulk"));
+            // The kernel waits once for its own threads, and nobody leaves before.
+            assert_eq!([count("bar.sync"), count("ret;")], [1, 1]);
+        }
+    }
+}
+
+#[test]
+fn no_more_is_prefetched_than_there_is_and_than_the_threads_ask_for() {
+    // The fewest threads of a row are a warp.
+    let all = PREFETCHERS * 32 * CHUNK;
+    assert_eq!([0, 4095, 4096, 3 << 20, 1 << 30].map(prefetched), [0, 0, 4096, 3 << 20, all]);
+}
+
+#[test]
+#[should_panic(expected = "5 vectors of a thread")]
+fn longer_rows_have_no_kernel() {
+    norm_ptx::module(0, norm_ptx::VECTORS + 1, 9);
 }

@@ -9,7 +9,7 @@ use backend_dist::comm::Group;
 use backend_dist::ops::moe::grouped_linear;
 use backend_dist::ops::{
     AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, PassContext, Prologue, Residual, add_bias,
-    dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, squared_relu, swiglu,
+    dropout, embedding, geglu, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, squared_relu, swiglu,
     vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
@@ -223,6 +223,9 @@ fn rows(scale: &Scale) -> Vec<Case> {
         case("swiglu", shape(2 * hidden), 1, &[("x", 2 * tokens * hidden)], move |_, x| {
             flat(swiglu(x[0].clone().reshape([seq, batch, 2 * hidden])))
         }),
+        case("geglu tanh", shape(2 * hidden), 1, &[("x", 2 * tokens * hidden)], move |_, x| {
+            flat(geglu(x[0].clone().reshape([seq, batch, 2 * hidden]), GeluKind::Tanh))
+        }),
         case("gelu tanh", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| gelu(x[0].clone(), GeluKind::Tanh)),
         case("squared relu", shape(hidden), 1, &[("x", tokens * hidden)], |_, x| squared_relu(x[0].clone())),
         // CubeCL's erf is a polynomial of seven digits.
@@ -274,10 +277,8 @@ fn residual_streams(scale: &Scale) -> Vec<Case> {
 
 /// What knows the vocabulary: columns from 7 on, the last two padding.
 fn vocabulary(scale: &Scale) -> Vec<Case> {
-    let Scale { seq, batch, hidden, vocab, .. } = *scale;
-    let scale = *scale;
-    let tokens = scale.tokens();
-    let first_row = 7;
+    let scale @ Scale { seq, batch, hidden, vocab, .. } = *scale;
+    let (tokens, first_row) = (scale.tokens(), 7);
     let ids = move |side: &Side| -> Tensor<2, Int> { side.ids(scale.ids(first_row), [seq, batch]) };
     let table = format!("[{vocab}, {hidden}], ids [{seq}, {batch}]");
     vec![

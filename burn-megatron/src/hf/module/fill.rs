@@ -25,7 +25,7 @@ pub(super) struct Fill<'a> {
 
 impl<'a> Fill<'a> {
     pub fn new<M: HfModule>(folder: &'a ModuleFolder, dtype: FloatDType) -> Self {
-        let (names, older_names) = (M::names(), M::older_names);
+        let (names, older_names) = (M::NAMES, M::older_names);
         Self { folder, names, older_names, dtype, at: At::default(), used: HashSet::new(), error: None }
     }
 

@@ -95,7 +95,7 @@ fn adapted<M: HfModule>(folder: &ModuleFolder) -> Result<Adapted, HfFolderError>
         folder.adapter(&module)?.ok_or_else(|| HfFolderError::file(&folder.folder, "no adapter was named"))?;
     let mut layers = BTreeMap::new();
     for (ours, _, shape) in adapter.plan.targets() {
-        let foreign = M::names().foreign(&format!("{ours}.weight"), "Linear").expect("every layer has a name");
+        let foreign = M::NAMES.foreign(&format!("{ours}.weight"), "Linear").expect("every layer has a name");
         let older = M::older_names(&foreign.name);
         let (name, stored) = folder.find(&foreign, older)?;
         if stored.shape != shape {

@@ -107,7 +107,7 @@ impl ModuleFolder {
         dtype: FloatDType,
         device: &Device,
     ) -> Result<M, HfFolderError> {
-        let names = M::names();
+        let names = M::NAMES;
         let mut fill = Fill::new::<M>(self, dtype);
         let module = M::init(config, device).map(&mut fill);
         self.refuse_others(&names, &fill.used()?)?;

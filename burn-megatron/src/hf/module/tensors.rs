@@ -40,7 +40,7 @@ pub(crate) enum Wanted<'a> {
 
 /// Numbers of every parameter of `module` under Hugging Face's names, as it stores them.
 pub(crate) fn named_tensors<M: HfModule>(module: &M, wanted: Wanted) -> BTreeMap<String, HostTensor> {
-    let mut collect = Collect { names: M::names(), wanted, at: At::default(), found: BTreeMap::new() };
+    let mut collect = Collect { names: M::NAMES, wanted, at: At::default(), found: BTreeMap::new() };
     module.visit(&mut collect);
     collect.found
 }

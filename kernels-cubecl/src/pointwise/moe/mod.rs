@@ -1,18 +1,15 @@
 //! Kernels of MoE layers besides the grouped GEMMs: the router's top-k, counts and permutation of tokens; gathers and
-//! sums of token rows by index; and SwiGLU with the router's probability of each token.
+//! sums of token rows by index; the activation with the router's probability of each token; and biases of experts.
+pub mod biases;
 pub mod count;
 pub mod offsets;
 pub mod permute;
 pub mod topk;
+pub mod weighted;
 
-use crate::pointwise::cube::plane_total;
-use crate::pointwise::swiglu::{gate_gradient, gated, sigmoid};
-use crate::pointwise::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
+use crate::pointwise::{CubeShape, MOST, PointwiseError, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-
-/// Longest half row.
-const LONGEST: usize = 1 << 24;
 
 /// Sizes of [`sum_rows`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,163 +135,6 @@ pub fn sum_rows<E: Float>(
             width as u32,
             count as u32,
             terms as u32,
-        )
-    };
-    Ok(())
-}
-
-/// Cube `(row, vectors)`.
-#[cube(launch_unchecked)]
-pub fn weighted_forward<E: Float>(x: &[Vec8<E>], factors: &[f32], out: &mut [Vec8<E>], half: u32) {
-    let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
-    if column < half {
-        let at = (CUBE_POS_X * 2 * half + column) as usize;
-        let gate = x[at];
-        let up = x[at + half as usize];
-        let factor = factors[CUBE_POS_X as usize];
-        let mut result = Vec8::<E>::empty();
-        #[unroll]
-        for i in 0..8usize {
-            let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-            result.insert(i, E::cast_from(gated(g, u) * factor));
-        }
-        out[(CUBE_POS_X * half + column) as usize] = result;
-    }
-}
-
-/// Vectors of each tensor in flight for a unit of [`weighted_backward`].
-const TOGETHER: u32 = 3;
-
-/// A plane takes a row: no unit waits for those of other planes.
-#[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
-pub fn weighted_backward<E: Float>(
-    x: &[Vec8<E>],
-    factors: &[f32],
-    out_gradient: &[Vec8<E>],
-    x_gradient: &mut [Vec8<E>],
-    factor_gradients: &mut [f32],
-    half: u32,
-    rows: u32,
-    #[comptime] cube: CubeShape,
-) {
-    let row = CUBE_POS_X * comptime![cube.planes() as u32] + UNIT_POS / comptime![cube.plane];
-    let lane = UNIT_POS % comptime![cube.plane];
-    if row < rows {
-        let factor = factors[row as usize];
-        let mut total = 0.0f32;
-        let mut first = lane;
-        while first < half {
-            let mut gates = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
-            let mut ups = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
-            let mut dys = Array::<Vec8<E>>::new(comptime![TOGETHER as usize]);
-            #[unroll]
-            for v in 0..comptime![TOGETHER as usize] {
-                let column = first + comptime![v as u32 * cube.plane];
-                if column < half {
-                    let at = (row * 2 * half + column) as usize;
-                    gates[v] = x[at];
-                    ups[v] = x[at + half as usize];
-                    dys[v] = out_gradient[(row * half + column) as usize];
-                }
-            }
-            #[unroll]
-            for v in 0..comptime![TOGETHER as usize] {
-                let column = first + comptime![v as u32 * cube.plane];
-                if column < half {
-                    let (gate, up, dy) = (gates[v], ups[v], dys[v]);
-                    let mut of_gate = Vec8::<E>::empty();
-                    let mut of_up = Vec8::<E>::empty();
-                    #[unroll]
-                    for i in 0..8usize {
-                        let (g, u) = (f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)));
-                        let dy = f32::cast_from(dy.extract(i));
-                        let s = sigmoid(g);
-                        total += dy * (g * s * u);
-                        let dy = dy * factor;
-                        of_gate.insert(i, E::cast_from(gate_gradient(dy, g, u, s)));
-                        of_up.insert(i, E::cast_from(dy * g * s));
-                    }
-                    let at = (row * 2 * half + column) as usize;
-                    x_gradient[at] = of_gate;
-                    x_gradient[at + half as usize] = of_up;
-                }
-            }
-            first += comptime![TOGETHER * cube.plane];
-        }
-        let total = plane_total(total, cube);
-        if lane == 0 {
-            factor_gradients[row as usize] = total;
-        }
-    }
-}
-
-/// Whether there are kernels for these half rows.
-pub fn has_swiglu(rows: usize, half: usize) -> bool {
-    check("half", half, 8, LONGEST).is_ok() && rows > 0 && rows <= MOST / (2 * half / 8)
-}
-
-/// `out [rows, half] = silu(gate) up factor` of `x [rows, 2 half] = [gate | up]` of type `E` (2 bytes) and `factors
-/// [rows]` of fp32, all without gaps.
-///
-/// # Errors
-/// If a buffer is too short, or half a row no multiple of 8.
-pub fn swiglu<E: Float>(
-    client: &Client,
-    x: &Handle,
-    factors: &Handle,
-    out: &Handle,
-    rows: usize,
-    half: usize,
-) -> Result<(), PointwiseError> {
-    check("half", half, 8, LONGEST)?;
-    let (cube, vectors, bytes) = (CubeShape::of(client).fitting(half / 8), rows * half / 8, 8 * size_of::<E>());
-    let (x, factors) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
-    let out = buffer("out", out, vectors, bytes)?;
-    // SAFETY: every unit stays in its row, and the buffers hold all rows.
-    unsafe {
-        weighted_forward::launch_unchecked::<E>(
-            client,
-            cube.rows(rows, half / 8),
-            cube.dim(),
-            x,
-            factors,
-            out,
-            half as u32 / 8,
-        )
-    };
-    Ok(())
-}
-
-/// The gradients of `x` and of the factors in [`swiglu`], given that of `out`.
-pub fn swiglu_gradients<E: Float>(
-    client: &Client,
-    [x, factors, out_gradient]: [&Handle; 3],
-    [x_gradient, factor_gradients]: [&Handle; 2],
-    rows: usize,
-    half: usize,
-) -> Result<(), PointwiseError> {
-    check("half", half, 8, LONGEST)?;
-    check("rows", rows, 1, MOST)?;
-    let (cube, vectors, bytes) = (CubeShape::of(client), rows * half / 8, 8 * size_of::<E>());
-    let (x, factors) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
-    let out_gradient = buffer("out_gradient", out_gradient, vectors, bytes)?;
-    let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, bytes)?;
-    let factor_gradients = buffer("factor_gradients", factor_gradients, rows, 4)?;
-    // SAFETY: every unit stays in its row, and the buffers hold all rows.
-    unsafe {
-        weighted_backward::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1),
-            cube.dim(),
-            x,
-            factors,
-            out_gradient,
-            x_gradient,
-            factor_gradients,
-            half as u32 / 8,
-            rows as u32,
-            cube,
         )
     };
     Ok(())

@@ -2,27 +2,58 @@
 use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
 use kernels_cubecl::pointwise::dropout::{self, Drop};
-use kernels_cubecl::pointwise::{gelu, squared_relu, swiglu};
+use kernels_cubecl::pointwise::gated::{self, Clamp, Gating};
+use kernels_cubecl::pointwise::{gelu, squared_relu};
 
-pub fn swiglu<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
+/// The product, and its derivatives in gate and up.
+pub fn product(g: f64, u: f64, gating: Gating) -> [f64; 3] {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let by = |(phi, slope): (f64, f64)| [g * phi * u, u * (phi + g * slope), g * phi];
+    match gating {
+        Gating::Silu => by((sigmoid(g), sigmoid(g) * (1.0 - sigmoid(g)))),
+        Gating::Gelu => by(gate(g, false)),
+        Gating::GeluTanh => by(gate(g, true)),
+        Gating::Clamped(_) => {
+            let (c, d) = (g.min(LIMIT), u.clamp(-LIMIT, LIMIT) + 1.0);
+            let s = sigmoid(ALPHA * c);
+            let of_gate = if g > LIMIT { 0.0 } else { d * s * (1.0 + ALPHA * c * (1.0 - s)) };
+            [c * s * d, of_gate, if u.abs() > LIMIT { 0.0 } else { c * s }]
+        }
+    }
+}
+
+/// Of the clamped products that are checked: a tenth of the numbers is beyond the limit.
+const ALPHA: f64 = 1.702;
+const LIMIT: f64 = 1.5;
+
+/// Every kind of product.
+pub fn gatings() -> [Gating; 4] {
+    let clamp = Clamp::new(ALPHA as f32, LIMIT as f32);
+    [Gating::Silu, Gating::Gelu, Gating::GeluTanh, Gating::Clamped(clamp)]
+}
+
+pub fn gated<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
+    gatings().into_iter().map(|gating| product_of_halves::<E>(client, rows, half, gating)).sum()
+}
+
+fn product_of_halves<E: Element>(client: &Client, rows: usize, half: usize, gating: Gating) -> usize {
     let (x, dy) = (random(rows * 2 * half, 1), random(rows * half, 2));
     let (mut out, mut gradient) = (vec![0.0; rows * half], vec![0.0; rows * 2 * half]);
     for row in 0..rows {
         for c in 0..half {
             let (at, d) = (row * 2 * half + c, dy[row * half + c]);
-            let (g, u) = (x[at], x[at + half]);
-            let s = 1.0 / (1.0 + (-g).exp());
-            out[row * half + c] = g * s * u;
-            gradient[at] = d * u * s * (1.0 + g * (1.0 - s));
-            gradient[at + half] = d * g * s;
+            let [y, of_gate, of_up] = product(x[at], x[at + half], gating);
+            out[row * half + c] = y;
+            gradient[at] = d * of_gate;
+            gradient[at + half] = d * of_up;
         }
     }
     let (x, dy) = (upload::<E>(client, &x), upload::<E>(client, &dy));
     let (y, dx) = (poisoned::<E>(client, rows * half), poisoned::<E>(client, rows * half * 2));
-    swiglu::forward::<E>(client, &x, &y, rows, half).expect("legal");
-    swiglu::backward::<E>(client, &x, &dy, &dx, rows, half).expect("legal");
-    report(&format!("swiglu {}, {rows} × {half}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
-        + report("swiglu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
+    gated::forward::<E>(client, &x, &y, rows, half, gating).expect("legal");
+    gated::backward::<E>(client, [&x, &dy, &dx], rows, half, gating).expect("legal");
+    report(&format!("{gating:?} {}, {rows} × {half}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
+        + report("its gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
 }
 
 /// `Φ` and its derivative; the error function by its series.

@@ -3,14 +3,24 @@ use super::{Element, download, download_i32, poisoned, random, report, upload, u
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kernels_cubecl::decode::copies::{self, CopyTables};
-use kernels_cubecl::decode::{self, DecodeShape, FewRows, Rows, few_rows};
+use kernels_cubecl::decode::{self, DecodeShape, FewRows, NewAngles, Rows, few_rows};
+use kernels_cubecl::pointwise::gated::{self, Gating};
 
-/// Sequences of these lengths, whose pages lie in a shuffled order. The newest keys and values come from the projection.
-pub fn step<E: Element>(client: &Client, shape: DecodeShape, lengths: &[i32], window: Option<usize>) -> usize {
+/// Sequences of these lengths, whose pages lie in a shuffled order. The newest keys and values come from the projection;
+/// so many features of queries and keys are rotated.
+pub fn step<E: Element>(
+    client: &Client,
+    shape: DecodeShape,
+    lengths: &[i32],
+    window: Option<usize>,
+    rotated: usize,
+) -> usize {
     let DecodeShape { sequences, heads, kv_heads, head_dim, block_size, pages, max_blocks } = shape;
     assert_eq!(lengths.len(), sequences);
     let packed = heads + 2 * kv_heads;
-    let qkv = random(sequences * packed * head_dim, 1);
+    let mut qkv = random(sequences * packed * head_dim, 1);
+    // No angles have these cosines and sines, but the sums are the same.
+    let [cos, sin] = [5, 6].map(|seed| random(sequences * rotated / 2, seed));
     let [mut keys, mut values] = [2, 3].map(|seed| random(pages * block_size * kv_heads * head_dim, seed));
     // 7 has no common divisor with the numbers of pages here, so no page is used twice.
     let table: Vec<i32> = (0..sequences * max_blocks).map(|nth| ((nth * 7 + 3) % pages) as i32).collect();
@@ -21,10 +31,20 @@ pub fn step<E: Element>(client: &Client, shape: DecodeShape, lengths: &[i32], wi
     let (qkv_on, out) = (upload::<E>(client, &qkv), poisoned::<E>(client, sequences * heads * head_dim));
     let (table_on, lengths_on) = (upload_i32(client, &table), upload_i32(client, lengths));
     let (cache, at) = ([&keys_on, &values_on], [&table_on, &lengths_on]);
-    decode::append::<E>(client, shape, &qkv_on, cache, at).expect("legal");
+    let [cos_on, sin_on] = [&cos, &sin].map(|x| upload::<E>(client, x));
+    let angles = (rotated > 0).then_some(NewAngles { cos: &cos_on, sin: &sin_on, rotated });
+    decode::append::<E>(client, shape, &qkv_on, angles, cache, at).expect("legal");
     let scale = 0.7 / (head_dim as f64).sqrt();
     decode::attention::<E>(client, shape, (scale, window), &qkv_on, cache, at, &out).expect("legal");
 
+    for sequence in 0..sequences {
+        for (head, i) in (0..heads + kv_heads).flat_map(|head| (0..rotated / 2).map(move |i| (head, i))) {
+            let low = (sequence * packed + head) * head_dim + i;
+            let (high, angle) = (low + rotated / 2, sequence * rotated / 2 + i);
+            let (a, b, c, s) = (qkv[low], qkv[high], cos[angle], sin[angle]);
+            [qkv[low], qkv[high]] = [a * c - b * s, b * c + a * s];
+        }
+    }
     let mut expected = vec![0.0; sequences * heads * head_dim];
     for sequence in (0..sequences).filter(|sequence| lengths[*sequence] > 0) {
         let length = lengths[sequence] as usize;
@@ -48,7 +68,8 @@ pub fn step<E: Element>(client: &Client, shape: DecodeShape, lengths: &[i32], wi
     }
     let what = format!("{} sequences of {} and {} heads of {head_dim}", E::NAME, heads, kv_heads);
     let [keys, values] = [&keys, &values].map(|x| download::<E>(client, &upload::<E>(client, x)));
-    report(&format!("keys after a step, {what}"), &download::<E>(client, &keys_on), &keys, 0.0)
+    let of_keys = if rotated > 0 { E::LIMIT } else { 0.0 };
+    report(&format!("keys after a step, {what}"), &download::<E>(client, &keys_on), &keys, of_keys)
         + report("values", &download::<E>(client, &values_on), &values, 0.0)
         + report(&format!("attention, window {window:?}"), &download::<E>(client, &out), &expected, E::LIMIT)
 }
@@ -97,6 +118,20 @@ pub fn few_rows<E: Element>(client: &Client, counts: &[usize], features: usize, 
         report(&what, &download::<E>(client, &out), &expected, E::LIMIT)
     };
     if groups == 1 { run(Rows::All) } else { run(Rows::Grouped) + run(Rows::Gathered) }
+}
+
+/// The features `[gate | up]` of rows, gated by the kernel that computes them: the bits of one after the other.
+pub fn gated_rows<E: Element>(client: &Client, rows: usize, features: usize, inner: usize) -> usize {
+    let [x, w] =
+        [(rows * inner, 1), (features * inner, 2)].map(|(count, seed)| upload::<E>(client, &random(count, seed)));
+    let [apart, product, together] =
+        [features, features / 2, features / 2].map(|columns| poisoned::<E>(client, rows * columns));
+    let sizes = FewRows { rows, groups: 1, features, inner };
+    few_rows::linear::<E>(client, sizes, [&x, &w, &apart], None).expect("legal");
+    gated::forward::<E>(client, &apart, &product, rows, features / 2, Gating::Silu).expect("legal");
+    few_rows::gated_linear::<E>(client, sizes, [&x, &w, &together]).expect("legal");
+    let [found, expected] = [&together, &product].map(|x| download::<E>(client, x));
+    report(&format!("{} rows {rows} of [{features}, {inner}], gated", E::NAME), &found, &expected, 0.0)
 }
 
 /// Copies of tokens that use `top_k` of the experts: in the order of the experts, and of one expert in that of the tokens.

@@ -15,6 +15,7 @@ pub mod optimizer;
 pub mod recurrent;
 pub mod routing;
 pub mod rows;
+pub mod sinks;
 pub mod ssd;
 pub mod tokens;
 

@@ -8,35 +8,35 @@ use super::config::BertConfig;
 use super::model::Bert;
 use crate::hf::{HfError, HfModule, InputError, ModuleInputs, ModuleNames, ModuleOutput};
 
-const NAMES: ModuleNames = ModuleNames {
-    pairs: &[
-        ("embeddings.words", "bert.embeddings.word_embeddings"),
-        ("embeddings.positions", "bert.embeddings.position_embeddings"),
-        ("embeddings.types", "bert.embeddings.token_type_embeddings"),
-        ("embeddings.norm", "bert.embeddings.LayerNorm"),
-        ("layers.*.attention.query", "bert.encoder.layer.*.attention.self.query"),
-        ("layers.*.attention.key", "bert.encoder.layer.*.attention.self.key"),
-        ("layers.*.attention.value", "bert.encoder.layer.*.attention.self.value"),
-        ("layers.*.attention.output", "bert.encoder.layer.*.attention.output.dense"),
-        ("layers.*.attention_norm", "bert.encoder.layer.*.attention.output.LayerNorm"),
-        ("layers.*.feed_forward.linear_inner", "bert.encoder.layer.*.intermediate.dense"),
-        ("layers.*.feed_forward.linear_outer", "bert.encoder.layer.*.output.dense"),
-        ("layers.*.feed_forward_norm", "bert.encoder.layer.*.output.LayerNorm"),
-        ("predictions.dense", "cls.predictions.transform.dense"),
-        ("predictions.norm", "cls.predictions.transform.LayerNorm"),
-        ("predictions.bias", "cls.predictions.bias"),
-        ("pooler", "bert.pooler.dense"),
-        ("next_sentence", "cls.seq_relationship"),
-    ],
-    copies: &[
-        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-    ],
-    derived: &["bert.embeddings.position_ids"],
-};
-
 impl HfModule for Bert {
     type Config = BertConfig;
+
+    const NAMES: ModuleNames = ModuleNames {
+        pairs: &[
+            ("embeddings.words", "bert.embeddings.word_embeddings"),
+            ("embeddings.positions", "bert.embeddings.position_embeddings"),
+            ("embeddings.types", "bert.embeddings.token_type_embeddings"),
+            ("embeddings.norm", "bert.embeddings.LayerNorm"),
+            ("layers.*.attention.query", "bert.encoder.layer.*.attention.self.query"),
+            ("layers.*.attention.key", "bert.encoder.layer.*.attention.self.key"),
+            ("layers.*.attention.value", "bert.encoder.layer.*.attention.self.value"),
+            ("layers.*.attention.output", "bert.encoder.layer.*.attention.output.dense"),
+            ("layers.*.attention_norm", "bert.encoder.layer.*.attention.output.LayerNorm"),
+            ("layers.*.feed_forward.linear_inner", "bert.encoder.layer.*.intermediate.dense"),
+            ("layers.*.feed_forward.linear_outer", "bert.encoder.layer.*.output.dense"),
+            ("layers.*.feed_forward_norm", "bert.encoder.layer.*.output.LayerNorm"),
+            ("predictions.dense", "cls.predictions.transform.dense"),
+            ("predictions.norm", "cls.predictions.transform.LayerNorm"),
+            ("predictions.bias", "cls.predictions.bias"),
+            ("pooler", "bert.pooler.dense"),
+            ("next_sentence", "cls.seq_relationship"),
+        ],
+        copies: &[
+            ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+            ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ],
+        derived: &["bert.embeddings.position_ids"],
+    };
 
     fn from_hf(config: &Value) -> Result<BertConfig, HfError> {
         BertConfig::read(config)
@@ -58,10 +58,6 @@ impl HfModule for Bert {
 
     fn init(config: &BertConfig, device: &Device) -> Self {
         Self::new(config, device)
-    }
-
-    fn names() -> ModuleNames {
-        NAMES
     }
 
     fn plan() -> Plan {

@@ -9,51 +9,51 @@ use super::model::T5;
 use crate::encoders::cross_entropy;
 use crate::hf::{HfError, HfModule, InputError, ModuleInputs, ModuleNames, ModuleOutput};
 
-const NAMES: ModuleNames = ModuleNames {
-    pairs: &[
-        ("shared", "shared"),
-        ("encoder.positions.bias", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-        ("encoder.blocks.*.attention_norm", "encoder.block.*.layer.0.layer_norm"),
-        ("encoder.blocks.*.attention.query", "encoder.block.*.layer.0.SelfAttention.q"),
-        ("encoder.blocks.*.attention.key", "encoder.block.*.layer.0.SelfAttention.k"),
-        ("encoder.blocks.*.attention.value", "encoder.block.*.layer.0.SelfAttention.v"),
-        ("encoder.blocks.*.attention.output", "encoder.block.*.layer.0.SelfAttention.o"),
-        ("encoder.blocks.*.feed_forward_norm", "encoder.block.*.layer.1.layer_norm"),
-        ("encoder.blocks.*.feed_forward.inner.Plain", "encoder.block.*.layer.1.DenseReluDense.wi"),
-        ("encoder.blocks.*.feed_forward.inner.Gated.gate", "encoder.block.*.layer.1.DenseReluDense.wi_0"),
-        ("encoder.blocks.*.feed_forward.inner.Gated.up", "encoder.block.*.layer.1.DenseReluDense.wi_1"),
-        ("encoder.blocks.*.feed_forward.outer", "encoder.block.*.layer.1.DenseReluDense.wo"),
-        ("encoder.norm", "encoder.final_layer_norm"),
-        ("decoder.positions.bias", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-        ("decoder.blocks.*.attention_norm", "decoder.block.*.layer.0.layer_norm"),
-        ("decoder.blocks.*.attention.query", "decoder.block.*.layer.0.SelfAttention.q"),
-        ("decoder.blocks.*.attention.key", "decoder.block.*.layer.0.SelfAttention.k"),
-        ("decoder.blocks.*.attention.value", "decoder.block.*.layer.0.SelfAttention.v"),
-        ("decoder.blocks.*.attention.output", "decoder.block.*.layer.0.SelfAttention.o"),
-        ("decoder.blocks.*.cross_attention_norm", "decoder.block.*.layer.1.layer_norm"),
-        ("decoder.blocks.*.cross_attention.query", "decoder.block.*.layer.1.EncDecAttention.q"),
-        ("decoder.blocks.*.cross_attention.key", "decoder.block.*.layer.1.EncDecAttention.k"),
-        ("decoder.blocks.*.cross_attention.value", "decoder.block.*.layer.1.EncDecAttention.v"),
-        ("decoder.blocks.*.cross_attention.output", "decoder.block.*.layer.1.EncDecAttention.o"),
-        ("decoder.blocks.*.feed_forward_norm", "decoder.block.*.layer.2.layer_norm"),
-        ("decoder.blocks.*.feed_forward.inner.Plain", "decoder.block.*.layer.2.DenseReluDense.wi"),
-        ("decoder.blocks.*.feed_forward.inner.Gated.gate", "decoder.block.*.layer.2.DenseReluDense.wi_0"),
-        ("decoder.blocks.*.feed_forward.inner.Gated.up", "decoder.block.*.layer.2.DenseReluDense.wi_1"),
-        ("decoder.blocks.*.feed_forward.outer", "decoder.block.*.layer.2.DenseReluDense.wo"),
-        ("decoder.norm", "decoder.final_layer_norm"),
-        ("head", "lm_head"),
-    ],
-    copies: &[
-        ("encoder.embed_tokens.weight", "shared.weight"),
-        ("decoder.embed_tokens.weight", "shared.weight"),
-        ("lm_head.weight", "shared.weight"),
-    ],
-    // The first published files have it, and no model uses it.
-    derived: &["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"],
-};
-
 impl HfModule for T5 {
     type Config = T5Config;
+
+    const NAMES: ModuleNames = ModuleNames {
+        pairs: &[
+            ("shared", "shared"),
+            ("encoder.positions.bias", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+            ("encoder.blocks.*.attention_norm", "encoder.block.*.layer.0.layer_norm"),
+            ("encoder.blocks.*.attention.query", "encoder.block.*.layer.0.SelfAttention.q"),
+            ("encoder.blocks.*.attention.key", "encoder.block.*.layer.0.SelfAttention.k"),
+            ("encoder.blocks.*.attention.value", "encoder.block.*.layer.0.SelfAttention.v"),
+            ("encoder.blocks.*.attention.output", "encoder.block.*.layer.0.SelfAttention.o"),
+            ("encoder.blocks.*.feed_forward_norm", "encoder.block.*.layer.1.layer_norm"),
+            ("encoder.blocks.*.feed_forward.inner.Plain", "encoder.block.*.layer.1.DenseReluDense.wi"),
+            ("encoder.blocks.*.feed_forward.inner.Gated.gate", "encoder.block.*.layer.1.DenseReluDense.wi_0"),
+            ("encoder.blocks.*.feed_forward.inner.Gated.up", "encoder.block.*.layer.1.DenseReluDense.wi_1"),
+            ("encoder.blocks.*.feed_forward.outer", "encoder.block.*.layer.1.DenseReluDense.wo"),
+            ("encoder.norm", "encoder.final_layer_norm"),
+            ("decoder.positions.bias", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+            ("decoder.blocks.*.attention_norm", "decoder.block.*.layer.0.layer_norm"),
+            ("decoder.blocks.*.attention.query", "decoder.block.*.layer.0.SelfAttention.q"),
+            ("decoder.blocks.*.attention.key", "decoder.block.*.layer.0.SelfAttention.k"),
+            ("decoder.blocks.*.attention.value", "decoder.block.*.layer.0.SelfAttention.v"),
+            ("decoder.blocks.*.attention.output", "decoder.block.*.layer.0.SelfAttention.o"),
+            ("decoder.blocks.*.cross_attention_norm", "decoder.block.*.layer.1.layer_norm"),
+            ("decoder.blocks.*.cross_attention.query", "decoder.block.*.layer.1.EncDecAttention.q"),
+            ("decoder.blocks.*.cross_attention.key", "decoder.block.*.layer.1.EncDecAttention.k"),
+            ("decoder.blocks.*.cross_attention.value", "decoder.block.*.layer.1.EncDecAttention.v"),
+            ("decoder.blocks.*.cross_attention.output", "decoder.block.*.layer.1.EncDecAttention.o"),
+            ("decoder.blocks.*.feed_forward_norm", "decoder.block.*.layer.2.layer_norm"),
+            ("decoder.blocks.*.feed_forward.inner.Plain", "decoder.block.*.layer.2.DenseReluDense.wi"),
+            ("decoder.blocks.*.feed_forward.inner.Gated.gate", "decoder.block.*.layer.2.DenseReluDense.wi_0"),
+            ("decoder.blocks.*.feed_forward.inner.Gated.up", "decoder.block.*.layer.2.DenseReluDense.wi_1"),
+            ("decoder.blocks.*.feed_forward.outer", "decoder.block.*.layer.2.DenseReluDense.wo"),
+            ("decoder.norm", "decoder.final_layer_norm"),
+            ("head", "lm_head"),
+        ],
+        copies: &[
+            ("encoder.embed_tokens.weight", "shared.weight"),
+            ("decoder.embed_tokens.weight", "shared.weight"),
+            ("lm_head.weight", "shared.weight"),
+        ],
+        // The first published files have it, and no model uses it.
+        derived: &["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"],
+    };
 
     fn from_hf(config: &Value) -> Result<T5Config, HfError> {
         T5Config::read(config)
@@ -75,10 +75,6 @@ impl HfModule for T5 {
 
     fn init(config: &T5Config, device: &Device) -> Self {
         Self::new(config, device)
-    }
-
-    fn names() -> ModuleNames {
-        NAMES
     }
 
     const PEFT_TASK: Option<&'static str> = Some("SEQ_2_SEQ_LM");

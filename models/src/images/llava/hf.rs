@@ -7,51 +7,51 @@ use serde_json::Value;
 use super::{Llava, LlavaConfig};
 use crate::hf::{HfError, HfModule, InputError, ModuleInputs, ModuleNames, ModuleOutput};
 
-const NAMES: ModuleNames = ModuleNames {
-    pairs: &[
-        ("tower.patches", "vision_tower.embeddings.patch_embedding"),
-        ("tower.class", "vision_tower.embeddings.class_embedding"),
-        ("tower.positions", "vision_tower.embeddings.position_embedding.weight"),
-        ("tower.first_norm", "vision_tower.pre_layrnorm"),
-        ("tower.blocks.*.attention_norm", "vision_tower.encoder.layers.*.layer_norm1"),
-        ("tower.blocks.*.attention.query", "vision_tower.encoder.layers.*.self_attn.q_proj"),
-        ("tower.blocks.*.attention.key", "vision_tower.encoder.layers.*.self_attn.k_proj"),
-        ("tower.blocks.*.attention.value", "vision_tower.encoder.layers.*.self_attn.v_proj"),
-        ("tower.blocks.*.attention.output", "vision_tower.encoder.layers.*.self_attn.out_proj"),
-        ("tower.blocks.*.mlp_norm", "vision_tower.encoder.layers.*.layer_norm2"),
-        ("tower.blocks.*.mlp.inner", "vision_tower.encoder.layers.*.mlp.fc1"),
-        ("tower.blocks.*.mlp.outer", "vision_tower.encoder.layers.*.mlp.fc2"),
-        ("tower.last_norm", "vision_tower.post_layernorm"),
-        ("projector.inner", "multi_modal_projector.linear_1"),
-        ("projector.outer", "multi_modal_projector.linear_2"),
-        ("decoder.embedding", "language_model.model.embed_tokens"),
-        ("decoder.blocks.*.attention_norm", "language_model.model.layers.*.input_layernorm"),
-        ("decoder.blocks.*.attention.query", "language_model.model.layers.*.self_attn.q_proj"),
-        ("decoder.blocks.*.attention.key", "language_model.model.layers.*.self_attn.k_proj"),
-        ("decoder.blocks.*.attention.value", "language_model.model.layers.*.self_attn.v_proj"),
-        ("decoder.blocks.*.attention.output", "language_model.model.layers.*.self_attn.o_proj"),
-        ("decoder.blocks.*.mlp_norm", "language_model.model.layers.*.post_attention_layernorm"),
-        ("decoder.blocks.*.gate", "language_model.model.layers.*.mlp.gate_proj"),
-        ("decoder.blocks.*.up", "language_model.model.layers.*.mlp.up_proj"),
-        ("decoder.blocks.*.down", "language_model.model.layers.*.mlp.down_proj"),
-        ("decoder.norm", "language_model.model.norm"),
-        ("decoder.head", "language_model.lm_head"),
-    ],
-    // Of models whose logits are the embedding's.
-    copies: &[
-        ("language_model.lm_head.weight", "language_model.model.embed_tokens.weight"),
-        ("lm_head.weight", "model.language_model.embed_tokens.weight"),
-    ],
-    derived: &[
-        "vision_tower.embeddings.position_ids",
-        "vision_tower.vision_model.embeddings.position_ids",
-        "model.vision_tower.embeddings.position_ids",
-        "model.vision_tower.vision_model.embeddings.position_ids",
-    ],
-};
-
 impl HfModule for Llava {
     type Config = LlavaConfig;
+
+    const NAMES: ModuleNames = ModuleNames {
+        pairs: &[
+            ("tower.patches", "vision_tower.embeddings.patch_embedding"),
+            ("tower.class", "vision_tower.embeddings.class_embedding"),
+            ("tower.positions", "vision_tower.embeddings.position_embedding.weight"),
+            ("tower.first_norm", "vision_tower.pre_layrnorm"),
+            ("tower.blocks.*.attention_norm", "vision_tower.encoder.layers.*.layer_norm1"),
+            ("tower.blocks.*.attention.query", "vision_tower.encoder.layers.*.self_attn.q_proj"),
+            ("tower.blocks.*.attention.key", "vision_tower.encoder.layers.*.self_attn.k_proj"),
+            ("tower.blocks.*.attention.value", "vision_tower.encoder.layers.*.self_attn.v_proj"),
+            ("tower.blocks.*.attention.output", "vision_tower.encoder.layers.*.self_attn.out_proj"),
+            ("tower.blocks.*.mlp_norm", "vision_tower.encoder.layers.*.layer_norm2"),
+            ("tower.blocks.*.mlp.inner", "vision_tower.encoder.layers.*.mlp.fc1"),
+            ("tower.blocks.*.mlp.outer", "vision_tower.encoder.layers.*.mlp.fc2"),
+            ("tower.last_norm", "vision_tower.post_layernorm"),
+            ("projector.inner", "multi_modal_projector.linear_1"),
+            ("projector.outer", "multi_modal_projector.linear_2"),
+            ("decoder.embedding", "language_model.model.embed_tokens"),
+            ("decoder.blocks.*.attention_norm", "language_model.model.layers.*.input_layernorm"),
+            ("decoder.blocks.*.attention.query", "language_model.model.layers.*.self_attn.q_proj"),
+            ("decoder.blocks.*.attention.key", "language_model.model.layers.*.self_attn.k_proj"),
+            ("decoder.blocks.*.attention.value", "language_model.model.layers.*.self_attn.v_proj"),
+            ("decoder.blocks.*.attention.output", "language_model.model.layers.*.self_attn.o_proj"),
+            ("decoder.blocks.*.mlp_norm", "language_model.model.layers.*.post_attention_layernorm"),
+            ("decoder.blocks.*.gate", "language_model.model.layers.*.mlp.gate_proj"),
+            ("decoder.blocks.*.up", "language_model.model.layers.*.mlp.up_proj"),
+            ("decoder.blocks.*.down", "language_model.model.layers.*.mlp.down_proj"),
+            ("decoder.norm", "language_model.model.norm"),
+            ("decoder.head", "language_model.lm_head"),
+        ],
+        // Of models whose logits are the embedding's.
+        copies: &[
+            ("language_model.lm_head.weight", "language_model.model.embed_tokens.weight"),
+            ("lm_head.weight", "model.language_model.embed_tokens.weight"),
+        ],
+        derived: &[
+            "vision_tower.embeddings.position_ids",
+            "vision_tower.vision_model.embeddings.position_ids",
+            "model.vision_tower.embeddings.position_ids",
+            "model.vision_tower.vision_model.embeddings.position_ids",
+        ],
+    };
 
     fn from_hf(config: &Value) -> Result<LlavaConfig, HfError> {
         LlavaConfig::from_hf(config)
@@ -68,10 +68,6 @@ impl HfModule for Llava {
 
     fn init(config: &LlavaConfig, device: &Device) -> Self {
         Self::new(config, device)
-    }
-
-    fn names() -> ModuleNames {
-        NAMES
     }
 
     /// The first published folders have CLIP's model in the tower's; versions from 4.52 wrote the model as one part and

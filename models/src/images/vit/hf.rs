@@ -7,28 +7,28 @@ use serde_json::Value;
 use super::{Vit, VitConfig};
 use crate::hf::{HfError, HfModule, InputError, ModuleInputs, ModuleNames, ModuleOutput};
 
-const NAMES: ModuleNames = ModuleNames {
-    pairs: &[
-        ("patches", "vit.embeddings.patch_embeddings.projection"),
-        ("class", "vit.embeddings.cls_token"),
-        ("positions", "vit.embeddings.position_embeddings"),
-        ("blocks.*.attention_norm", "vit.encoder.layer.*.layernorm_before"),
-        ("blocks.*.attention.query", "vit.encoder.layer.*.attention.attention.query"),
-        ("blocks.*.attention.key", "vit.encoder.layer.*.attention.attention.key"),
-        ("blocks.*.attention.value", "vit.encoder.layer.*.attention.attention.value"),
-        ("blocks.*.attention.output", "vit.encoder.layer.*.attention.output.dense"),
-        ("blocks.*.mlp_norm", "vit.encoder.layer.*.layernorm_after"),
-        ("blocks.*.mlp.inner", "vit.encoder.layer.*.intermediate.dense"),
-        ("blocks.*.mlp.outer", "vit.encoder.layer.*.output.dense"),
-        ("norm", "vit.layernorm"),
-        ("head", "classifier"),
-    ],
-    copies: &[],
-    derived: &[],
-};
-
 impl HfModule for Vit {
     type Config = VitConfig;
+
+    const NAMES: ModuleNames = ModuleNames {
+        pairs: &[
+            ("patches", "vit.embeddings.patch_embeddings.projection"),
+            ("class", "vit.embeddings.cls_token"),
+            ("positions", "vit.embeddings.position_embeddings"),
+            ("blocks.*.attention_norm", "vit.encoder.layer.*.layernorm_before"),
+            ("blocks.*.attention.query", "vit.encoder.layer.*.attention.attention.query"),
+            ("blocks.*.attention.key", "vit.encoder.layer.*.attention.attention.key"),
+            ("blocks.*.attention.value", "vit.encoder.layer.*.attention.attention.value"),
+            ("blocks.*.attention.output", "vit.encoder.layer.*.attention.output.dense"),
+            ("blocks.*.mlp_norm", "vit.encoder.layer.*.layernorm_after"),
+            ("blocks.*.mlp.inner", "vit.encoder.layer.*.intermediate.dense"),
+            ("blocks.*.mlp.outer", "vit.encoder.layer.*.output.dense"),
+            ("norm", "vit.layernorm"),
+            ("head", "classifier"),
+        ],
+        copies: &[],
+        derived: &[],
+    };
 
     fn from_hf(config: &Value) -> Result<VitConfig, HfError> {
         VitConfig::from_hf(config)
@@ -45,10 +45,6 @@ impl HfModule for Vit {
 
     fn init(config: &VitConfig, device: &Device) -> Self {
         Self::new(config, device)
-    }
-
-    fn names() -> ModuleNames {
-        NAMES
     }
 
     /// Files keep the names of the first versions.

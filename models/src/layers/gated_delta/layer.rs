@@ -1,17 +1,16 @@
 //! The layer around the rule; every rank has some of the heads.
 
-use backend_dist::ops::{
-    GatedDeltaHeads, GatedDeltaInputs, Prologue, Residual, gated_delta, gated_delta_with_states, split,
-};
+use backend_dist::ops::{GatedDeltaHeads, GatedDeltaInputs, gated_delta, gated_delta_with_states, split};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor};
 
-use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output, RowParallelLinear};
+use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output};
 use crate::layers::norm::{Norm, NormKind};
-use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
-use crate::layers::recurrent::{Borders, Features, HeadParallel, convolve, extend, tail};
+use crate::layers::paged::RecurrentState;
+use crate::layers::recurrent::{Borders, Features, HeadParallel, Recurrence, convolve, tail};
+use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
@@ -100,36 +99,13 @@ impl GatedDeltaNet {
             of: GatedDeltaHeads { key_heads: key_heads / ranks, value_heads: value_heads / ranks, key_dim, value_dim },
         })
     }
+}
 
-    /// The layer's output for `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
-    ///
-    /// # Panics
-    /// If ranks that share the sequence cannot share the heads.
-    pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        let (of, _) = self.mix(self.input.forward(x, norm, batch), None, batch, false);
-        self.output.forward(of, Prologue::None, false, batch)
+impl Recurrence for GatedDeltaNet {
+    fn projections(&self) -> (&ColumnParallelLinear, &RowParallelLinear) {
+        (&self.input, &self.output)
     }
 
-    /// The same for tokens of several sequences, one after the other, whose states are in the cache.
-    ///
-    /// # Panics
-    /// If the model records gradients: the cache would hold the graph of everything read so far.
-    pub fn extend(
-        &self,
-        x: impl Into<Residual>,
-        norm: &Norm,
-        step: &Step,
-        cache: (usize, &mut PagedKvCache),
-    ) -> Tensor<3> {
-        let batch = &MicroBatch::default();
-        let of = extend(self.input.forward(x, norm, batch), step, cache, |part, state| {
-            let (of, last) = self.mix(part, state, batch, true);
-            (of, last.expect("it was asked for"))
-        });
-        self.output.forward(of, Prologue::None, false, batch)
-    }
-
-    /// The gated output `[s, b, features]` of the projected input `[s, b, …]`, with the state behind it if asked for.
     fn mix(
         &self,
         projected: Tensor<3>,

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use backend_dist::ops::decode::FewTokens;
 use backend_dist::ops::fp8::{self, ExpertSharding, Fp8Experts};
-use backend_dist::ops::moe::{ExpertPipeline, grouped_linear, grouped_swiglu_linear, through_experts};
+use backend_dist::ops::moe::{
+    ClampedSwiGlu, ExpertPipeline, grouped_clamped_linear, grouped_linear, grouped_swiglu_linear, through_experts,
+};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::activation::sigmoid;
 use burn::tensor::{Int, Tensor};
 
 use super::config::{ExpertKind, MoeConfig};
 use crate::layers::LinearWeight;
-use crate::lora::{ExpertAdapters, of_tokens};
+use crate::lora::ExpertAdapters;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 use crate::recompute;
@@ -24,8 +25,8 @@ struct Biases {
     gate_up: Param<Tensor<1>>,
     /// `[experts · hidden]`, whole on each of the ranks that share an expert.
     down: Param<Tensor<1>>,
-    alpha: f64,
-    limit: f64,
+    #[module(skip)]
+    act: ClampedSwiGlu,
     /// How many ranks share an expert.
     ranks: usize,
 }
@@ -46,19 +47,15 @@ impl Biases {
         Ok(Some(Self {
             gate_up: params.expert_sections(gate_up)?,
             down: params.expert_shares(own.map(second).collect())?,
-            alpha,
-            limit,
+            act: ClampedSwiGlu { alpha, limit },
             ranks: etp.size,
         }))
     }
 
-    /// The activation of `x [tokens, 2 intermediate] = [gate | up]`, times the probabilities `p [tokens, 1]`.
-    fn activation(&self, x: Tensor<2>, p: Tensor<2>) -> Tensor<2> {
-        let (dtype, half) = (x.dtype(), x.dims()[1] / 2);
-        let x = x.cast(p.dtype());
-        let gate = x.clone().narrow(1, 0, half).clamp_max(self.limit);
-        let up = x.narrow(1, half, half).clamp(-self.limit, self.limit);
-        (up.add_scalar(1.0) * gate.clone() * sigmoid(gate.mul_scalar(self.alpha)) * p).cast(dtype)
+    /// Both biases, the second divided among the ranks that share an expert, which are added up.
+    fn values(&self) -> [Tensor<1>; 2] {
+        let down = self.down.val();
+        [self.gate_up.val(), if self.ranks > 1 { down.mul_scalar((self.ranks as f64).recip()) } else { down }]
     }
 }
 
@@ -137,14 +134,9 @@ impl Experts {
         let tracked = x.device().is_autodiff();
         let gate_up = self.gate_up.of_groups(tracked);
         if let Some(biases) = &self.biases {
-            let p = p.reshape([x.dims()[0], 1]);
-            let h = grouped_linear(x, gate_up, counts, &batch.pass) + of_tokens(biases.gate_up.val(), counts);
-            let y = grouped_linear(biases.activation(h, p.clone()), self.down.of_groups(tracked), counts, &batch.pass);
-            // The ranks that share an expert are added up.
-            let bias =
-                of_tokens(biases.down.val(), counts).cast(p.dtype()) * p.mul_scalar((biases.ranks as f64).recip());
-            let bias = bias.cast(y.dtype());
-            return y + bias;
+            let h = grouped_linear(x, gate_up, counts, &batch.pass);
+            let (w, again) = (self.down.of_groups(tracked), self.recompute_activation);
+            return grouped_clamped_linear(h, p, w, biases.values(), biases.act, counts, again, &batch.pass);
         }
         let (adapters, fp8, again) = (self.adapters.as_ref(), self.fp8(batch), self.recompute_activation);
         let h = match &fp8 {

@@ -19,17 +19,24 @@ pub(crate) struct Decode<'a> {
     cache: &'a PagedKvCache,
 }
 
-/// What changes from step to step.
+/// What changes from step to step. All but the table lies in one buffer, which one copy fills: a step waits for each.
 #[derive(Debug)]
 struct Inputs {
     sequences: usize,
     max_blocks: usize,
+    buffer: Tensor<1, Int>,
     /// `[sequences]`: the new token of each, its position, and the positions of its sequence with it; 0 if there is none.
     tokens: Tensor<1, Int>,
     positions: Tensor<1, Int>,
     lengths: Tensor<1, Int>,
-    /// `[sequences max_blocks]`.
+    /// `[sequences max_blocks]`, and its values.
     table: Tensor<1, Int>,
+    blocks: Vec<i32>,
+}
+
+/// Numbers of the buffer for each of tokens, positions and lengths: multiples of 512 bytes, where tensors begin.
+fn stride(sequences: usize) -> usize {
+    sequences.next_multiple_of(128)
 }
 
 /// The decode steps of one size.
@@ -42,24 +49,31 @@ pub(super) struct Decoder {
 }
 
 impl Inputs {
-    fn new([sequences, max_blocks]: [usize; 2], device: &Device) -> Self {
+    /// `None` on a CPU.
+    fn new([sequences, max_blocks]: [usize; 2], device: &Device) -> Option<Self> {
         let zeros = |len| Tensor::zeros([len], (device, DType::I32));
-        let [tokens, positions, lengths] = [(); 3].map(|()| zeros(sequences));
-        Self { sequences, max_blocks, tokens, positions, lengths, table: zeros(sequences * max_blocks) }
+        let stride = stride(sequences);
+        let buffer = zeros(3 * stride);
+        let of = |nth: usize| gpu::part(&buffer, nth * stride..nth * stride + sequences);
+        let (tokens, positions, lengths) = (of(0)?, of(1)?, of(2)?);
+        let (table, blocks) = (zeros(sequences * max_blocks), Vec::new());
+        Some(Self { sequences, max_blocks, buffer, tokens, positions, lengths, table, blocks })
     }
 
-    /// Whether they could be written in place.
-    fn fill(&self, chunks: &[Chunk]) -> bool {
-        let of_each = |value: fn(&Chunk) -> usize| -> Vec<i32> {
-            let values = chunks.iter().map(|chunk| value(chunk) as i32);
-            values.chain(std::iter::repeat(0)).take(self.sequences).collect()
+    fn fill(&mut self, chunks: &[Chunk]) {
+        let values: [fn(&Chunk) -> usize; 3] =
+            [|chunk| chunk.tokens[0] as usize, |chunk| chunk.positions.start, |chunk| chunk.positions.end];
+        let of_each = |value: fn(&Chunk) -> usize| {
+            let values = chunks.iter().map(move |chunk| value(chunk) as i32);
+            values.chain(std::iter::repeat(0)).take(stride(self.sequences))
         };
-        let mut table = block_table(chunks, self.max_blocks);
-        table.resize(self.sequences * self.max_blocks, 0);
-        gpu::overwrite(&self.tokens, &of_each(|chunk| chunk.tokens[0] as usize))
-            && gpu::overwrite(&self.positions, &of_each(|chunk| chunk.positions.start))
-            && gpu::overwrite(&self.lengths, &of_each(|chunk| chunk.positions.end))
-            && gpu::overwrite(&self.table, &table)
+        gpu::overwrite(&self.buffer, &values.into_iter().flat_map(of_each).collect::<Vec<_>>());
+        let mut blocks = block_table(chunks, self.max_blocks);
+        blocks.resize(self.sequences * self.max_blocks, 0);
+        if blocks != self.blocks {
+            gpu::overwrite(&self.table, &blocks);
+            self.blocks = blocks;
+        }
     }
 }
 
@@ -85,12 +99,19 @@ impl Decode<'_> {
         Angles { cos: of(table.cos), sin: of(table.sin) }
     }
 
-    /// Attention of the packed projection `[sequences, 1, heads + 2 kv_heads, d]` over the cache, into which it writes
-    /// the new keys and values: `[sequences, 1, heads, d]`.
-    pub fn attend(&self, layer: usize, qkv: Tensor<4>, of: (PackedHeads, AttentionOptions)) -> Tensor<4> {
+    /// Attention of the packed projection `[sequences, 1, heads + 2 kv_heads, d]`, rotated by `angles`, over the cache,
+    /// into which it writes the new keys and values: `[sequences, 1, heads, d]`.
+    pub fn attend(
+        &self,
+        layer: usize,
+        qkv: Tensor<4>,
+        angles: Option<&Angles>,
+        of: (PackedHeads, AttentionOptions),
+    ) -> Tensor<4> {
         let (call, [keys, values]) = self.cache.call(layer, of).expect("a layer of a prompt that was read");
         let Inputs { table, lengths, .. } = self.inputs;
-        paged_attention(qkv, [keys, values], [table.clone(), lengths.clone()], call)
+        let angles = angles.map(|Angles { cos, sin }| [cos.clone(), sin.clone()]);
+        paged_attention(qkv, angles, [keys, values], [table.clone(), lengths.clone()], call)
     }
 }
 
@@ -135,11 +156,9 @@ impl PagedKvCache {
         let known = decoders.iter().position(|of| [of.inputs.sequences, of.inputs.max_blocks] == sizes);
         let mut decoder = match known {
             Some(index) => decoders.swap_remove(index),
-            None => Decoder { inputs: Inputs::new(sizes, device), steps: 0, recorded: None },
+            None => Decoder { inputs: Inputs::new(sizes, device)?, steps: 0, recorded: None },
         };
-        if !decoder.inputs.fill(chunks) {
-            return None;
-        }
+        decoder.inputs.fill(chunks);
         let logits = match &decoder.recorded {
             Some((recording, logits)) => {
                 recording.replay().unwrap_or_else(|error| panic!("a recorded decode step: {error}"));

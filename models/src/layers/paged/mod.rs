@@ -142,7 +142,7 @@ impl PagedKvCache {
             of.push(match self.kernel([&q, &k, &v], options, sinks.as_ref()) {
                 Some(call) => {
                     let [table, lengths] = self.table(&step.chunks()[..single], &device);
-                    paged_attention(Tensor::cat(vec![q, k, v], 2), pools.each_ref(), [table, lengths], call)
+                    paged_attention(Tensor::cat(vec![q, k, v], 2), None, pools.each_ref(), [table, lengths], call)
                 }
                 None => {
                     let gather = self.gather_of_single_tokens(step, single, options.window, kv_heads, &q);

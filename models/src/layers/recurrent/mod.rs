@@ -9,4 +9,4 @@ mod steps;
 pub(super) use borders::Borders;
 pub(super) use convolution::{convolve, tail};
 pub(super) use head_parallel::{Features, HeadParallel};
-pub(super) use steps::extend;
+pub use steps::Recurrence;

@@ -1,60 +1,75 @@
-//! DeepSeek-V3's modules of multi-token prediction: from the last hidden states to the tokens after the next one.
+//! Modules of multi-token prediction (DeepSeek-V3): from the last hidden states to the tokens after the next one.
 
+use backend_dist::shard::{Init, Unit};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
-use super::block::LatentBlock;
-use super::config::DeepSeekV3Config;
-use crate::layers::{Angles, MtpProjection, Norm, NormKind, OutputLayer, Vocab, VocabParallelEmbedding, ahead};
+use super::block::{BlockConfig, TransformerBlock};
+use super::embedding::{Vocab, VocabParallelEmbedding};
+use super::mtp::{MtpProjection, ahead, with_mtp_losses};
+use super::norm::{Norm, NormKind};
+use super::output::OutputLayer;
+use super::rope::LayerRopes;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
-use backend_dist::shard::Unit;
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
 
 /// The modules. Embedding and output layer are the model's.
 #[derive(Module, Debug)]
-pub(super) struct Predictors {
+pub(crate) struct Predictors {
     /// A copy, where the embedding is on another pipeline stage.
     embed_tokens: Option<VocabParallelEmbedding>,
     modules: Vec<Predictor>,
+    #[module(skip)]
+    weight: f64,
+    #[module(skip)]
+    ropes: LayerRopes,
+    #[module(skip)]
+    parallel: TensorParallel,
 }
 
 /// One module.
 #[derive(Module, Debug)]
 struct Predictor {
     input: MtpProjection,
-    block: LatentBlock,
+    block: TransformerBlock,
     norm: Norm,
 }
 
 impl Predictors {
-    /// The modules of a model, none if it has none. Their parameters follow those of the last layer.
+    /// The modules of a model: layers after the last one, with blocks as `block` says. `weight` is that of each of their
+    /// losses.
     pub fn new(
         params: &mut ParamBuilder,
-        config: &DeepSeekV3Config,
         vocab: &Vocab,
-    ) -> Result<Option<Self>, BuildError> {
-        if config.num_nextn_predict_layers == 0 {
-            return Ok(None);
-        }
+        (init, eps): (Init, f64),
+        layers: std::ops::Range<usize>,
+        block: impl Fn(usize) -> BlockConfig,
+        weight: f64,
+    ) -> Result<Self, BuildError> {
         let embed_tokens = match params.part().is_some_and(|part| !part.embedding) {
             true => {
                 params.begin(Unit::Tied);
-                Some(VocabParallelEmbedding::copy(params, "embed_tokens", vocab, config.init())?)
+                Some(VocabParallelEmbedding::copy(params, "embed_tokens", vocab, init)?)
             }
             false => None,
         };
+        let ropes = LayerRopes::new(layers.clone().map(|index| block(index).rope()));
         let module = |index: usize| {
-            let index = config.num_hidden_layers + index;
             params.begin(Unit::Layer(index));
-            let (name, eps) = (format!("layers.{index}"), config.rms_norm_eps);
+            let name = format!("layers.{index}");
             Ok(Predictor {
-                input: MtpProjection::new(params, &name, vocab.hidden, eps, config.init())?,
-                block: LatentBlock::new(params, &name, &config.block(index))?,
+                input: MtpProjection::new(params, &name, vocab.hidden, eps, init)?,
+                block: TransformerBlock::new(params, &name, &block(index))?,
                 norm: Norm::new(params, &format!("{name}.shared_head.norm"), vocab.hidden, NormKind::Rms, eps)?,
             })
         };
-        let modules = (0..config.num_nextn_predict_layers).map(module).collect::<Result<_, BuildError>>()?;
-        Ok(Some(Self { embed_tokens, modules }))
+        let modules = layers.map(module).collect::<Result<_, BuildError>>()?;
+        Ok(Self { embed_tokens, modules, weight, ropes, parallel: params.parallel().clone() })
+    }
+
+    /// `losses` of the next token, whose gradient also flows to those of the modules ([`with_mtp_losses`]).
+    pub fn with_losses(&self, losses: Tensor<2>, of_modules: Vec<Tensor<2>>, batch: &MicroBatch) -> Tensor<2> {
+        with_mtp_losses(losses, of_modules, self.weight, batch)
     }
 
     /// Losses `[b, s]` of every module: of module `k`, counted from 1, at position `i` for the token at `i + k` of
@@ -66,15 +81,16 @@ impl Predictors {
         labels: &Tensor<2, Int>,
         embed_tokens: Option<&VocabParallelEmbedding>,
         lm_head: &OutputLayer,
-        angles: &Angles,
         batch: &MicroBatch,
     ) -> Vec<Tensor<2>> {
         let own = self.embed_tokens.as_ref().or(embed_tokens);
         let embed_tokens = own.expect("the head's stage has the embedding or a copy of it");
+        let positions = self.parallel.sequence_length(x.dims()[0]);
         let mut x = x;
         let module = |(index, module): (usize, &Predictor)| {
             let embedded = embed_tokens.forward(ahead(labels.clone(), index, batch.context.as_ref()).transpose());
-            let hidden = module.block.forward(module.input.forward(embedded, x.clone(), batch), angles, batch);
+            let angles = self.ropes.angles(index, positions, &x, batch);
+            let hidden = module.block.forward(module.input.forward(embedded, x.clone(), batch), angles.as_ref(), batch);
             x = module.norm.forward(hidden);
             let targets = ahead(labels.clone(), index + 1, batch.context.as_ref());
             lm_head.token_losses(x.clone(), targets.transpose(), None, batch).transpose()

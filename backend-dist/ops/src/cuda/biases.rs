@@ -1,0 +1,117 @@
+//! Experts with biases and a clamped SwiGLU.
+
+use burn::backend::{Cube, DType, TensorMetadata};
+use burn_cubecl::kernel::copy_contiguous;
+use cubecl::server::Handle;
+use kernels_cubecl::pointwise::column_sum::{GroupRows, group_sums, has_kernel as has_sums};
+use kernels_cubecl::pointwise::gated::{Clamp, Gating};
+use kernels_cubecl::pointwise::moe::biases::{self, GroupBias};
+use kernels_cubecl::pointwise::moe::weighted;
+
+use super::{Float, are_half, columns, empty, launched, packed, rows, work};
+use crate::moe::{self, BiasKernels, ClampedSwiGlu};
+
+impl BiasKernels for Cube {
+    fn clamped_swiglu(x: Float, bias: Float, p: Float, counts: &[usize], act: ClampedSwiGlu) -> Float {
+        let (count, half) = (rows(&x), columns(&x) / 2);
+        if !suit([&x, &bias], &p) || !weighted::has_kernel(count, half) {
+            return moe::clamped_swiglu::<Self>(x, bias, p, counts, act);
+        }
+        let _noted = work::memory("clamped swiglu", &x, |bytes| bytes + bytes / 2);
+        let (x, bias, p) = (packed(x), packed(bias), packed(p));
+        let (out, of_rows) = (empty(&x, [count, half], x.dtype()), groups_of_rows(&x, counts));
+        let (tensors, bias) = ([&x.handle, &p.handle, &out.handle], of_groups(&bias, counts, &of_rows));
+        let done = by_half!(x, E => weighted::forward::<E>(&x.client, tensors, Some(bias), count, half, gating(act)));
+        launched("clamped swiglu", done);
+        out
+    }
+
+    fn clamped_swiglu_grads([x, bias, p]: [Float; 3], grad: Float, counts: &[usize], act: ClampedSwiGlu) -> [Float; 3] {
+        let (count, half) = (rows(&x), columns(&x) / 2);
+        let has_kernel = weighted::has_kernel(count, half) && has_sums(count, 2 * half);
+        if !suit([&x, &bias, &grad], &p) || !has_kernel {
+            return moe::clamped_swiglu_grads::<Self>([x, bias, p], grad, counts, act);
+        }
+        let _noted = work::memory("clamped swiglu gradient", &x, |bytes| 3 * bytes + bytes / 2);
+        let (x, bias, p, grad) = (packed(x), packed(bias), packed(p), packed(grad));
+        let (dx, dp) = (empty(&x, [count, 2 * half], x.dtype()), empty(&x, [count], DType::F32));
+        let of_rows = groups_of_rows(&x, counts);
+        let (from, to) = ([&x.handle, &p.handle, &grad.handle], [&dx.handle, &dp.handle]);
+        let groups = Some(of_groups(&bias, counts, &of_rows));
+        let done = by_half!(x, E => weighted::backward::<E>(&x.client, from, to, groups, count, half, gating(act)));
+        launched("clamped swiglu gradient", done);
+        let sums = sums(&dx, None, counts);
+        [dx, sums, dp]
+    }
+
+    fn add_weighted_bias(y: Float, bias: Float, p: Float, counts: &[usize]) -> Float {
+        let (count, width) = (rows(&y), columns(&y));
+        if !suit([&y, &bias], &p) || !biases::has_kernel(count, width) {
+            return moe::add_weighted_bias::<Self>(y, bias, p, counts);
+        }
+        let _noted = work::memory("biases of experts", &y, |bytes| 2 * bytes);
+        let (y, bias, p) = (packed(y), packed(bias), packed(p));
+        // In place, unless someone else holds it.
+        let y = if y.can_mut() { y } else { copy_contiguous(y) };
+        let of_rows = groups_of_rows(&y, counts);
+        let bias = of_groups(&bias, counts, &of_rows);
+        let done = by_half!(y, E => biases::add::<E>(&y.client, &y.handle, &p.handle, bias, count, width));
+        launched("biases of experts", done);
+        y
+    }
+
+    fn weighted_bias_grads(grad: Float, bias: Float, p: Float, p_grad: Float, counts: &[usize]) -> [Float; 2] {
+        let (count, width) = (rows(&grad), columns(&grad));
+        let has_kernel = biases::has_kernel(count, width) && has_sums(count, width);
+        if !suit([&grad, &bias], &p) || p_grad.dtype() != DType::F32 || !has_kernel {
+            return moe::weighted_bias_grads::<Self>(grad, bias, p, p_grad, counts);
+        }
+        let _noted = work::memory("gradients of biases of experts", &grad, |bytes| 2 * bytes);
+        let (grad, bias, p, p_grad) = (packed(grad), packed(bias), packed(p), packed(p_grad));
+        let p_grad = if p_grad.can_mut() { p_grad } else { copy_contiguous(p_grad) };
+        let of_rows = groups_of_rows(&grad, counts);
+        let groups = of_groups(&bias, counts, &of_rows);
+        let done = by_half!(grad, E => {
+            biases::add_products::<E>(&grad.client, &grad.handle, &p_grad.handle, groups, count, width)
+        });
+        launched("gradients of biases of experts", done);
+        [sums(&grad, Some(&p), counts), p_grad]
+    }
+}
+
+/// Whether the kernels take these tensors and these factors.
+fn suit<const N: usize>(tensors: [&Float; N], p: &Float) -> bool {
+    are_half(tensors) && p.dtype() == DType::F32
+}
+
+fn gating(ClampedSwiGlu { alpha, limit }: ClampedSwiGlu) -> Gating {
+    Gating::Clamped(Clamp::new(alpha as f32, limit as f32))
+}
+
+fn upload(near: &Float, numbers: impl Iterator<Item = usize>) -> Handle {
+    near.client.create_from_slice(&numbers.flat_map(|number| (number as i32).to_ne_bytes()).collect::<Vec<_>>())
+}
+
+/// The group of each row.
+fn groups_of_rows(near: &Float, counts: &[usize]) -> Handle {
+    upload(near, counts.iter().enumerate().flat_map(|(group, count)| std::iter::repeat_n(group, *count)))
+}
+
+fn of_groups<'a>(bias: &'a Float, counts: &[usize], of_rows: &'a Handle) -> GroupBias<'a> {
+    GroupBias { values: &bias.handle, groups: counts.len(), of_rows }
+}
+
+/// The sums of the rows of each group, times factors if there are such: `[groups · columns]` of fp32.
+fn sums(x: &Float, factors: Option<&Float>, counts: &[usize]) -> Float {
+    let (groups, width) = (counts.len(), columns(x));
+    let total = empty(x, [groups * width], DType::F32);
+    let ends = counts.iter().scan(0, |end, count| {
+        *end += count;
+        Some(*end)
+    });
+    let starts = upload(x, std::iter::once(0).chain(ends));
+    let (of, factors) = (GroupRows { starts: &starts, groups, rows: rows(x) }, factors.map(|factors| &factors.handle));
+    let done = by_half!(x, E => group_sums::<E>(&x.client, &x.handle, factors, &total.handle, of, width));
+    launched("sums of groups", done);
+    total
+}

@@ -1,0 +1,172 @@
+//! Linear layers sharded over the tensor parallel ranks by columns of the weight (row-parallel), whose sum over the ranks is
+//! added to the residual stream.
+
+use backend_dist::comm::Group;
+use backend_dist::ops::conjugate::{Partial, reduce_from_tensor_parallel};
+use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
+use backend_dist::ops::{LinearOptions, OutputCollective, Prologue, Residual, SharedInput, linear_with};
+use backend_dist::shard::{Init, Section};
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
+
+use super::linear::{LinearConfig, with_bias};
+use super::linear_weight::LinearWeight;
+use super::norm::Norm;
+use crate::lora::{RowAdapter, apply};
+use crate::micro_batch::MicroBatch;
+use crate::observer::ObservedInput;
+use crate::param::{BuildError, ParamBuilder, TensorParallel};
+
+/// `[s, b, in/tp] -> [s, b, out]`; under sequence parallelism the output is `[s/tp, b, out]`. The bias is added after
+/// the sum over the ranks.
+#[derive(Module, Debug)]
+pub struct RowParallelLinear {
+    weight: LinearWeight,
+    bias: Option<Param<Tensor<1>>>,
+    adapter: Option<RowAdapter>,
+    #[module(skip)]
+    observed: Option<ObservedInput>,
+    #[module(skip)]
+    parallel: TensorParallel,
+    #[module(skip)]
+    fp8: Option<Fp8Linear>,
+}
+
+impl RowParallelLinear {
+    /// A layer from `inputs` to `outputs` features under the global name `name`.
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        inputs: usize,
+        outputs: usize,
+        config: LinearConfig,
+    ) -> Result<Self, BuildError> {
+        let at = params.place();
+        let section = Section::split(format!("{name}.weight"), &[outputs, inputs], 1, at.size, at);
+        let weight = params.linear_weight(vec![(section, config.init)])?;
+        let bias = match config.bias {
+            true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
+            false => None,
+        };
+        let adapter = RowAdapter::new(params, name, [inputs, outputs], &weight)?;
+        let (observed, fp8) = (params.observed([name].into_iter()), params.fp8_linear(name));
+        Ok(Self { weight, bias, adapter, observed, parallel: params.parallel().clone(), fp8 })
+    }
+
+    /// The sum over the ranks, whole or this rank's part of the sequence, for the input `prologue(x)`, which
+    /// with `recompute` is recomputed in the backward pass.
+    pub fn forward<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        prologue: Prologue,
+        recompute: bool,
+        batch: &MicroBatch,
+    ) -> Tensor<3> {
+        self.with_fp8(self.fp8.clone(), x, prologue, recompute, batch)
+    }
+
+    /// The same for a decode step: what the ranks have of the sum, where nothing but the addition to the residual stream
+    /// follows, so that both are one operation.
+    pub(super) fn summand<const D: usize>(&self, x: Tensor<D>, prologue: Prologue) -> Summand {
+        let (batch, group) = (&MicroBatch::default(), &self.parallel.group);
+        let is_plain = self.bias.is_none() && self.adapter.is_none() && !self.parallel.sequence;
+        match is_plain && group.size() > 1 {
+            true => {
+                let (fp8, exit) = (self.fp8.clone(), OutputCollective::None);
+                Summand::Partial(Partial::new(self.leaving(exit, fp8, x, prologue, false, batch)), group.clone())
+            }
+            false => Summand::Whole(self.forward(x, prologue, false, batch)),
+        }
+    }
+
+    /// Whether the amax of the input would be used.
+    pub(super) fn is_in_fp8(&self) -> bool {
+        self.fp8.is_some()
+    }
+
+    /// The same for the input `x`, whose amax may be known.
+    pub(super) fn with_amax(&self, x: Tensor<3>, amax: Option<KnownAmax>, batch: &MicroBatch) -> Tensor<3> {
+        let fp8 = self.fp8.clone().map(|fp8| match amax {
+            Some(amax) => fp8.with_input_amax(amax),
+            None => fp8,
+        });
+        self.with_fp8(fp8, x, Prologue::None, false, batch)
+    }
+
+    fn with_fp8<const D: usize>(
+        &self,
+        fp8: Option<Fp8Linear>,
+        x: Tensor<D>,
+        prologue: Prologue,
+        recompute: bool,
+        batch: &MicroBatch,
+    ) -> Tensor<3> {
+        self.leaving(exit(&self.parallel), fp8, x, prologue, recompute, batch)
+    }
+
+    fn leaving<const D: usize>(
+        &self,
+        exit: OutputCollective,
+        fp8: Option<Fp8Linear>,
+        x: Tensor<D>,
+        prologue: Prologue,
+        recompute: bool,
+        batch: &MicroBatch,
+    ) -> Tensor<3> {
+        if let Some(observed) = &self.observed {
+            observed.record(apply(prologue.clone(), x.clone(), batch));
+        }
+        let bias = self.bias.as_ref().map(Param::val);
+        let (overlap, pass) = (self.parallel.overlap, batch.pass_context());
+        let stored = self.weight.stored();
+        let weight = self.weight.value(x.device().is_autodiff());
+        if let Some(adapter) = &self.adapter {
+            let x = apply(prologue, x, batch);
+            let shared = SharedInput::default();
+            let shared_input = Some(shared.clone());
+            let options = LinearOptions { exit, overlap, fp8, stored, shared_input, pass, ..Default::default() };
+            let base = linear_with(x.clone(), Prologue::None, weight, None, options);
+            return with_bias(adapter.add(base, (x, shared), &self.weight), self.bias.as_ref());
+        }
+        let options = LinearOptions { exit, recompute, overlap, fp8, stored, pass, ..Default::default() };
+        linear_with(x, prologue, weight, bias, options)
+    }
+}
+
+/// What is added to the residual stream in a decode step.
+pub(crate) enum Summand {
+    /// The same on all ranks.
+    Whole(Tensor<3>),
+    /// What the ranks of the group sum up to.
+    Partial(Partial<3>, Group),
+}
+
+impl Summand {
+    /// The residual stream with it, which `norm` reads next, and the weight `next` behind that.
+    pub fn onto(self, x: Residual, norm: &Norm, next: Option<Tensor<2>>) -> Residual {
+        let norm = norm.prologue(x.dtype());
+        match self {
+            Self::Whole(whole) => x.plus(whole, norm),
+            Self::Partial(partial, group) => x.plus_sum(partial, &group, norm, next),
+        }
+    }
+
+    /// Normalised, if `norm` is there.
+    pub fn normed(self, norm: &Norm) -> Self {
+        if norm.is_some() { Self::Whole(norm.forward(self.whole())) } else { self }
+    }
+
+    /// On all ranks.
+    fn whole(self) -> Tensor<3> {
+        match self {
+            Self::Whole(x) => x,
+            Self::Partial(x, group) => reduce_from_tensor_parallel(x, &group),
+        }
+    }
+}
+
+/// How the summands of the ranks leave a linear layer that computes from some of the inputs on each rank.
+fn exit(parallel: &TensorParallel) -> OutputCollective {
+    let group = parallel.group.clone();
+    if parallel.sequence { OutputCollective::ReduceScatter(group) } else { OutputCollective::AllReduce(group) }
+}
