@@ -133,7 +133,7 @@ impl RouterClient for MeshClient {
                     command::answer(first.id);
                 }
                 // Others leave their inputs where they are.
-                if matches!(command, None | Some(Command::Compute(_))) {
+                if matches!(command, None | Some(Command::Step(_))) {
                     self.states.lock().is_of_now = false;
                 }
                 let message = Message::Run(Box::new(op), command);
