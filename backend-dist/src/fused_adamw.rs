@@ -1,15 +1,15 @@
 //! Burn's AdamW with fewer operations on logical devices.
 //!
 //! A program issues about fifteen operations a parameter for Burn's AdamW, half of all operations of a training step, and
-//! they take it as long as those of the layers. Here they are four, which say what to compute as a whole.
+//! they take it as long as those of the layers. Here it is one, which says what to compute as a whole.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{AdamW, AdamWConfig, AdamWState, AdaptiveMomentumState, LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 use serde::Deserialize;
 
-use crate::mesh_backend::formula::Formula;
-use crate::mesh_backend::local::{compute, is_logical};
+use crate::mesh_backend::formula::AdamWStep;
+use crate::mesh_backend::local::{is_logical, stepped};
 
 /// PyTorch's `AdamW(fused=True)` for Burn's [`AdamWConfig`].
 ///
@@ -78,15 +78,15 @@ impl Optimizer for Fused {
         let time = state.time + 1;
         let corrected = |beta: f32| f64::from(1.0 - beta.powi(time as i32));
         let rest = |beta: f32| f64::from(1.0 - beta);
-        let mean = Formula::Mean { decay: beta_1.into(), rest: rest(beta_1) };
-        let squares = Formula::MeanOfSquares { decay: beta_2.into(), rest: rest(beta_2) };
-        let ratio = Formula::Ratio { first: corrected(beta_1), second: corrected(beta_2), epsilon: epsilon.into() };
-        let step = Formula::Step { keep: 1.0 - lr * f64::from(weight_decay), rate: lr };
-
-        let moment_1 = compute(mean, state.moment_1, grad.clone());
-        let moment_2 = compute(squares, state.moment_2, grad);
-        let delta = compute(ratio, moment_1.clone(), moment_2.clone());
-        let tensor = compute(step, tensor, delta);
+        let step = AdamWStep {
+            decays: [beta_1, beta_2].map(f64::from),
+            rests: [beta_1, beta_2].map(rest),
+            corrections: [beta_1, beta_2].map(corrected),
+            epsilon: epsilon.into(),
+            keep: 1.0 - lr * f64::from(weight_decay),
+            rate: lr,
+        };
+        let [tensor, moment_1, moment_2] = stepped(step, [tensor, state.moment_1, state.moment_2, grad]);
         (tensor, Some(AdamWState::new(AdaptiveMomentumState::new(time, moment_1, moment_2))))
     }
 

@@ -1,12 +1,13 @@
-//! What a rank holds of the parameters of a module.
+//! What a rank holds of the parameters of a module, and of their gradients.
 
 use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, Param, ParamId};
+use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 use super::gathers::Gathers;
-use crate::local::to_local;
+use crate::local::{Placements, to_local};
 use crate::paths::PathVisitor;
 
 /// What this rank holds of every parameter of `gathers`, of which `indices` says where it is in `module`, and the ids of
@@ -37,6 +38,33 @@ impl PathVisitor for Bases<'_> {
         let base = to_local(param.base().without_autodiff());
         let own = self.gathers.is_owner(index);
         self.values[index] = Some(if own { base.flatten(0, D - 1) } else { first(base) });
+    }
+}
+
+/// Adds gradients, flat and by parameter, to those of `module`.
+pub(super) fn register<M: Module>(
+    module: &M,
+    indices: &HashMap<String, usize>,
+    means: HashMap<usize, Tensor<1>>,
+    grads: GradientsParams,
+) -> GradientsParams {
+    Register { indices, means, grads }.walk(module).grads
+}
+
+struct Register<'a> {
+    indices: &'a HashMap<String, usize>,
+    means: HashMap<usize, Tensor<1>>,
+    grads: GradientsParams,
+}
+
+impl PathVisitor for Register<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if let Some(mean) = self.indices.get(path).and_then(|index| self.means.remove(index)) {
+            let base = param.base();
+            let placements = Placements::of(&base);
+            let mean = mean.reshape(placements.local_shape(base.shape()));
+            self.grads.register::<D>(param.id, placements.from_local(mean));
+        }
     }
 }
 

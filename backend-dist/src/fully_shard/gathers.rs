@@ -1,12 +1,13 @@
 //! What travels between the owners of parameters and the ranks that use them.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 
 use burn::module::ParamId;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
+use super::reductions::Leaving;
 use super::sequence::Sequence;
 #[cfg(feature = "decorator")]
 use crate::mesh_backend::async_collectives::{self, Held};
@@ -17,9 +18,6 @@ use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
 use ranks::overlap;
-
-/// Bytes of gradients that are reduced behind the backward pass: more would keep whole gradients alive for nothing.
-const LEAVING: usize = 256 << 20;
 
 /// A parameter whose value is on its owner.
 #[derive(Debug)]
@@ -63,10 +61,7 @@ struct State {
     /// Values that come ahead of their use, in the order of their use, in a backward pass or a forward pass.
     coming: VecDeque<(usize, Coming)>,
     is_backward: bool,
-    /// Parameters whose gradient this backward pass has reduced.
-    reduced: HashSet<usize>,
-    /// Gradients on their way to their owners, and their bytes.
-    leaving: VecDeque<(usize, Pending)>,
+    leaving: Leaving,
     record_on: Option<usize>,
     counts: Counts,
 }
@@ -88,13 +83,6 @@ impl State {
     /// Throws away what comes ahead of its use.
     fn forget_coming(&mut self) {
         self.coming.drain(..).for_each(|(_, coming)| drop(coming.wait()));
-    }
-
-    /// Waits for the oldest gradients until no more than `most` bytes are on their way.
-    fn let_leave(&mut self, most: usize) {
-        while self.leaving.iter().map(|(bytes, _)| bytes).sum::<usize>() > most {
-            self.leaving.pop_front().into_iter().for_each(|(_, pending)| pending.wait());
-        }
     }
 }
 
@@ -118,7 +106,15 @@ impl Gathers {
     }
 
     pub fn is_owner(&self, index: usize) -> bool {
-        self.params[index].owner == self.group.rank()
+        self.owner(index) == self.group.rank()
+    }
+
+    pub fn unit(&self, index: usize) -> usize {
+        self.params[index].unit
+    }
+
+    pub fn owner(&self, index: usize) -> usize {
+        self.params[index].owner
     }
 
     pub fn path(&self, index: usize) -> &str {
@@ -147,16 +143,16 @@ impl Gathers {
         state.backward.begin();
     }
 
-    /// Waits for all that is on its way. Returns the parameters whose gradients were reduced here.
-    pub fn end_pass(&self) -> HashSet<ParamId> {
+    /// Waits for all that is on its way. Returns the parameters that are sharded, and the means of the gradients of those
+    /// that this rank owns.
+    pub fn end_pass(&self) -> (HashSet<ParamId>, HashMap<usize, Tensor<1>>) {
         let mut state = self.state.lock();
         state.in_pass = false;
         state.is_backward = false;
         state.bases.clear();
         state.forget_coming();
-        state.reduced.clear();
-        state.let_leave(0);
-        std::mem::take(&mut state.ids)
+        let means = state.leaving.finish(self);
+        (std::mem::take(&mut state.ids), means)
     }
 
     /// The value of parameter `index`, flat. `base` gives what this rank holds: the value, or one element of its type and
@@ -189,7 +185,7 @@ impl Gathers {
             None => self.start(index, base(), true).wait(),
         };
         let sequence = if backward { &mut state.backward } else { &mut state.forward };
-        let unit = |index: usize| self.params[index].unit;
+        let unit = |index: usize| self.unit(index);
         let ahead = sequence.ahead(unit);
         for of_unit in ahead.chunk_by(|a, b| unit(*a) == unit(*b)) {
             let base =
@@ -200,55 +196,29 @@ impl Gathers {
         value
     }
 
-    /// The mean of the members' gradients of parameter `index` on its owner; of the others, something to throw away. With
-    /// `None`, of a parameter that is whole everywhere. A collective.
-    pub fn reduce(&self, index: Option<usize>, gradient: Tensor<1>) -> Tensor<1> {
+    /// The mean of the members' gradients of parameter `index` on its owner; of the others, something to throw away. `None`
+    /// in a pass, which gives it at its [end](Self::end_pass). With `None`, of a parameter that is whole everywhere. A
+    /// collective.
+    pub fn reduce(&self, index: Option<usize>, gradient: Tensor<1>) -> Option<Tensor<1>> {
         if self.group.size() == 1 {
-            return gradient;
+            return Some(gradient);
         }
         let mut state = self.state.lock();
-        let size = self.group.size() as f64;
         let Some(index) = index else {
             if state.in_pass {
-                return gradient;
+                return Some(gradient);
             }
-            return collective::all_reduce(gradient, ReduceOp::Sum, &self.group).div_scalar(size);
+            let size = self.group.size() as f64;
+            return Some(collective::all_reduce(gradient, ReduceOp::Sum, &self.group).div_scalar(size));
         };
         state.counts.reduced += 1;
-        // Burn adds up the gradients of a parameter that is used twice: both must be there.
-        let again = !state.reduced.insert(index);
-        let bytes = gradient.shape().num_elements() * gradient.dtype().size();
-        let (mean, pending) = self.start_mean(index, gradient);
-        state.leaving.push_back((bytes, pending));
-        let most = if again || !state.in_pass { 0 } else { LEAVING };
-        state.let_leave(most);
-        mean
-    }
-
-    /// Starts to bring the mean of gradients to the owner of parameter `index`.
-    fn start_mean(&self, index: usize, gradient: Tensor<1>) -> (Tensor<1>, Pending) {
-        let owner = self.params[index].owner;
-        #[cfg(feature = "decorator")]
-        let gradient = {
-            let length = gradient.dims()[0];
-            let held = Held { tensor: gradient, length, what: Collective::Reduce(owner), for_gemms: false };
-            match async_collectives::begin(vec![held], true, &self.group) {
-                Ok((mut means, work)) => return (means.remove(0), Pending::Logical(work)),
-                Err(mut held) => held.remove(0).tensor,
-            }
-        };
-        #[cfg(feature = "cuda")]
-        if overlap::has_device_link(&self.group, &gradient.device()) {
-            let target = match self.is_owner(index) {
-                true => Tensor::empty(gradient.dims(), (&gradient.device(), gradient.dtype())),
-                false => gradient.clone(),
-            };
-            let pending = overlap::reduce_mean_into(&gradient, &target, owner, &self.group);
-            return (target, Pending::Gpu(pending));
+        if state.in_pass {
+            state.leaving.add(index, gradient, self);
+            return None;
         }
-        let sum = collective::reduce(gradient, owner, &self.group);
-        let mean = if self.is_owner(index) { sum.div_scalar(self.group.size() as f64) } else { sum };
-        (mean, Pending::Done)
+        let (mean, pending) = self.start_means(vec![(index, gradient)]).remove(0);
+        pending.wait();
+        Some(mean)
     }
 
     /// Starts to bring the value of parameter `index`, to compute with it or as it is.

@@ -38,6 +38,7 @@ mod gathers;
 mod logical;
 mod op;
 mod owners;
+mod reductions;
 mod sequence;
 mod states;
 #[cfg(test)]
@@ -155,9 +156,10 @@ impl FullyShard {
         self.gathers.begin_pass(values, ids);
     }
 
-    /// Ends a pass of `module`: waits for the gradients on their way, and averages those of parameters that stay whole.
+    /// Ends a pass of `module`: adds the gradients that were on their way, and averages those of parameters that stay whole.
     pub fn end_pass<M: Module>(&self, module: &M, grads: GradientsParams) -> GradientsParams {
-        let sharded = self.gathers.end_pass();
+        let (sharded, means) = self.gathers.end_pass();
+        let grads = bases::register(module, &self.indices, means, grads);
         average_gradients_of(module, grads, self.gathers.group(), |id| !sharded.contains(&id))
     }
 

@@ -56,8 +56,8 @@ pub(super) trait UnshardOps: Backend {
     /// The whole value in the shape of `base`, which is the value or a stand-in of its shape.
     fn unshard(base: FloatTensor<Self>, sharding: Sharding, backward: bool) -> FloatTensor<Self>;
 
-    /// The mean of all ranks' gradients on the owner.
-    fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> FloatTensor<Self>;
+    /// The mean of all ranks' gradients on the owner, unless it comes at the end of the pass.
+    fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> Option<FloatTensor<Self>>;
 }
 
 /// What a rank passes to a gather of `base`, flat: all of it if it is the owner, else the first element.
@@ -82,12 +82,12 @@ macro_rules! unshard_ops {
                 Self::float_reshape(whole, shape)
             }
 
-            fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> FloatTensor<Self> {
+            fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> Option<FloatTensor<Self>> {
                 let shape = gradient.shape();
                 let flat = Self::float_reshape(gradient, [shape.num_elements()].into());
-                let mean = sharding.gathers.reduce(sharding.index, Tensor::from_primitive::<$backend>(flat));
+                let mean = sharding.gathers.reduce(sharding.index, Tensor::from_primitive::<$backend>(flat))?;
                 let mean = mean.try_into_primitive::<$backend>().expect("a gradient stays on its device");
-                Self::float_reshape(mean, shape)
+                Some(Self::float_reshape(mean, shape))
             }
         }
     };
@@ -125,7 +125,7 @@ impl<B: Backend + UnshardOps> Backward<B, 2> for Unshard {
         let sharding = ops.state;
         let is_owner = sharding.is_owner();
         let mean = B::reduce_gradient(gradient, sharding);
-        if let (Some(parent), true) = (parent, is_owner) {
+        if let (Some(parent), Some(mean), true) = (parent, mean, is_owner) {
             grads.register::<B>(parent.id, mean);
         }
     }
@@ -152,7 +152,7 @@ impl<B: Backend + UnshardOps, C: CheckpointStrategy> UnshardOps for Autodiff<B, 
         }
     }
 
-    fn reduce_gradient(_: FloatTensor<Self>, _: Sharding) -> FloatTensor<Self> {
+    fn reduce_gradient(_: FloatTensor<Self>, _: Sharding) -> Option<FloatTensor<Self>> {
         unreachable!("gradients of gradients are not supported")
     }
 }

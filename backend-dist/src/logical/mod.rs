@@ -13,8 +13,6 @@ pub mod rules;
 #[cfg(test)]
 mod tests;
 
-#[cfg(feature = "decorator")]
-pub(crate) use by_tensor::ByTensor;
 pub use placement::{ParsePlacementError, Placement};
 #[cfg(feature = "decorator")]
 pub(crate) use plan::makes_weights;

@@ -87,24 +87,28 @@ impl Homes {
         }
     }
 
-    /// Notes the activations that `op` gathers for a weight according to `plan`.
-    pub fn note<'s>(&mut self, op: &OperationIr, state: impl Fn(TensorId) -> &'s TensorState, plan: &OpPlan) {
+    /// Notes the activations that `op` gathers for a weight according to `plan`. Whether that is new.
+    pub fn note<'s>(&mut self, op: &OperationIr, state: impl Fn(TensorId) -> &'s TensorState, plan: &OpPlan) -> bool {
+        let mut is_new = false;
+        let mut keep = |axis, shape: &Shape, at| is_new |= self.at.insert((axis, shape.clone()), at) != Some(at);
         if let (OperationIr::BaseFloat(BaseOperationIr::Gather(op)), Some((axis, _))) = (op, plan.completion) {
-            self.at.insert((axis, op.tensor.shape.clone()), Placement::Shard(op.dim));
+            keep(axis, &op.tensor.shape, Placement::Shard(op.dim));
         }
-        let OperationIr::Float(_, FloatOperationIr::Matmul(op)) = op else { return };
-        let activation = &op.lhs;
-        if !state(op.rhs.id).weight || state(activation.id).weight {
-            return;
-        }
-        let gathered = state(activation.id).at.iter().zip(&plan.inputs[activation.id]).enumerate();
-        for (axis, (from, to)) in gathered {
-            // Features are gathered for the contraction, which is not for the whole forward pass.
-            let is_kept = from.dim().is_some_and(|dim| dim + 1 < activation.shape.num_dims());
-            if is_kept && *to == Replicate {
-                self.at.insert((axis, activation.shape.clone()), *from);
+        if let OperationIr::Float(_, FloatOperationIr::Matmul(op)) = op
+            && state(op.rhs.id).weight
+            && !state(op.lhs.id).weight
+        {
+            let activation = &op.lhs;
+            let gathered = state(activation.id).at.iter().zip(&plan.inputs[activation.id]).enumerate();
+            for (axis, (from, to)) in gathered {
+                // Features are gathered for the contraction, which is not for the whole forward pass.
+                let is_kept = from.dim().is_some_and(|dim| dim + 1 < activation.shape.num_dims());
+                if is_kept && *to == Replicate {
+                    keep(axis, &activation.shape, *from);
+                }
             }
         }
+        is_new
     }
 
     fn of(&self, axis: usize, shape: &Shape, ranks: usize) -> Option<Placement> {

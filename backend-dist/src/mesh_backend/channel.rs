@@ -23,35 +23,39 @@ pub(super) type MeshBackend = BackendRouter<MeshChannel>;
 #[derive(Clone)]
 pub(super) struct MeshChannel;
 
-/// One rank's side of a logical device.
+/// One rank's side of a logical device. Each of its tensors has one.
 #[derive(Clone)]
 pub(super) struct MeshClient {
     pub device: MeshDevice,
-    worker: Arc<Mutex<Worker>>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    worker: Mutex<Worker>,
     /// Tensors that nobody has any more.
     ///
     /// Burn's autodiff frees what is left of *all* graphs of the process at the end of a backward pass, so a rank drops
     /// tensors of another. It must not wait then for the other, which may wait for this one in a collective.
-    dropped: Arc<Mutex<Vec<TensorId>>>,
-    states: Arc<Mutex<States>>,
+    dropped: Mutex<Vec<TensorId>>,
+    states: Mutex<States>,
     /// Ranks that do what this one does, in the order in which its interpreter does it.
     followers: Followers,
     /// Of the last tensor. Followers get ids with the tensors, so interpreters have others for what they make.
-    last: Arc<AtomicU64>,
+    last: AtomicU64,
 }
 
 impl MeshClient {
     pub fn new(device: MeshDevice, worker: Worker, followers: Followers) -> Self {
-        let (worker, dropped) = (Arc::new(Mutex::new(worker)), Arc::default());
-        Self { device, worker, dropped, states: Arc::default(), followers, last: Arc::default() }
+        let (worker, dropped, states) = (Mutex::new(worker), Mutex::default(), Mutex::default());
+        Self { device, shared: Arc::new(Shared { worker, dropped, states, followers, last: AtomicU64::new(0) }) }
     }
 
     /// Who runs the interpreter, which knows what was dropped.
     pub fn worker(&self) -> MutexGuard<'_, Worker> {
-        let mut worker = self.worker.lock();
-        let dropped = std::mem::take(&mut *self.dropped.lock());
+        let mut worker = self.shared.worker.lock();
+        let dropped = std::mem::take(&mut *self.shared.dropped.lock());
         if !dropped.is_empty() {
-            self.followers.tell(|| Message::Drop(dropped.clone()));
+            self.shared.followers.tell(|| Message::Drop(dropped.clone()));
             worker.tell(Message::Drop(dropped));
         }
         worker
@@ -59,13 +63,13 @@ impl MeshClient {
 
     /// Where a tensor is.
     pub fn state(&self, id: TensorId) -> TensorState {
-        if let Some(state) = self.states.lock().get(id) {
+        if let Some(state) = self.shared.states.lock().get(id) {
             return state;
         }
         let mut worker = self.worker();
         let known = worker.ask(|interpreter| interpreter.states());
         let state = known.get(&id).unwrap_or_else(|| panic!("{id} is no tensor of this logical device")).clone();
-        *self.states.lock() = States { known, is_of_now: true };
+        *self.shared.states.lock() = States { known, is_of_now: true };
         state
     }
 
@@ -73,9 +77,9 @@ impl MeshClient {
     pub fn everywhere(&self, message: Message) {
         let mut worker = self.worker();
         if matches!(message, Message::Whole(_)) {
-            *self.states.lock() = States::default();
+            *self.shared.states.lock() = States::default();
         }
-        self.followers.tell(|| message.clone());
+        self.shared.followers.tell(|| message.clone());
         worker.tell(message);
     }
 
@@ -84,7 +88,7 @@ impl MeshClient {
         let outs = across.outs();
         let run = {
             let mut worker = self.worker();
-            self.followers.tell(|| Message::Across(across.clone()));
+            self.shared.followers.tell(|| Message::Across(across.clone()));
             match &mut *worker {
                 Worker::Here(interpreter) => interpreter.across(across),
                 ahead => return ahead.tell(Message::Across(across)),
@@ -96,7 +100,7 @@ impl MeshClient {
 
     /// A name for a tensor to come.
     pub fn new_id(&self) -> TensorId {
-        TensorId::new(self.last.fetch_add(1, Ordering::Relaxed) + 1)
+        TensorId::new(self.shared.last.fetch_add(1, Ordering::Relaxed) + 1)
     }
 }
 
@@ -122,7 +126,7 @@ impl RouterClient for MeshClient {
 
     fn register_op(&self, op: OperationIr) {
         match op {
-            OperationIr::Drop(tensor) => self.dropped.lock().push(tensor.id),
+            OperationIr::Drop(tensor) => self.shared.dropped.lock().push(tensor.id),
             // The data came with the tensor; a command waits for what follows.
             OperationIr::Init(_) => {}
             op => {
@@ -133,11 +137,11 @@ impl RouterClient for MeshClient {
                     command::answer(first.id);
                 }
                 // Others leave their inputs where they are.
-                if matches!(command, None | Some(Command::Compute(_))) {
-                    self.states.lock().is_of_now = false;
+                if matches!(command, None | Some(Command::Step(_))) {
+                    self.shared.states.lock().is_of_now = false;
                 }
                 let message = Message::Run(Box::new(op), command);
-                self.followers.tell(|| message.clone());
+                self.shared.followers.tell(|| message.clone());
                 worker.tell(message);
             }
         }
@@ -145,8 +149,8 @@ impl RouterClient for MeshClient {
 
     fn read_tensor_async(&self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
         let mut worker = self.worker();
-        self.states.lock().is_of_now = false;
-        self.followers.tell(|| Message::Gather(tensor.clone()));
+        self.shared.states.lock().is_of_now = false;
+        self.shared.followers.tell(|| Message::Gather(tensor.clone()));
         worker.ask(|interpreter| interpreter.read(tensor))
     }
 

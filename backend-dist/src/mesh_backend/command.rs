@@ -3,7 +3,7 @@
 //! A device group has no operation of ours, but it passes on what it gets at once and on the calling thread. So a
 //! command waits in a thread-local until the next operation, its carrier, brings the tensor it is about.
 
-use super::formula::Formula;
+use super::formula::AdamWStep;
 use crate::logical::Placement;
 use burn_ir::TensorId;
 use serde::{Deserialize, Serialize};
@@ -23,8 +23,8 @@ pub(super) enum Command {
     },
     /// The output is the input.
     Name,
-    /// The output is what the formula makes of the two inputs.
-    Compute(Formula),
+    /// The outputs are weight and moments after a step. The inputs are those before it, and the gradient three times.
+    Step(AdamWStep),
     /// The output is this tensor, which nobody else has. The carrier has no input.
     Adopt(TensorId),
 }

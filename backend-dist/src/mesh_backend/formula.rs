@@ -1,4 +1,4 @@
-//! Sequences of elementwise operations that a program asks for at once: a message takes it as long as an operation.
+//! A sequence of elementwise operations that a program asks for at once: a message takes it as long as an operation.
 
 use burn_ir::{
     BinaryOpIr, FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorId, TensorIr,
@@ -6,58 +6,52 @@ use burn_ir::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What AdamW computes of two tensors `a` and `b` of one shape, in the operations and the order of Burn's.
+/// A step of AdamW, in the operations and the order of Burn's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Formula {
-    /// `decay a + rest b`.
-    Mean { decay: f64, rest: f64 },
-    /// `decay a + rest b²`.
-    MeanOfSquares { decay: f64, rest: f64 },
-    /// `a / first / (sqrt(b / second) + epsilon)`.
-    Ratio { first: f64, second: f64, epsilon: f64 },
-    /// `keep a - rate b`.
-    Step { keep: f64, rate: f64 },
+pub(crate) struct AdamWStep {
+    /// How much of each moment stays, and what of the gradient, or its square, comes to it.
+    pub decays: [f64; 2],
+    pub rests: [f64; 2],
+    /// What the moments are divided by.
+    pub corrections: [f64; 2],
+    pub epsilon: f64,
+    /// What the weight is multiplied by.
+    pub keep: f64,
+    pub rate: f64,
 }
 
-impl Formula {
-    /// The operations. Inputs that may be written over are, by the operation that reads them last.
+impl AdamWStep {
+    /// The weight, both moments, and the gradient become weight and moments. Inputs that may be written over are, by the
+    /// operation that reads them last.
     pub fn operations(
         self,
-        a: &TensorIr,
-        b: &TensorIr,
-        out: &TensorIr,
+        [weight, moment_1, moment_2, gradient]: [&TensorIr; 4],
+        outs: [&TensorIr; 3],
         new_id: impl FnMut() -> TensorId,
     ) -> Vec<OperationIr> {
-        let mut ops = Operations { like: out, new_id, ops: Vec::new() };
-        match self {
-            Self::Mean { decay, rest } => {
-                let a = ops.scalar(NumericOperationIr::MulScalar, a, decay);
-                let b = ops.scalar(NumericOperationIr::MulScalar, b, rest);
-                ops.binary(NumericOperationIr::Add, &a, &b, out.clone());
-            }
-            Self::MeanOfSquares { decay, rest } => {
-                let a = ops.scalar(NumericOperationIr::MulScalar, a, decay);
-                let square = ops.tensor();
-                let kept = TensorIr { status: TensorStatus::ReadOnly, ..b.clone() };
-                ops.binary(NumericOperationIr::Mul, &kept, b, square.clone());
-                let b = ops.scalar(NumericOperationIr::MulScalar, &last(square), rest);
-                ops.binary(NumericOperationIr::Add, &a, &b, out.clone());
-            }
-            Self::Ratio { first, second, epsilon } => {
-                let a = ops.scalar(NumericOperationIr::DivScalar, a, first);
-                let b = ops.scalar(NumericOperationIr::DivScalar, b, second);
-                let root = ops.tensor();
-                let sqrt = UnaryOpIr { input: b, out: root.clone() };
-                ops.ops.push(OperationIr::Float(out.dtype, FloatOperationIr::Sqrt(sqrt)));
-                let b = ops.scalar(NumericOperationIr::AddScalar, &last(root), epsilon);
-                ops.binary(NumericOperationIr::Div, &a, &b, out.clone());
-            }
-            Self::Step { keep, rate } => {
-                let a = ops.scalar(NumericOperationIr::MulScalar, a, keep);
-                let b = ops.scalar(NumericOperationIr::MulScalar, b, rate);
-                ops.binary(NumericOperationIr::Sub, &a, &b, out.clone());
-            }
-        }
+        use NumericOperationIr::{Add, AddScalar, Div, DivScalar, Mul, MulScalar, Sub};
+        let [new_weight, new_1, new_2] = outs.map(Clone::clone);
+        let kept = |x: &TensorIr| TensorIr { status: TensorStatus::ReadOnly, ..x.clone() };
+        let mut ops = Operations { like: outs[0], new_id, ops: Vec::with_capacity(15) };
+        let a = ops.scalar(MulScalar, moment_1, self.decays[0]);
+        let b = ops.scalar(MulScalar, &kept(gradient), self.rests[0]);
+        ops.binary(Add, &a, &b, new_1.clone());
+        let a = ops.scalar(MulScalar, moment_2, self.decays[1]);
+        let square = ops.tensor();
+        ops.binary(Mul, &kept(gradient), gradient, square.clone());
+        let b = ops.scalar(MulScalar, &last(square), self.rests[1]);
+        ops.binary(Add, &a, &b, new_2.clone());
+        let a = ops.scalar(DivScalar, &kept(&new_1), self.corrections[0]);
+        let b = ops.scalar(DivScalar, &kept(&new_2), self.corrections[1]);
+        let root = ops.tensor();
+        let sqrt = UnaryOpIr { input: b, out: root.clone() };
+        ops.ops.push(OperationIr::Float(root.dtype, FloatOperationIr::Sqrt(sqrt)));
+        let b = ops.scalar(AddScalar, &last(root), self.epsilon);
+        let ratio = ops.tensor();
+        ops.binary(Div, &a, &b, ratio.clone());
+        let a = ops.scalar(MulScalar, weight, self.keep);
+        let b = ops.scalar(MulScalar, &last(ratio), self.rate);
+        ops.binary(Sub, &a, &b, new_weight);
         ops.ops
     }
 }

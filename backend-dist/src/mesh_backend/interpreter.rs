@@ -6,6 +6,7 @@ mod commands;
 mod complete;
 mod inputs;
 mod planned;
+mod plans;
 mod views;
 
 use super::across::Across;
@@ -25,6 +26,7 @@ use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Distribution, Shape, TensorData};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_std::future::DynFut;
+use plans::Plans;
 use ranks::comm::Group;
 
 /// An interpreter over any inner backend.
@@ -85,6 +87,7 @@ pub(super) struct Interpreter<B: Inner> {
     next: u64,
     random: Random,
     homes: Homes,
+    plans: Plans,
     report: Report,
 }
 
@@ -103,6 +106,7 @@ impl<B: Inner> Interpreter<B> {
             next: OWN_IDS,
             random: Random::default(),
             homes: Homes::default(),
+            plans: Plans::default(),
             report: Report::default(),
         }
     }
@@ -169,7 +173,7 @@ impl<B: Inner> Interpret for Interpreter<B> {
         match (&op, command) {
             (OperationIr::Drop(tensor), _) => self.drop_tensor(tensor.id),
             (_, Some(Command::Adopt(id))) => self.adopt(id, &op),
-            (_, Some(Command::Compute(formula))) => self.compute(formula, &op),
+            (_, Some(Command::Step(step))) => self.step(step, &op),
             (_, Some(command)) => self.carry(command, op),
             (
                 OperationIr::Float(_, FloatOperationIr::Random(random))

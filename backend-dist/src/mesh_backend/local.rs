@@ -3,14 +3,15 @@
 use super::across::{Across, Part};
 use super::command::{self, Command};
 use super::follow::Message;
-use super::formula::Formula;
+use super::formula::AdamWStep;
 use super::live::{Live, live};
 use crate::logical::{Placement, TensorState};
 use burn::backend::TensorMetadata;
-use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::ops::{AttentionBackward, FloatTensorOps, IntTensorOps, ModuleOps};
 use burn::backend::tensor::FloatTensor;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
+use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_group::GroupBackend;
 use burn_ir::{TensorId, TensorIr, TensorStatus};
@@ -105,15 +106,21 @@ pub(crate) fn on_logical<const D: usize>(x: Tensor<D>, f: impl FnOnce(LogicalTen
     }
 }
 
-/// What `formula` makes of two tensors of a logical device, without autodiff and of one shape.
+/// Weight and moments after `step`, of weight, moments and gradient of one shape on a logical device, without autodiff.
 ///
 /// # Panics
 /// If they are on another device.
-pub(crate) fn compute<const D: usize>(formula: Formula, a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+pub(crate) fn stepped<const D: usize>(step: AdamWStep, tensors: [Tensor<D>; 4]) -> [Tensor<D>; 3] {
     let logical = |x: Tensor<D>| x.try_into_primitive::<GroupBackend>().expect("tensors of a logical device");
-    let (a, b) = (logical(a), logical(b));
-    let carrier = || GroupBackend::float_add(a, b);
-    Tensor::from_primitive::<GroupBackend>(command::send(Command::Compute(formula), carrier).0)
+    let [weight, moment_1, moment_2, gradient] = tensors.map(logical);
+    // The operation of Burn that has as many inputs and outputs.
+    let carrier = || {
+        let (again, last) = (gradient.clone(), gradient.clone());
+        let options = AttentionModuleOptions::default();
+        GroupBackend::attention_backward(weight, moment_1, moment_2, again, last, gradient, options)
+    };
+    let outs: AttentionBackward<GroupBackend> = command::send(Command::Step(step), carrier).0;
+    [outs.query_grad, outs.key_grad, outs.value_grad].map(Tensor::from_primitive::<GroupBackend>)
 }
 
 /// Whether a device is logical.

@@ -327,10 +327,14 @@ impl Interpret for Meta {
                 let kept = self.table.remove(&id).expect("a tensor is adopted once");
                 self.table.insert(out, kept);
             }
-            (_, Some(Command::Compute(formula))) => {
-                let (inputs, out): (Vec<TensorIr>, _) = (op.inputs().cloned().collect(), op.outputs().next().cloned());
-                let ([a, b], Some(out)) = (&inputs[..], out) else { panic!("{formula:?} was carried by {op:?}") };
-                let operations = formula.operations(a, b, &out, || TensorId::new(self.new_number()));
+            (_, Some(Command::Step(step))) => {
+                let (inputs, outputs): (Vec<_>, Vec<_>) = (op.inputs().collect(), op.outputs().collect());
+                let ([weight, moment_1, moment_2, .., gradient], Ok(outputs)) = (&inputs[..], outputs.try_into())
+                else {
+                    panic!("{step:?} was carried by {op:?}")
+                };
+                let inputs = [*weight, *moment_1, *moment_2, *gradient];
+                let operations = step.operations(inputs, outputs, || TensorId::new(self.new_number()));
                 operations.iter().for_each(|op| self.run_planned(op));
             }
             (_, Some(command)) => self.carry(command, &op),

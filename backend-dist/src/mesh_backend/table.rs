@@ -15,8 +15,8 @@ pub(super) struct Entry {
     pub local: TensorId,
     /// The same tensor in other placements, so that it is gathered once however many operations read it.
     pub copies: Vec<(Vec<Placement>, TensorId)>,
-    /// What it is a view of.
-    pub source: Option<Source>,
+    /// What it is a view of; apart, because an operation is large and most tensors are no such view.
+    pub source: Option<Box<Source>>,
     /// Its shape and type, if an operation made it.
     described: Option<(Shape, DType)>,
 }

@@ -49,6 +49,9 @@ pub const OPERATIONS: &[Operation] = &[
     ("times a scalar tensor", |i| flat(i.x * i.y.sum().reshape([1, 1, 1]))),
     ("broadcast along the dimension", |i| flat(i.x + i.y.sum_dim(i.dim))),
     ("scalars", |i| flat((((i.x * 3.0 + 1.0) / 2.0) - 0.5).neg())),
+    ("other numbers", |i| {
+        flat(i.x.clone() * 3.0 + i.x.clone() * 5.0 + i.y.clone().clamp_min(0.1) - i.y.clamp_min(0.2))
+    }),
     ("powers", |i| flat(i.x.clone().powf_scalar(2.0) + i.x.abs().sqrt() + i.y.powi_scalar(3))),
     ("functions", |i| flat(i.x.clone().exp() + i.x.clone().tanh() + i.x.clone().erf() + i.x.abs().log1p())),
     ("activations", |i| flat(relu(i.x.clone()) + gelu(i.y.clone()) + sigmoid(i.x))),

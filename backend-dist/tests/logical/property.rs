@@ -98,9 +98,9 @@ fn check_with(
                 inputs.index = placed_int(inputs.index, &rank, axis, *index);
             }
         }
-        // What an operation consumes, and what it leaves to others.
-        let again = inputs.clone();
-        Ok([read(run(inputs)), read(run(again))])
+        // What an operation leaves to others, again as it was planned the first time, and what it consumes.
+        let [again, last] = [inputs.clone(), inputs.clone()];
+        Ok([read(run(inputs)), read(run(again)), read(run(last))])
     });
     for (rank, values) in ranks.unwrap().iter().flatten().enumerate() {
         assert_eq!(values.len(), expected.len(), "{name}");

@@ -36,6 +36,8 @@ pub(super) struct DataParallel<M> {
     pub overlap: Option<usize>,
     /// What stage 3 gathers together.
     pub units: Units,
+    /// Whether parameters of ZeRO 3 stay gathered until the backward pass.
+    pub keeps_gathered: bool,
     /// How each data-parallel rank is several ranks.
     pub tensor: Option<TensorParallel<M>>,
     /// The half precision type of GEMMs, if they have one.
@@ -190,8 +192,20 @@ impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
         let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
-        let (overlap, sync_batch_norm) = (None, false);
-        Self { ranks, devices, zero, overlap, units, tensor, autocast, sync_batch_norm, max_grad_norm, pipeline }
+        let (overlap, sync_batch_norm, keeps_gathered) = (None, false, false);
+        Self {
+            ranks,
+            devices,
+            zero,
+            overlap,
+            units,
+            keeps_gathered,
+            tensor,
+            autocast,
+            sync_batch_norm,
+            max_grad_norm,
+            pipeline,
+        }
     }
 
     /// Whether a data-parallel rank computes on logical devices.
@@ -212,7 +226,8 @@ impl<M> DataParallel<M> {
     pub(super) fn training_device(&self, device: Device) -> Device {
         let device = if device.is_autodiff() { device } else { device.autodiff() };
         // Else operations that keep a view of a gathered weight keep the weight. Activations between stages come without.
-        if self.zero == 3 && self.pipeline.is_none() { device.gradient_checkpointing() } else { device }
+        let frees_gathered = self.zero == 3 && self.pipeline.is_none() && !self.keeps_gathered;
+        if frees_gathered { device.gradient_checkpointing() } else { device }
     }
 }
 

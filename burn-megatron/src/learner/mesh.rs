@@ -37,6 +37,7 @@ pub struct MeshStrategy {
     pub(super) devices: Vec<Device>,
     pub(super) micro_batches: Option<usize>,
     pub(super) units: Units,
+    pub(super) keeps_gathered: bool,
     pub(super) autocast: Option<FloatDType>,
     pub(super) max_grad_norm: Option<f64>,
     pub(super) sync_batch_norm: bool,
@@ -54,6 +55,7 @@ impl MeshStrategy {
             devices: Vec::new(),
             micro_batches: None,
             units: Units::auto(),
+            keeps_gathered: false,
             autocast: None,
             max_grad_norm: None,
             sync_batch_norm: false,
@@ -87,6 +89,15 @@ impl MeshStrategy {
     /// What ZeRO 3 gathers together, and what stays whole.
     pub fn units(mut self, units: Units) -> Self {
         self.units = units;
+        self
+    }
+
+    /// Whether ZeRO 3 frees gathered parameters after the forward pass and gathers them again for the backward pass, as
+    /// `reshard_after_forward` of PyTorch's FSDP2; it does unless this is `false`. Then the backward pass does not wait for
+    /// parameters, and does not repeat cheap operations of the forward pass, as it must to keep none: it is faster, and each
+    /// rank has room for all parameters once more, under [`autocast`](Self::autocast) in half precision.
+    pub fn reshard_after_forward(mut self, reshard: bool) -> Self {
+        self.keeps_gathered = !reshard;
         self
     }
 
@@ -172,6 +183,11 @@ impl MeshStrategy {
                 _ => "ZeRO 3 reduces gradients during the backward pass by itself",
             };
             return Err(format!("overlap_grad_reduce with layout {layout}: {why}; nearest legal: without it"));
+        }
+        if self.keeps_gathered && layout.zero < 3 {
+            return Err(format!(
+                "reshard_after_forward(false) with layout {layout}: only ZeRO 3 gathers parameters; nearest legal: without it"
+            ));
         }
         if *micro_batches == Some(0) {
             return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());
@@ -265,6 +281,7 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             sync_batch_norm: self.strategy.sync_batch_norm,
             overlap: self.strategy.overlap.then_some(self.strategy.bucket),
             max_grad_norm,
+            keeps_gathered: self.strategy.keeps_gathered,
             ..DataParallel::new(layout.dp, layout.zero, units)
         };
         inner.fit(training)

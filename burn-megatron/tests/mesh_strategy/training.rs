@@ -89,6 +89,16 @@ fn small_parameters_that_stay_whole_train_as_on_one_device() {
 }
 
 #[test]
+fn parameters_that_stay_gathered_train_as_those_gathered_twice() {
+    for layout in ["DP2 ZeRO3", "TP2 SP DP2 ZeRO3"] {
+        let strategy = || mesh(layout).micro_batches(2).max_grad_norm(0.05);
+        let kept = Setup::default().numbers(strategy().reshard_after_forward(false).into());
+        let gap = difference(&kept, &Setup::default().numbers(strategy().into()));
+        assert!(gap < 1e-10, "{layout}: {gap}");
+    }
+}
+
+#[test]
 fn micro_batches_add_up_to_one_step() {
     for layout in ["TP2", "TP2 SP DP2 ZeRO2"] {
         let ranks = layout.parse::<ParallelLayout>().unwrap().dp;

@@ -56,6 +56,8 @@ fn devices_and_micro_batches_are_counted() {
     let text = refused(MegatronStrategy::mesh_on("TP2 DP2".parse().unwrap(), vec![Device::flex(); 3]));
     assert!(text.contains("layout TP2 DP2 has 4 ranks, and there are 3 devices; nearest legal: 4"), "{text}");
     assert!(refused(mesh("TP2").micro_batches(0)).contains("nearest legal: 1"));
+    let text = refused(mesh("DP2 ZeRO2").reshard_after_forward(false));
+    assert!(text.contains("DP2 ZeRO2: only ZeRO 3 gathers parameters; nearest legal: without it"), "{text}");
     let text = refused(mesh("DP2").sync_batch_norm());
     assert!(text.contains("the model has no running statistics"), "{text}");
     let text = refused(mesh("TP2").overlap_grad_reduce());

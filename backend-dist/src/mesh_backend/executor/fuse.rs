@@ -2,10 +2,9 @@
 
 use super::chain::Operand;
 use super::expression::{self, Expression, expression};
-use super::views::{View, view};
 use super::{Executor, float};
 use crate::mesh_backend::inner::Inner;
-use burn_ir::{NumericOperationIr, OperationIr, TensorIr, TensorStatus};
+use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorIr, TensorStatus};
 use kernels_cubecl::fused::{Draw, Extent};
 
 impl<B: Inner> Executor<B> {
@@ -20,10 +19,8 @@ impl<B: Inner> Executor<B> {
 
     /// Adds an operation to the chain, or begins another with it.
     pub(super) fn fuse(&mut self, op: &OperationIr) -> bool {
-        if let Some((x, out, View::Reshape(_))) = view(op)
-            && self.chain.reshape(x, out)
-        {
-            return true;
+        if let OperationIr::BaseFloat(op) = op {
+            return matches!(op, BaseOperationIr::Reshape(op) if self.chain.reshape(&op.input, &op.out));
         }
         let constants = &self.constants;
         let constant = |x: &TensorIr| constants.get(&x.id).map(|(value, _)| *value);

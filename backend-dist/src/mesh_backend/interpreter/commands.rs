@@ -4,7 +4,7 @@ use super::Interpreter;
 use super::planned::name;
 use crate::logical::{MeshAxis, Placement, TensorState};
 use crate::mesh_backend::command::Command;
-use crate::mesh_backend::formula::Formula;
+use crate::mesh_backend::formula::AdamWStep;
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::interpreter::Interpret;
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
@@ -45,17 +45,19 @@ impl<B: Inner> Interpreter<B> {
         }
     }
 
-    /// The output of `carrier` is what the formula makes of its inputs.
-    pub(super) fn compute(&mut self, formula: Formula, carrier: &OperationIr) {
+    /// The outputs of `carrier` are what a step makes of its inputs.
+    pub(super) fn step(&mut self, step: AdamWStep, carrier: &OperationIr) {
         self.report.operations += 1;
         let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
         let outputs: Vec<TensorIr> = carrier.outputs().cloned().collect();
-        let ([a, b], [out]) = (&inputs[..], &outputs[..]) else {
-            panic!("{formula:?} was carried by {}", name(carrier));
+        let ([weight, moment_1, moment_2, .., gradient], [new_weight, new_1, new_2]) = (&inputs[..], &outputs[..])
+        else {
+            panic!("{step:?} was carried by {}", name(carrier));
         };
-        let (at, other) = (&self.table.get(a.id).state.at, &self.table.get(b.id).state.at);
-        if at != other || at.contains(&Placement::Partial) {
-            let operations = formula.operations(a, b, out, || self.new_id());
+        let (inputs, outputs) = ([weight, moment_1, moment_2, gradient], [new_weight, new_1, new_2]);
+        let [at, others @ ..] = inputs.map(|x| &self.table.get(x.id).state.at);
+        if others.iter().any(|other| *other != at) || at.contains(&Placement::Partial) {
+            let operations = step.operations(inputs, outputs, || self.new_id());
             return operations.into_iter().for_each(|op| self.run_planned(op));
         }
         // Every rank computes its share from its shares: there is nothing to plan.
@@ -65,12 +67,14 @@ impl<B: Inner> Interpreter<B> {
             shape: self.shape_here(&x.shape, &at),
             ..x.clone()
         };
-        let [a, b, share] = [a, b, out].map(here);
-        let operations = formula.operations(&a, &b, &share, || self.new_id());
+        let (here_in, here_out) = (inputs.map(here), outputs.map(here));
+        let operations = step.operations(here_in.each_ref(), here_out.each_ref(), || self.new_id());
         operations.into_iter().for_each(|op| self.executor.register_op(op));
-        self.table.insert(out.id, TensorState { at, weight: false }, out.id);
-        self.table.describe(out);
-        for x in inputs.iter().filter(|x| x.status == TensorStatus::ReadWrite) {
+        for out in outputs {
+            self.table.insert(out.id, TensorState { at: at.clone(), weight: false }, out.id);
+            self.table.describe(out);
+        }
+        for x in inputs.into_iter().filter(|x| x.status == TensorStatus::ReadWrite) {
             if let Some(entry) = self.table.remove(x.id) {
                 self.drop_copies(entry);
             }

@@ -1,7 +1,6 @@
 //! Brings the inputs of an operation to where it needs them.
 
 use super::Interpreter;
-use crate::logical::ByTensor;
 use crate::logical::Placement::{self, Partial, Replicate};
 use crate::mesh_backend::inner::Inner;
 use crate::mesh_backend::reshard::reshard;
@@ -17,22 +16,6 @@ pub(super) struct Local {
     pub is_temporary: bool,
     /// Whether the logical tensor is.
     pub is_consumed: bool,
-}
-
-/// Points inputs at what the rank holds of them.
-pub(super) struct Rename<'a>(pub &'a ByTensor<Local>);
-
-impl IrVisitorMut for Rename<'_> {
-    fn visit_tensor_mut(&mut self, x: &mut TensorIr) {
-        if x.status != TensorStatus::NotInit
-            && let Some(local) = self.0.get(x.id)
-        {
-            x.id = local.id;
-            if local.is_temporary {
-                x.status = TensorStatus::ReadOnly;
-            }
-        }
-    }
 }
 
 /// Points inputs that are replicated at what the rank holds of them.

@@ -2,9 +2,10 @@
 
 use super::super::inner::Inner;
 use super::Interpreter;
-use super::inputs::{Local, Locals, Rename};
+use super::inputs::{Local, Locals};
+use super::plans::Names;
 use crate::logical::Placement::{self, Replicate};
-use crate::logical::{ByTensor, TensorState, makes_weights, plan};
+use crate::logical::{TensorState, makes_weights};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, TensorStatus};
 
 impl<B: Inner> Interpreter<B> {
@@ -53,39 +54,37 @@ impl<B: Inner> Interpreter<B> {
 
     /// Runs an operation as planned for where its inputs are.
     pub(super) fn run_planned(&mut self, op: OperationIr) {
-        let Some(op) = self.run_replicated(op) else { return };
-        let is_half = |id| self.executor.is_half(self.table.get(id).local);
-        let plan = plan(&op, |id| &self.table.get(id).state, is_half, &self.axes, &self.homes);
-        self.homes.note(&op, |id| &self.table.get(id).state, &plan);
-        if plan.fell_back {
-            let sharded = |x: &&TensorIr| self.table.get(x.id).state.at.iter().any(|at| at.is_shard());
-            let bytes = op.inputs().filter(sharded).map(|x| x.shape.num_elements() * x.dtype.size()).sum();
-            let shapes = |x: &TensorIr| format!("{:?}", x.shape.to_vec());
-            let inputs: Vec<_> = op.inputs().map(shapes).collect();
-            let outputs: Vec<_> = op.outputs().map(shapes).collect();
-            self.report.fallback(format!("{} {} -> {}", name(&op), inputs.join(" "), outputs.join(" ")), bytes);
+        let Some(mut op) = self.run_replicated(op) else { return };
+        let names = Names::take(&mut op);
+        let known = self.known(&op, &names);
+        let plan = &known.plan;
+        if let Some((operation, bytes)) = &known.fallback {
+            self.report.fallback(operation.clone(), *bytes);
         }
-        let inputs: Vec<TensorIr> = op.inputs().cloned().collect();
         // As GEMMs read them.
         let half = matches!(op, OperationIr::Float(_, FloatOperationIr::Matmul(_)));
-        let mut locals: ByTensor<Local> = ByTensor::default();
-        for input in &inputs {
-            if locals.get(input.id).is_none() {
-                let is_consumed = |x: &TensorIr| x.id == input.id && x.status == TensorStatus::ReadWrite;
-                let consumed = inputs.iter().any(is_consumed);
-                locals.add(input.id, self.place(input, &plan.inputs[input.id], consumed, half));
-            }
+        let mut locals = Vec::with_capacity(known.inputs.len());
+        for x in &known.inputs {
+            let is_consumed = x.status == TensorStatus::ReadWrite;
+            let (id, wanted) = (names.of(x.id), &plan.inputs[x.id]);
+            let entry = self.table.get(id);
+            locals.push(match entry.state.at == *wanted {
+                true => Local { id: entry.local, is_temporary: false, is_consumed },
+                false => self.place(&TensorIr { id, ..x.clone() }, wanted, is_consumed, half),
+            });
         }
-        let mut local = plan.local;
-        local.visit_mut(&mut Rename(&locals));
+        names.give(&mut op, &[]);
+        let mut local = plan.local.clone();
+        names.give(&mut local, &locals);
         let is_scaled = |out: &&TensorIr| plan.scale.is_some() && out.dtype.is_float();
         let scaled: Vec<TensorIr> = local.outputs().filter(is_scaled).cloned().collect();
         match plan.completion {
             None => self.executor.register_op(local),
             Some((axis, completion)) => self.run_completed(local, axis, completion),
         }
-        for (id, state) in plan.outputs {
-            self.table.insert(id, state, id);
+        for (place, state) in &plan.outputs {
+            let id = names.of(*place);
+            self.table.insert(id, state.clone(), id);
         }
         op.outputs().for_each(|out| self.table.describe(out));
         if let Some(factor) = plan.scale {
@@ -93,7 +92,7 @@ impl<B: Inner> Interpreter<B> {
         }
         self.link_view(&op);
         self.shard_sequence(&op);
-        for (id, local) in locals {
+        for (local, id) in locals.into_iter().zip(names.tensors) {
             if local.is_temporary {
                 self.drop_local(local.id);
             }

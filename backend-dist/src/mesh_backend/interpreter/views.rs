@@ -35,7 +35,7 @@ impl<B: Inner> Interpreter<B> {
             let copy = self.viewed(copy, op);
             self.table.get_mut(out.id).copies.push((whole, copy));
         } else if x.status != TensorStatus::ReadWrite {
-            self.table.get_mut(out.id).source = Some(Source { id: x.id, view: op.clone() });
+            self.table.get_mut(out.id).source = Some(Box::new(Source { id: x.id, view: op.clone() }));
         }
     }
 

@@ -1,0 +1,120 @@
+//! Gradients on their way to the owners of their parameters: those of a unit together.
+
+use std::collections::{HashMap, VecDeque};
+
+use burn::tensor::Tensor;
+
+use super::gathers::Gathers;
+#[cfg(feature = "decorator")]
+use crate::mesh_backend::async_collectives::{self, Held};
+use crate::pending::Pending;
+use ranks::collective;
+#[cfg(feature = "decorator")]
+use ranks::collective_ops::Collective;
+#[cfg(feature = "cuda")]
+use ranks::overlap;
+
+/// Bytes of gradients that are reduced behind the backward pass: more would keep whole gradients alive for nothing.
+const LEAVING: usize = 256 << 20;
+
+/// Gradients of a pass.
+#[derive(Default)]
+pub(super) struct Leaving {
+    /// Those that wait for the others of their unit.
+    held: Vec<(usize, Tensor<1>)>,
+    /// What others wait for, and its bytes.
+    sent: VecDeque<(usize, Vec<Pending>)>,
+    /// Of parameters of this rank, on their way or there. Of one that is used in two units, both.
+    means: Vec<(usize, Tensor<1>)>,
+}
+
+impl Leaving {
+    /// A gradient of parameter `index`.
+    pub fn add(&mut self, index: usize, gradient: Tensor<1>, gathers: &Gathers) {
+        let is_other = |(first, _): &(usize, _)| gathers.unit(*first) != gathers.unit(index);
+        if self.held.first().is_some_and(is_other) || self.held.iter().map(bytes).sum::<usize>() > LEAVING {
+            self.send(gathers);
+        }
+        match self.held.iter_mut().find(|(other, _)| *other == index) {
+            Some((_, sum)) => *sum = sum.clone() + gradient,
+            None => self.held.push((index, gradient)),
+        }
+    }
+
+    /// The means of the pass, on the ranks of their parameters.
+    pub fn finish(&mut self, gathers: &Gathers) -> HashMap<usize, Tensor<1>> {
+        self.send(gathers);
+        self.wait(0);
+        let mut means = HashMap::new();
+        for (index, mean) in self.means.drain(..) {
+            let sum = match means.remove(&index) {
+                Some(other) => mean + other,
+                None => mean,
+            };
+            means.insert(index, sum);
+        }
+        means
+    }
+
+    fn send(&mut self, gathers: &Gathers) {
+        let held = std::mem::take(&mut self.held);
+        if held.is_empty() {
+            return;
+        }
+        let indices: Vec<usize> = held.iter().map(|(index, _)| *index).collect();
+        let bytes = held.iter().map(bytes).sum();
+        let (means, pending): (Vec<_>, Vec<_>) = gathers.start_means(held).into_iter().unzip();
+        self.means.extend(indices.into_iter().zip(means).filter(|(index, _)| gathers.is_owner(*index)));
+        self.sent.push_back((bytes, pending));
+        self.wait(LEAVING);
+    }
+
+    /// Waits for the oldest until no more than `most` bytes are on their way.
+    fn wait(&mut self, most: usize) {
+        while self.sent.iter().map(|(bytes, _)| bytes).sum::<usize>() > most {
+            let oldest = self.sent.pop_front().map(|(_, pending)| pending);
+            oldest.into_iter().flatten().for_each(Pending::wait);
+        }
+    }
+}
+
+fn bytes((_, gradient): &(usize, Tensor<1>)) -> usize {
+    gradient.shape().num_elements() * gradient.dtype().size()
+}
+
+impl Gathers {
+    /// Starts to bring the means of gradients to the owners of their parameters, on a logical device by one operation.
+    pub(super) fn start_means(&self, gradients: Vec<(usize, Tensor<1>)>) -> Vec<(Tensor<1>, Pending)> {
+        let (indices, gradients): (Vec<usize>, Vec<Tensor<1>>) = gradients.into_iter().unzip();
+        #[cfg(feature = "decorator")]
+        let gradients: Vec<Tensor<1>> = {
+            let held = indices.iter().zip(gradients).map(|(&index, tensor)| {
+                let (length, what) = (tensor.dims()[0], Collective::Reduce(self.owner(index)));
+                Held { tensor, length, what, for_gemms: false }
+            });
+            match async_collectives::begin(held.collect(), true, self.group()) {
+                Ok((means, work)) => {
+                    return means.into_iter().map(|mean| (mean, Pending::Logical(work.clone()))).collect();
+                }
+                Err(held) => held.into_iter().map(|held| held.tensor).collect(),
+            }
+        };
+        indices.into_iter().zip(gradients).map(|(index, gradient)| self.start_mean(index, gradient)).collect()
+    }
+
+    fn start_mean(&self, index: usize, gradient: Tensor<1>) -> (Tensor<1>, Pending) {
+        let (owner, group) = (self.owner(index), self.group());
+        #[cfg(feature = "cuda")]
+        if overlap::has_device_link(group, &gradient.device()) {
+            let target = match self.is_owner(index) {
+                true => Tensor::empty(gradient.dims(), (&gradient.device(), gradient.dtype())),
+                false => gradient.clone(),
+            };
+            let pending = overlap::reduce_mean_into(&gradient, &target, owner, group);
+            return (target, Pending::Gpu(pending));
+        }
+        let sum = collective::reduce(gradient, owner, group);
+        let mean = if self.is_owner(index) { sum.div_scalar(group.size() as f64) } else { sum };
+        (mean, Pending::Done)
+    }
+}
