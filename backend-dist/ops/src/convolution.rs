@@ -1,11 +1,12 @@
 //! The short causal convolution in front of a linear recurrence, with its bias and SiLU, as one autograd node.
 
+use crate::Kernels;
 use burn::backend::{Backend, Flex, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::{
     kernels::LocalKernels,
-    operation::{Kernels, Operation, Parents, Tensors, Tracked, apply_to_all},
+    operation::{Operation, Parents, Tensors, Tracked, apply_to_all},
     plain,
 };
 

@@ -97,3 +97,19 @@ pub use split::split;
 pub use ssd::{SsdHeads, SsdInputs, ssd, ssd_with_states};
 pub use stash::HandOvers;
 pub use tape::{Tape, pull_back};
+
+macro_rules! kernels {
+    ($($family:path),+ $(,)?) => {
+        /// All kernels of a backend without autodiff.
+        pub(crate) trait Kernels: $($family +)+ {}
+
+        impl<B: $($family +)+> Kernels for B {}
+    };
+}
+
+kernels! {
+    context::SinkKernels, convolution::ConvolutionKernels, fp8::Fp8GroupKernels, gated_delta::node::GatedDeltaKernels,
+    gated_norm::GatedNormKernels, gemm::Gemms, head_norms::HeadNormKernels, latent::LatentKernels,
+    low_rank_swiglu::LowRankKernels, moe::BiasKernels, moe::MoeKernels, softmax::NormalizeKernels, split::SplitKernels,
+    ssd::node::SsdKernels,
+}

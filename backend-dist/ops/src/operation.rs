@@ -21,36 +21,8 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 
-use super::{
-    context::SinkKernels,
-    convolution::ConvolutionKernels,
-    fp8::Fp8GroupKernels,
-    gated_delta::node::GatedDeltaKernels,
-    gated_norm::GatedNormKernels,
-    gemm::Gemms,
-    head_norms::HeadNormKernels,
-    latent::LatentKernels,
-    low_rank_swiglu::LowRankKernels,
-    main_grads::deliver,
-    moe::{BiasKernels, MoeKernels},
-    softmax::NormalizeKernels,
-    split::SplitKernels,
-    ssd::node::SsdKernels,
-};
-
-macro_rules! kernels {
-    ($($family:ident)+) => {
-        /// All kernels of a backend without autodiff.
-        pub(crate) trait Kernels: $($family +)+ {}
-
-        impl<B: $($family +)+> Kernels for B {}
-    };
-}
-
-kernels! {
-    Gemms MoeKernels Fp8GroupKernels LowRankKernels HeadNormKernels GatedNormKernels LatentKernels NormalizeKernels
-    SplitKernels ConvolutionKernels GatedDeltaKernels SsdKernels BiasKernels SinkKernels
-}
+use super::Kernels;
+use super::main_grads::deliver;
 
 /// An operation of `N` tensors, its parents in the graph.
 pub(crate) trait Operation<const N: usize>: Debug + Send + Sized + 'static {
@@ -85,9 +57,9 @@ macro_rules! operation {
         }
 
         impl $crate::operation::Operation<$count> for $name {
-            type Saved<B: $crate::operation::Kernels> = $saved;
+            type Saved<B: $crate::Kernels> = $saved;
 
-            fn forward<B: $crate::operation::Kernels>(
+            fn forward<B: $crate::Kernels>(
                 self,
                 $inputs: [burn::backend::tensor::FloatTensor<B>; $count],
                 $constants: $crate::operation::Tensors<B>,
@@ -97,7 +69,7 @@ macro_rules! operation {
                 $forward
             }
 
-            fn backward<B: $crate::operation::Kernels>(
+            fn backward<B: $crate::Kernels>(
                 $state: $saved,
                 $grad: burn::backend::tensor::FloatTensor<B>,
                 $parents: $crate::operation::Parents<'_, $count>,

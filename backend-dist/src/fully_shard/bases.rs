@@ -63,7 +63,13 @@ impl PathVisitor for Register<'_> {
             let base = param.base();
             let placements = Placements::of(&base);
             let mean = mean.reshape(placements.local_shape(base.shape()));
-            self.grads.register::<D>(param.id, placements.from_local(mean));
+            let mean: Tensor<D> = placements.from_local(mean);
+            // Another field may have the same parameter.
+            let sum = match self.grads.remove::<D>(param.id) {
+                Some(other) => other + mean,
+                None => mean,
+            };
+            self.grads.register::<D>(param.id, sum);
         }
     }
 }

@@ -7,6 +7,7 @@ use burn::module::ParamId;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
+use super::owned::{Gathered, Owned};
 use super::reductions::Leaving;
 use super::sequence::Sequence;
 #[cfg(feature = "decorator")]
@@ -18,17 +19,6 @@ use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
 use ranks::overlap;
-
-/// A parameter whose value is on its owner.
-#[derive(Debug)]
-pub(super) struct Gathered {
-    pub path: String,
-    pub unit: usize,
-    /// Whether it has more than one dimension: then GEMMs read it.
-    pub is_matrix: bool,
-    pub length: usize,
-    pub owner: usize,
-}
 
 /// How often values were gathered, and gradients reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,8 +33,7 @@ pub struct Counts {
 
 /// One rank's end of all gathers and reductions of a module.
 pub(super) struct Gathers {
-    params: Vec<Gathered>,
-    group: Group,
+    owned: Owned,
     state: Mutex<State>,
 }
 
@@ -88,42 +77,34 @@ impl State {
 
 impl fmt::Debug for Gathers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Gathers({} parameters of {:?})", self.params.len(), self.group)
+        write!(f, "Gathers({} parameters of {:?})", self.owned.params.len(), self.group)
     }
 }
 
 impl Gathers {
     pub fn new(params: Vec<Gathered>, group: Group) -> Self {
-        Self { params, group, state: Mutex::default() }
+        Self { owned: Owned { params, group }, state: Mutex::default() }
     }
 
     pub fn group(&self) -> &Group {
-        &self.group
+        &self.owned.group
     }
 
     pub fn len(&self) -> usize {
-        self.params.len()
+        self.owned.params.len()
     }
 
     pub fn is_owner(&self, index: usize) -> bool {
-        self.owner(index) == self.group.rank()
-    }
-
-    pub fn unit(&self, index: usize) -> usize {
-        self.params[index].unit
-    }
-
-    pub fn owner(&self, index: usize) -> usize {
-        self.params[index].owner
+        self.owned.is_owner(index)
     }
 
     pub fn path(&self, index: usize) -> &str {
-        &self.params[index].path
+        &self.owned.params[index].path
     }
 
     /// Whether `into_record` gives whole values on this rank.
     pub fn saves(&self) -> bool {
-        self.state.lock().record_on.is_none_or(|member| member == self.group.rank())
+        self.state.lock().record_on.is_none_or(|member| member == self.owned.group.rank())
     }
 
     pub fn record_on(&self, member: usize) {
@@ -151,14 +132,14 @@ impl Gathers {
         state.is_backward = false;
         state.bases.clear();
         state.forget_coming();
-        let means = state.leaving.finish(self);
+        let means = state.leaving.finish(&self.owned);
         (std::mem::take(&mut state.ids), means)
     }
 
     /// The value of parameter `index`, flat. `base` gives what this rank holds: the value, or one element of its type and
     /// device. A collective.
     pub fn whole(&self, index: usize, base: impl FnOnce() -> Tensor<1>, backward: bool) -> Tensor<1> {
-        if self.group.size() == 1 {
+        if self.owned.group.size() == 1 {
             return base();
         }
         let mut state = self.state.lock();
@@ -185,7 +166,7 @@ impl Gathers {
             None => self.start(index, base(), true).wait(),
         };
         let sequence = if backward { &mut state.backward } else { &mut state.forward };
-        let unit = |index: usize| self.unit(index);
+        let unit = |index: usize| self.owned.unit(index);
         let ahead = sequence.ahead(unit);
         for of_unit in ahead.chunk_by(|a, b| unit(*a) == unit(*b)) {
             let base =
@@ -200,7 +181,7 @@ impl Gathers {
     /// in a pass, which gives it at its [end](Self::end_pass). With `None`, of a parameter that is whole everywhere. A
     /// collective.
     pub fn reduce(&self, index: Option<usize>, gradient: Tensor<1>) -> Option<Tensor<1>> {
-        if self.group.size() == 1 {
+        if self.owned.group.size() == 1 {
             return Some(gradient);
         }
         let mut state = self.state.lock();
@@ -208,15 +189,15 @@ impl Gathers {
             if state.in_pass {
                 return Some(gradient);
             }
-            let size = self.group.size() as f64;
-            return Some(collective::all_reduce(gradient, ReduceOp::Sum, &self.group).div_scalar(size));
+            let size = self.owned.group.size() as f64;
+            return Some(collective::all_reduce(gradient, ReduceOp::Sum, &self.owned.group).div_scalar(size));
         };
         state.counts.reduced += 1;
         if state.in_pass {
-            state.leaving.add(index, gradient, self);
+            state.leaving.add(index, gradient, &self.owned);
             return None;
         }
-        let (mean, pending) = self.start_means(vec![(index, gradient)]).remove(0);
+        let (mean, pending) = self.owned.start_means(vec![(index, gradient)]).remove(0);
         pending.wait();
         Some(mean)
     }
@@ -233,10 +214,10 @@ impl Gathers {
         #[cfg(feature = "decorator")]
         let bases: Vec<Tensor<1>> = {
             let held = indices.iter().zip(bases).map(|(&index, tensor)| {
-                let Gathered { owner, length, is_matrix, .. } = self.params[index];
+                let Gathered { owner, length, is_matrix, .. } = self.owned.params[index];
                 Held { tensor, length, what: Collective::Broadcast(owner), for_gemms: to_compute && is_matrix }
             });
-            match async_collectives::begin(held.collect(), false, &self.group) {
+            match async_collectives::begin(held.collect(), false, &self.owned.group) {
                 Ok((values, work)) => {
                     let pending = || Pending::Logical(work.clone());
                     return values.into_iter().map(|value| Coming { value, pending: pending() }).collect();
@@ -248,15 +229,15 @@ impl Gathers {
     }
 
     fn start_alone(&self, index: usize, base: Tensor<1>) -> Coming {
-        let param = &self.params[index];
+        let param = &self.owned.params[index];
         let own = self.is_owner(index);
         #[cfg(feature = "cuda")]
         if overlap::has_device_link(&self.group, &base.device()) {
             let value = if own { base } else { Tensor::empty([param.length], (&base.device(), base.dtype())) };
-            let pending = overlap::broadcast_in_place(&value, param.owner, &self.group);
+            let pending = overlap::broadcast_in_place(&value, param.owner, &self.owned.group);
             return Coming { value, pending: Pending::Gpu(pending) };
         }
         let value = if own { base } else { base.expand([param.length]) };
-        Coming { value: collective::broadcast(value, param.owner, &self.group), pending: Pending::Done }
+        Coming { value: collective::broadcast(value, param.owner, &self.owned.group), pending: Pending::Done }
     }
 }

@@ -38,6 +38,7 @@ mod gathers;
 mod logical;
 mod op;
 mod owners;
+mod owned;
 mod reductions;
 mod sequence;
 mod states;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use burn::tensor::Tensor;
 
-use super::gathers::Gathers;
+use super::owned::Owned;
 #[cfg(feature = "decorator")]
 use crate::mesh_backend::async_collectives::{self, Held};
 use crate::pending::Pending;
@@ -30,10 +30,10 @@ pub(super) struct Leaving {
 
 impl Leaving {
     /// A gradient of parameter `index`.
-    pub fn add(&mut self, index: usize, gradient: Tensor<1>, gathers: &Gathers) {
-        let is_other = |(first, _): &(usize, _)| gathers.unit(*first) != gathers.unit(index);
+    pub fn add(&mut self, index: usize, gradient: Tensor<1>, owned: &Owned) {
+        let is_other = |(first, _): &(usize, _)| owned.unit(*first) != owned.unit(index);
         if self.held.first().is_some_and(is_other) || self.held.iter().map(bytes).sum::<usize>() > LEAVING {
-            self.send(gathers);
+            self.send(owned);
         }
         match self.held.iter_mut().find(|(other, _)| *other == index) {
             Some((_, sum)) => *sum = sum.clone() + gradient,
@@ -42,8 +42,8 @@ impl Leaving {
     }
 
     /// The means of the pass, on the ranks of their parameters.
-    pub fn finish(&mut self, gathers: &Gathers) -> HashMap<usize, Tensor<1>> {
-        self.send(gathers);
+    pub fn finish(&mut self, owned: &Owned) -> HashMap<usize, Tensor<1>> {
+        self.send(owned);
         self.wait(0);
         let mut means = HashMap::new();
         for (index, mean) in self.means.drain(..) {
@@ -56,15 +56,15 @@ impl Leaving {
         means
     }
 
-    fn send(&mut self, gathers: &Gathers) {
+    fn send(&mut self, owned: &Owned) {
         let held = std::mem::take(&mut self.held);
         if held.is_empty() {
             return;
         }
         let indices: Vec<usize> = held.iter().map(|(index, _)| *index).collect();
         let bytes = held.iter().map(bytes).sum();
-        let (means, pending): (Vec<_>, Vec<_>) = gathers.start_means(held).into_iter().unzip();
-        self.means.extend(indices.into_iter().zip(means).filter(|(index, _)| gathers.is_owner(*index)));
+        let (means, pending): (Vec<_>, Vec<_>) = owned.start_means(held).into_iter().unzip();
+        self.means.extend(indices.into_iter().zip(means).filter(|(index, _)| owned.is_owner(*index)));
         self.sent.push_back((bytes, pending));
         self.wait(LEAVING);
     }
@@ -82,7 +82,7 @@ fn bytes((_, gradient): &(usize, Tensor<1>)) -> usize {
     gradient.shape().num_elements() * gradient.dtype().size()
 }
 
-impl Gathers {
+impl Owned {
     /// Starts to bring the means of gradients to the owners of their parameters, on a logical device by one operation.
     pub(super) fn start_means(&self, gradients: Vec<(usize, Tensor<1>)>) -> Vec<(Tensor<1>, Pending)> {
         let (indices, gradients): (Vec<usize>, Vec<Tensor<1>>) = gradients.into_iter().unzip();
@@ -92,7 +92,7 @@ impl Gathers {
                 let (length, what) = (tensor.dims()[0], Collective::Reduce(self.owner(index)));
                 Held { tensor, length, what, for_gemms: false }
             });
-            match async_collectives::begin(held.collect(), true, self.group()) {
+            match async_collectives::begin(held.collect(), true, &self.group) {
                 Ok((means, work)) => {
                     return means.into_iter().map(|mean| (mean, Pending::Logical(work.clone()))).collect();
                 }
@@ -103,7 +103,7 @@ impl Gathers {
     }
 
     fn start_mean(&self, index: usize, gradient: Tensor<1>) -> (Tensor<1>, Pending) {
-        let (owner, group) = (self.owner(index), self.group());
+        let (owner, group) = (self.owner(index), &self.group);
         #[cfg(feature = "cuda")]
         if overlap::has_device_link(group, &gradient.device()) {
             let target = match self.is_owner(index) {

@@ -28,7 +28,7 @@ pub type Check = fn(&Client) -> usize;
 /// The checks and their names, which arguments select.
 pub fn all() -> Vec<(&'static str, Check)> {
     vec![
-        ("products of halves", |c| activation::gated::<bf16>(c, 33, 1032) + activation::gated::<f32>(c, 5, 4104)),
+        ("gated linear units", |c| activation::gated::<bf16>(c, 33, 1032) + activation::gated::<f32>(c, 5, 4104)),
         ("low rank", |c| {
             low_rank::add::<bf16>(c, [256, 512, 16])
                 + low_rank::add::<f16>(c, [128, 256, 48])

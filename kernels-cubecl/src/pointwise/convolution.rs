@@ -5,7 +5,7 @@ pub mod gradient;
 
 pub use gradient::backward;
 
-use super::gated::sigmoid;
+use super::sigmoid::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;

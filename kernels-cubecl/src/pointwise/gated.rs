@@ -1,6 +1,7 @@
 //! The product of an activation and a value of rows `[gate | up]`, and its gradient: SwiGLU and GeGLU. The clamped SwiGLU
 //! of gpt-oss is that of experts, with a factor for each row ([`moe`](super::moe)).
 use super::gelu::{normal_gate, tanh_gate};
+use super::sigmoid::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
@@ -10,7 +11,7 @@ const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// Longest half row.
 const LONGEST: usize = 1 << 24;
 
-/// The product.
+/// What is computed of a gate and a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gating {
     /// `silu(gate) up`.
@@ -43,12 +44,6 @@ impl Clamp {
     }
 }
 
-/// `1 / (1 + exp(−x))`.
-#[cube]
-pub(super) fn sigmoid(x: f32) -> f32 {
-    ptx::reciprocal(1.0 + ptx::exp2(-x * LOG2_E))
-}
-
 /// `silu(gate) · up`.
 #[cube]
 pub(crate) fn gated(gate: f32, up: f32) -> f32 {
@@ -62,9 +57,9 @@ pub(super) fn gate_gradient(dy: f32, gate: f32, up: f32, sigmoid: f32) -> f32 {
     dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
 }
 
-/// The product, and its derivatives in `gate` and in `up`.
+/// The gated linear unit of two numbers, and its derivatives in `gate` and in `up`.
 #[cube]
-pub(super) fn product(gate: f32, up: f32, #[comptime] gating: Gating) -> (f32, f32, f32) {
+pub(super) fn glu(gate: f32, up: f32, #[comptime] gating: Gating) -> (f32, f32, f32) {
     match gating {
         Gating::Silu => {
             let s = sigmoid(gate);
@@ -100,7 +95,7 @@ pub fn gated_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], half: u32, #[
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
-            let (y, _, _) = product(f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)), gating);
+            let (y, _, _) = glu(f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)), gating);
             result.insert(i, E::cast_from(y));
         }
         out[(CUBE_POS_X * half + column) as usize] = result;
@@ -126,7 +121,7 @@ pub fn gated_backward<E: Float>(
         #[unroll]
         for i in 0..8usize {
             let dy = f32::cast_from(dy.extract(i));
-            let (_, of_gate, of_up) = product(f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)), gating);
+            let (_, of_gate, of_up) = glu(f32::cast_from(gate.extract(i)), f32::cast_from(up.extract(i)), gating);
             gates.insert(i, E::cast_from(dy * of_gate));
             ups.insert(i, E::cast_from(dy * of_up));
         }

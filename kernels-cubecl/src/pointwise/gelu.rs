@@ -1,5 +1,5 @@
 //! GELU, exact and by its tanh approximation, and its gradient.
-use super::gated::sigmoid;
+use super::sigmoid::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
 use cubecl::prelude::*;

@@ -29,6 +29,7 @@ pub mod partial_sums;
 pub mod reduce_slices;
 pub mod remainder;
 pub mod rope;
+mod sigmoid;
 pub mod sinks;
 pub mod split_bf16;
 pub mod squared_relu;

@@ -108,12 +108,12 @@ impl Share {
 /// `-p Σ out · gradient` of each head and position, where `p` is the sink's probability.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
-pub fn sink_products<E: Float, N: Size>(
+pub fn sink_terms<E: Float, N: Size>(
     out: &[Vector<E, N>],
     gradient: &[Vector<E, N>],
     lse: &[f32],
     sinks: &[f32],
-    products: &mut [f32],
+    terms: &mut [f32],
     rows: u32,
     batch: u32,
     heads: u32,
@@ -142,7 +142,7 @@ pub fn sink_products<E: Float, N: Size>(
     if unit == 0 && own < rows * heads {
         let (row, head) = (at / heads, at % heads);
         let score = sinks[head as usize] - lse[statistic(row, head, batch, heads, stride)];
-        products[own as usize] = -ptx::exp2(score * LOG2_E) * total;
+        terms[own as usize] = -ptx::exp2(score * LOG2_E) * total;
     }
 }
 
@@ -186,15 +186,15 @@ pub fn add<E: Float>(
     Ok(())
 }
 
-/// Of each position and head, `products [seq, batch, heads]` of fp32, what the sum over all positions is the gradient
+/// Of each position and head, `terms [seq, batch, heads]` of fp32, what the sum over all positions is the gradient
 /// of the head's sink; `out` and `lse` are those with the sinks.
 ///
 /// # Errors
 /// As [`add`].
-pub fn gradient_products<E: Float>(
+pub fn gradient_terms<E: Float>(
     client: &Client,
     [out, gradient]: [&Handle; 2],
-    [lse, sinks, products]: [&Handle; 3],
+    [lse, sinks, terms]: [&Handle; 3],
     shape: SinkShape,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
@@ -206,10 +206,10 @@ pub fn gradient_products<E: Float>(
     let vectors = rows * heads * width;
     let (out, gradient) = (buffer("out", out, vectors, bytes)?, buffer("gradient", gradient, vectors, bytes)?);
     let (lse, sinks) = (buffer("the log-sum-exp", lse, batch * heads * stride, 4)?, buffer("sinks", sinks, heads, 4)?);
-    let products = buffer("products", products, rows * heads, 4)?;
+    let terms = buffer("terms", terms, rows * heads, 4)?;
     // SAFETY: units past the last head read the last and write nothing, and the buffers hold all positions.
     unsafe {
-        sink_products::launch_unchecked::<E>(
+        sink_terms::launch_unchecked::<E>(
             client,
             cube.line(rows * heads * share.units as usize),
             cube.dim(),
@@ -218,7 +218,7 @@ pub fn gradient_products<E: Float>(
             gradient,
             lse,
             sinks,
-            products,
+            terms,
             rows as u32,
             batch as u32,
             heads as u32,

@@ -141,10 +141,10 @@ fn gelu_compiles() {
 
 #[test]
 fn sinks_compile() {
-    use sinks::{Share, add_sinks::AddSinks, sink_products::SinkProducts};
+    use sinks::{Share, add_sinks::AddSinks, sink_terms::SinkTerms};
     check("sinks", kernel!(AddSinks<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), 8)));
     let share = Share::of(GPU, 8, 8);
-    check("products", kernel!(SinkProducts<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), (), (), 8, share)));
+    check("products", kernel!(SinkTerms<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), (), (), 8, share)));
 }
 
 #[test]

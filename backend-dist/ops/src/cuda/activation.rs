@@ -8,19 +8,19 @@ use super::{Float, are_half, columns, empty, launched, packed, rows};
 use crate::{options::GeluKind, plain};
 
 pub fn swiglu(x: Float) -> Float {
-    product(x, Gating::Silu, plain::activation::swiglu::<Cube>)
+    glu(x, Gating::Silu, plain::activation::swiglu::<Cube>)
 }
 
 pub fn swiglu_grad(x: Float, grad: Float) -> Float {
-    product_grad(x, grad, Gating::Silu, plain::activation::swiglu_grad::<Cube>)
+    glu_grad(x, grad, Gating::Silu, plain::activation::swiglu_grad::<Cube>)
 }
 
 pub fn geglu(x: Float, kind: GeluKind) -> Float {
-    product(x, by_gelu(kind), |x| plain::activation::geglu::<Cube>(x, kind))
+    glu(x, by_gelu(kind), |x| plain::activation::geglu::<Cube>(x, kind))
 }
 
 pub fn geglu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
-    product_grad(x, grad, by_gelu(kind), |x, grad| plain::activation::geglu_grad::<Cube>(x, grad, kind))
+    glu_grad(x, grad, by_gelu(kind), |x, grad| plain::activation::geglu_grad::<Cube>(x, grad, kind))
 }
 
 fn by_gelu(kind: GeluKind) -> Gating {
@@ -30,23 +30,23 @@ fn by_gelu(kind: GeluKind) -> Gating {
     }
 }
 
-/// The product of the halves of each row; `unfused` where there is no kernel.
-fn product(x: Float, gating: Gating, unfused: impl FnOnce(Float) -> Float) -> Float {
+/// The gated linear unit of the halves of each row; `unfused` where there is no kernel.
+fn glu(x: Float, gating: Gating, unfused: impl FnOnce(Float) -> Float) -> Float {
     let half = columns(&x) / 2;
     if !are_half([&x]) || !gated::has_kernel(half) {
         return unfused(x);
     }
     let x = packed(x);
     let mut shape = x.shape();
-    *shape.last_mut().expect("a product of halves has a last dimension") = half;
+    *shape.last_mut().expect("a gated linear unit has a last dimension") = half;
     let out = empty(&x, shape, x.dtype());
     let done = by_half!(x, E => gated::forward::<E>(&x.client, &x.handle, &out.handle, rows(&x), half, gating));
-    launched("product of halves", done);
+    launched("gated linear unit", done);
     out
 }
 
-/// Gradient of [`product`].
-fn product_grad(x: Float, grad: Float, gating: Gating, unfused: impl FnOnce(Float, Float) -> Float) -> Float {
+/// Gradient of [`glu`].
+fn glu_grad(x: Float, grad: Float, gating: Gating, unfused: impl FnOnce(Float, Float) -> Float) -> Float {
     let half = columns(&x) / 2;
     if !are_half([&x, &grad]) || !gated::has_kernel(half) {
         return unfused(x, grad);
@@ -56,7 +56,7 @@ fn product_grad(x: Float, grad: Float, gating: Gating, unfused: impl FnOnce(Floa
     let done = by_half!(x, E => {
         gated::backward::<E>(&x.client, [&x.handle, &grad.handle, &dx.handle], rows(&x), half, gating)
     });
-    launched("gradient of a product of halves", done);
+    launched("gradient of a gated linear unit", done);
     dx
 }
 

@@ -35,7 +35,7 @@ impl SinkKernels for Cube {
         let products = empty(&out, [shape.seq * shape.batch, heads], DType::F32);
         let statistics = [&lse.handle, &sinks.handle, &products.handle];
         let tensors = [&out.handle, &grad.handle];
-        let done = by_float!(out, E => kernels::gradient_products::<E>(&out.client, tensors, statistics, shape));
+        let done = by_float!(out, E => kernels::gradient_terms::<E>(&out.client, tensors, statistics, shape));
         launched("gradient of sinks", done);
         Self::float_reshape(reductions::sum_dim(products, 0), Shape::from([heads]))
     }

@@ -1,5 +1,6 @@
 //! FP8 GEMMs of an MoE layer's experts: the public functions, and the operations.
 
+use crate::Kernels;
 use std::sync::Arc;
 
 use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
@@ -7,7 +8,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::experts::{self, Fp8Experts, Weight};
 use super::linear::{MULTIPLE, Purpose};
-use crate::operation::{Kernels, Parents, apply, operation};
+use crate::operation::{Parents, apply, operation};
 
 /// [`moe::grouped_linear`](crate::moe::grouped_linear) in FP8, with several groups of tokens for each of the
 /// experts of `layer`: `counts` has the groups of the first expert, then as many of the next. Each group has its own

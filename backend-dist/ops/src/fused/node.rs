@@ -1,5 +1,6 @@
 //! The linear layer as an operation: what it saves for backward and which gradients it computes.
 
+use crate::Kernels;
 use burn::backend::tensor::FloatTensor;
 
 use super::{LinearConfig, Output, forward};
@@ -9,7 +10,7 @@ use crate::{
     gemm::{Weight, weight_grad},
     kernels::LocalKernels,
     main_grads::deliver,
-    operation::{Kernels, Operation, Parents, Tensors, Tracked},
+    operation::{Operation, Parents, Tensors, Tracked},
     prologue::step_grads,
     saved_attention::CoreAttention,
     shared_input::SharedInput,

@@ -1,5 +1,6 @@
 //! The second layer of experts with biases behind their clamped SwiGLU (gpt-oss), as one operation.
 
+use crate::Kernels;
 use burn::backend::{TensorMetadata, autodiff::ops::Ops, tensor::FloatTensor};
 
 use super::biased::ClampedSwiGlu;
@@ -7,7 +8,7 @@ use super::operations::{Counts, weight_grad};
 use super::plain::cast;
 use crate::blockwise::{Kept, QuantizedWeight};
 use crate::main_grads::main_grad;
-use crate::operation::{Kernels, Parents, operation};
+use crate::operation::{Parents, operation};
 use crate::weight_grads::Deferral;
 
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@
 //! `--delay-wgrad-compute`, within one micro-batch. An expert is in one chunk, so its GEMMs, gradients and FP8 scales
 //! do not depend on the chunks.
 
+use crate::Kernels;
 use std::sync::Arc;
 
 use burn::backend::{
@@ -22,7 +23,7 @@ use super::kernels::MoeKernels;
 use super::row_map::RowMap;
 use crate::fp8::{Fp8Experts, Purpose};
 use crate::main_grads::main_grad;
-use crate::operation::{Kernels, Parents, Tracked, operation};
+use crate::operation::{Parents, Tracked, operation};
 use crate::pass::PassContext;
 use crate::weight_grads::Deferral;
 use ranks::comm::{Group, Splits};

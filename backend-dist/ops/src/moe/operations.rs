@@ -1,5 +1,6 @@
 //! The operations: what each saves for backward, and its backward pass.
 
+use crate::Kernels;
 use std::sync::Arc;
 
 use burn::backend::{
@@ -12,7 +13,7 @@ use super::kernels::MoeKernels;
 use super::plain::cast;
 use crate::blockwise::{Kept, QuantizedWeight};
 use crate::main_grads::main_grad;
-use crate::operation::{Kernels, Parents, Tensors, operation};
+use crate::operation::{Parents, Tensors, operation};
 use crate::weight_grads::Deferral;
 
 /// Tokens of each group.

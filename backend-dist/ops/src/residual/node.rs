@@ -1,10 +1,11 @@
 //! The operations on the residual stream.
 
+use crate::Kernels;
 use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
 
 use super::joint::{Joint, ResidualAdd};
 use super::kernels::reduced;
-use crate::operation::{Kernels, Operation, Parents, Tensors, Tracked, operation};
+use crate::operation::{Operation, Parents, Tensors, Tracked, operation};
 use crate::{kernels::LocalKernels, prologue::step_grads, saved_attention::CoreAttention, step::Step};
 
 operation! {

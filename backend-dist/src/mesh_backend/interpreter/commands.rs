@@ -1,7 +1,7 @@
 //! Commands: what operations carry to the device instead of being run.
 
 use super::Interpreter;
-use super::planned::name;
+use super::plans::name;
 use crate::logical::{MeshAxis, Placement, TensorState};
 use crate::mesh_backend::command::Command;
 use crate::mesh_backend::formula::AdamWStep;

@@ -116,13 +116,3 @@ impl<B: Inner> Interpreter<B> {
         }
     }
 }
-
-/// The operation's name: `Reshape`, `Matmul`, `Conv2dWeightBackward`, …
-pub(super) fn name(op: &OperationIr) -> String {
-    let text = format!("{op:?}");
-    let end = text.find("OpIr").or_else(|| text.find(" {")).unwrap_or(text.len());
-    let start = text[..end].rfind(['(', ' ']).map_or(0, |at| at + 1);
-    let before = &text[..start.saturating_sub(1)];
-    // `BaseFloat(Reshape(ShapeOpIr { .. }))`: the word before the structure's name.
-    before.rsplit(['(', ' ']).next().unwrap_or(&text[..end]).to_string()
-}

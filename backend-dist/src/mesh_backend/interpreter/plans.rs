@@ -3,7 +3,6 @@
 
 use super::Interpreter;
 use super::inputs::Local;
-use super::planned::name;
 use crate::logical::Placement::Partial;
 use crate::logical::{OpPlan, TensorState, plan};
 use crate::mesh_backend::ids::{ById, IdHasher};
@@ -159,4 +158,14 @@ fn fallback<'s>(op: &OperationIr, state: impl Fn(TensorId) -> &'s TensorState) -
     let inputs: Vec<_> = op.inputs().map(shapes).collect();
     let outputs: Vec<_> = op.outputs().map(shapes).collect();
     (format!("{} {} -> {}", name(op), inputs.join(" "), outputs.join(" ")), bytes)
+}
+
+/// The operation's name: `Reshape`, `Matmul`, `Conv2dWeightBackward`, …
+pub(super) fn name(op: &OperationIr) -> String {
+    let text = format!("{op:?}");
+    let end = text.find("OpIr").or_else(|| text.find(" {")).unwrap_or(text.len());
+    let start = text[..end].rfind(['(', ' ']).map_or(0, |at| at + 1);
+    let before = &text[..start.saturating_sub(1)];
+    // `BaseFloat(Reshape(ShapeOpIr { .. }))`: the word before the structure's name.
+    before.rsplit(['(', ' ']).next().unwrap_or(&text[..end]).to_string()
 }

@@ -1,6 +1,6 @@
 //! The gradients of what β and the decays are computed from, and of the parameters of heads.
 use super::{PointwiseError, SsdShape};
-use crate::pointwise::gated::sigmoid;
+use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::ssd::steps::{Decays, StepInputs, cubes, side};
 use crate::pointwise::ssd::{Form, exp};

@@ -19,7 +19,7 @@ pub mod units;
 use super::ssd::arrange::Features;
 use super::ssd::{Form, SsdShape};
 use super::{PointwiseError, check};
-use crate::pointwise::gated::sigmoid;
+use crate::pointwise::sigmoid::sigmoid;
 use cubecl::prelude::*;
 
 /// Most positions of a chunk.

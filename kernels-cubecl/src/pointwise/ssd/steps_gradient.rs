@@ -1,7 +1,7 @@
 //! The gradients of step sizes, their biases, rates and skips, from sums of the other kernels.
 use super::steps::{Decays, StepInputs, cubes, side};
 use super::{CubeShape, Form, PointwiseError, SsdShape, buffer, exp};
-use crate::pointwise::gated::sigmoid;
+use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::partial_sums::sum_partials;
 use cubecl::prelude::*;
 use cubecl::server::Handle;

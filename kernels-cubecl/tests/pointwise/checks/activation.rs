@@ -5,8 +5,8 @@ use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::gated::{self, Clamp, Gating};
 use kernels_cubecl::pointwise::{gelu, squared_relu};
 
-/// The product, and its derivatives in gate and up.
-pub fn product(g: f64, u: f64, gating: Gating) -> [f64; 3] {
+/// The gated linear unit, and its derivatives in gate and up.
+pub fn glu(g: f64, u: f64, gating: Gating) -> [f64; 3] {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let by = |(phi, slope): (f64, f64)| [g * phi * u, u * (phi + g * slope), g * phi];
     match gating {
@@ -22,27 +22,27 @@ pub fn product(g: f64, u: f64, gating: Gating) -> [f64; 3] {
     }
 }
 
-/// Of the clamped products that are checked: a tenth of the numbers is beyond the limit.
+/// Of the clamped units that are checked: a tenth of the numbers is beyond the limit.
 const ALPHA: f64 = 1.702;
 const LIMIT: f64 = 1.5;
 
-/// Every kind of product.
+/// Every kind.
 pub fn gatings() -> [Gating; 4] {
     let clamp = Clamp::new(ALPHA as f32, LIMIT as f32);
     [Gating::Silu, Gating::Gelu, Gating::GeluTanh, Gating::Clamped(clamp)]
 }
 
 pub fn gated<E: Element>(client: &Client, rows: usize, half: usize) -> usize {
-    gatings().into_iter().map(|gating| product_of_halves::<E>(client, rows, half, gating)).sum()
+    gatings().into_iter().map(|gating| glu_of_rows::<E>(client, rows, half, gating)).sum()
 }
 
-fn product_of_halves<E: Element>(client: &Client, rows: usize, half: usize, gating: Gating) -> usize {
+fn glu_of_rows<E: Element>(client: &Client, rows: usize, half: usize, gating: Gating) -> usize {
     let (x, dy) = (random(rows * 2 * half, 1), random(rows * half, 2));
     let (mut out, mut gradient) = (vec![0.0; rows * half], vec![0.0; rows * 2 * half]);
     for row in 0..rows {
         for c in 0..half {
             let (at, d) = (row * 2 * half + c, dy[row * half + c]);
-            let [y, of_gate, of_up] = product(x[at], x[at + half], gating);
+            let [y, of_gate, of_up] = glu(x[at], x[at + half], gating);
             out[row * half + c] = y;
             gradient[at] = d * of_gate;
             gradient[at + half] = d * of_up;

@@ -1,5 +1,5 @@
 //! The attention of a decode step over pages.
-use super::{Element, download, download_i32, poisoned, random, report, upload, upload_i32};
+use super::{Element, download, download_i32, poisoned, random, report, round, upload, upload_i32};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kernels_cubecl::decode::copies::{self, CopyTables};
@@ -42,7 +42,8 @@ pub fn step<E: Element>(
             let low = (sequence * packed + head) * head_dim + i;
             let (high, angle) = (low + rotated / 2, sequence * rotated / 2 + i);
             let (a, b, c, s) = (qkv[low], qkv[high], cos[angle], sin[angle]);
-            [qkv[low], qkv[high]] = [a * c - b * s, b * c + a * s];
+            // The attention reads them as they are stored.
+            [qkv[low], qkv[high]] = [a * c - b * s, b * c + a * s].map(round::<E>);
         }
     }
     let mut expected = vec![0.0; sequences * heads * head_dim];

@@ -29,7 +29,7 @@ pub fn of_attention<E: Element>(client: &Client, shape: SinkShape) -> usize {
     // What is past the last query is not written.
     let (found_total, found) = (upload::<f32>(client, &vec![0.0; statistics]), poisoned::<f32>(client, rows * heads));
     sinks::add::<E>(client, &y, [&lse, &of_heads, &found_total], shape).expect("legal");
-    sinks::gradient_products::<E>(client, [&y, &dy], [&found_total, &of_heads, &found], shape).expect("legal");
+    sinks::gradient_terms::<E>(client, [&y, &dy], [&found_total, &of_heads, &found], shape).expect("legal");
     report(&format!("sinks {}, {shape:?}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
         + report("log-sum-exp with sinks", &download::<f32>(client, &found_total), &total, 1e-5)
         + report("products of sinks", &download::<f32>(client, &found), &products, 10.0 * E::LIMIT)
