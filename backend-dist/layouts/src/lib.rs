@@ -18,6 +18,7 @@ pub mod element;
 #[doc(hidden)]
 pub mod gemm_split;
 pub mod gpu_model;
+pub mod matrix_owners;
 pub mod mesh;
 pub mod pattern;
 pub mod recompute;

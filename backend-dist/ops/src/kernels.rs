@@ -54,6 +54,17 @@ pub trait LocalKernels: Backend {
         Self::float_matmul(a, b)
     }
 
+    /// `product · a · b + factor · c`, where `c` is `a`, or `b` unless `left`, and has the result's shape.
+    fn matmul_mixed(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        [product, factor]: [f64; 2],
+        left: bool,
+    ) -> FloatTensor<Self> {
+        let added = Self::float_mul_scalar(if left { a.clone() } else { b.clone() }, factor.into());
+        Self::float_add(added, Self::float_mul_scalar(Self::matmul(a, b), product.into()))
+    }
+
     /// `x · wᵀ`, `x [.., in]`, `w [out, in]`.
     fn linear_forward(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         plain::linear::forward::<Self>(x, w)

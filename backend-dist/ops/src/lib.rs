@@ -88,7 +88,7 @@ pub use low_rank_swiglu::{AmaxOfSwiGlu, low_rank_swiglu};
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use pass::{PassContext, PassKind};
 pub use prologue::Prologue;
-pub use reductions::{expand_dim, log_sum_exp, matmul, sum, sum_dim};
+pub use reductions::{expand_dim, log_sum_exp, matmul, matmul_mixed, sum, sum_dim};
 pub use residual::Residual;
 pub use saved_attention::{CoreAttention, SavedAttention};
 pub use shared_input::SharedInput;

@@ -57,6 +57,18 @@ pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     apply(Matmul {}, [a, b].map(Tensor::into_dispatch))
 }
 
+/// `product · a · b + factor · c` for matrices, where `c` is `a`, or `b` unless `left`, which must have the result's shape.
+/// On GPUs one GEMM, which rounds once.
+///
+/// # Panics
+/// If the sizes do not fit.
+pub fn matmul_mixed(a: Tensor<2>, b: Tensor<2>, [product, factor]: [f64; 2], left: bool) -> Tensor<2> {
+    let ([rows, inner], [other, columns]) = (a.dims(), b.dims());
+    let fits = inner == other && if left { columns == inner } else { rows == inner };
+    assert!(fits, "matmul_mixed: [{rows}, {inner}] · [{other}, {columns}], {}", if left { "left" } else { "right" });
+    apply(MatmulMixed { product, factor, left }, [a, b].map(Tensor::into_dispatch))
+}
+
 fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor<B> {
     let mut shape = x.shape().to_vec();
     shape[dim] = size;
@@ -90,6 +102,23 @@ operation! {
     |[a, b], grad, parents| {
         let of_a = b.map(|b| B::matmul(grad.clone(), B::float_transpose(b)));
         parents.register::<B>([of_a, a.map(|a| B::matmul(B::float_transpose(a), grad))]);
+    },
+}
+
+operation! {
+    /// Saves both factors.
+    MatmulMixed { product: f64, factor: f64, left: bool }, 2, ([FloatTensor<B>; 2], [f64; 2], bool),
+    |[a, b], _, tracked| {
+        let saved = tracked.then(|| ([a.clone(), b.clone()], [product, factor], left));
+        (B::matmul_mixed(a, b, [product, factor], left), saved)
+    },
+    |([a, b], [product, factor], left), grad, parents| {
+        let scaled = B::float_mul_scalar(grad.clone(), product.into());
+        let of_a = B::matmul(scaled.clone(), B::float_transpose(b));
+        let of_b = B::matmul(B::float_transpose(a), scaled);
+        let added = B::float_mul_scalar(grad, factor.into());
+        let grads = if left { [B::float_add(of_a, added), of_b] } else { [of_a, B::float_add(of_b, added)] };
+        parents.register::<B>(grads);
     },
 }
 
@@ -147,6 +176,26 @@ mod tests {
         alike("log_sum_exp", [6, 5], log_sum_exp, log);
         alike("matmul, left", [6, 5], |x| matmul(x, tensor([5, 3])), |x| x.matmul(tensor([5, 3])));
         alike("matmul, right", [6, 5], |x| matmul(tensor([2, 6]), x), |x| tensor([2, 6]).matmul(x));
+        let (factors, square) = ([0.5, -2.0], || tensor([5, 5]));
+        let sum = |product: Tensor<2>, x: Tensor<2>| product * 0.5 - x * 2.0;
+        alike(
+            "matmul_mixed, left",
+            [6, 5],
+            |x| matmul_mixed(x, square(), factors, true),
+            |x| sum(x.clone().matmul(square()), x),
+        );
+        alike(
+            "matmul_mixed, right",
+            [5, 6],
+            |x| matmul_mixed(square(), x, factors, false),
+            |x| sum(square().matmul(x.clone()), x),
+        );
+        alike(
+            "matmul_mixed, the other factor",
+            [5, 5],
+            |x| matmul_mixed(square(), x, factors, true),
+            |x| sum(square().matmul(x), square()),
+        );
     }
 
     #[test]

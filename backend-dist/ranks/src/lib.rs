@@ -20,7 +20,7 @@
 //! Modules that the documentation leaves out are for the operations and the backend of this project: raw CUDA, NCCL and
 //! cuBLASLt under CubeCL's tensors.
 
-pub use layouts::mesh;
+pub use layouts::{matrix_owners, mesh};
 
 pub mod attached;
 pub mod buffer;

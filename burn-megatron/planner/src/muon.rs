@@ -1,5 +1,6 @@
-//! Time of Muon's Newton-Schulz iterations, which orthogonalise whole matrices (optim/muon.rs).
+//! Time of Muon's Newton-Schulz iterations, which orthogonalise whole matrices (`optim/muon.rs`).
 
+use layouts::matrix_owners::MatrixOwners;
 use layouts::mesh::GridKind;
 use std::ops::Range;
 
@@ -7,43 +8,36 @@ use super::Job;
 use super::decoder::Decoder;
 use super::gpus::Hardware;
 
-/// FLOPs of one Newton-Schulz iteration of a matrix: `A = X Xᵀ`, `A A` and `B X`, with the short side first.
-pub(super) fn iteration([rows, columns]: [usize; 2]) -> f64 {
-    let (short, long) = (rows.min(columns) as f64, rows.max(columns) as f64);
-    4.0 * short * short * long + 2.0 * short.powi(3)
-}
-
 /// Seconds that the slowest rank of a stage takes for the matrices of `layers`; nothing with other optimizers.
 ///
-/// Tensor-parallel ranks all orthogonalise the whole matrix. Under ZeRO a rank orthogonalises the matrices that its
-/// shard of the layer's flat buffer overlaps, whole.
+/// Tensor-parallel ranks all orthogonalise the whole matrix. Under ZeRO every matrix has one owner.
 pub(super) fn newton_schulz(job: &Job, layers: Range<usize>, hardware: &Hardware) -> f64 {
     let Some(iterations) = job.newton_schulz else { return 0.0 };
     let layout = &job.layout;
-    let layer = |layer: usize| {
+    let mut owners = [GridKind::Dense, GridKind::Expert].map(|grid| MatrixOwners::new(layout.zero_shards(grid)));
+    for layer in layers {
         let (dense, expert) = matrices(&job.decoder, layer);
         let local = job.decoder.experts.as_ref().map_or(0, |experts| experts.count / layout.ep);
         let experts: Vec<[usize; 2]> = std::iter::repeat_n(expert, local).flatten().collect();
-        slowest(&dense, layout.zero_shards(GridKind::Dense)) + slowest(&experts, layout.zero_shards(GridKind::Expert))
-    };
-    let flops: f64 = layers.map(layer).sum();
+        for (matrices, owners) in [dense, experts].iter().zip(&mut owners) {
+            assign(matrices, owners);
+        }
+    }
+    let flops: f64 = owners.iter().map(MatrixOwners::slowest).sum();
     iterations as f64 * flops / hardware.gemms
 }
 
-/// FLOPs per iteration of the busiest of `shards` equal shards of a buffer in which matrices follow each other.
-fn slowest(matrices: &[[usize; 2]], shards: usize) -> f64 {
-    let elements = |matrix: &[usize; 2]| matrix[0] as f64 * matrix[1] as f64;
-    let shard = matrices.iter().map(elements).sum::<f64>() / shards as f64;
-    let mut work = vec![0.0; shards];
-    let mut start = 0.0;
+/// Gives the matrices of a buffer, in which they follow each other, to the owners of its equal shards.
+fn assign(matrices: &[[usize; 2]], owners: &mut MatrixOwners) {
+    let elements = |matrix: &[usize; 2]| matrix[0] * matrix[1];
+    let shard = matrices.iter().map(elements).sum::<usize>().div_ceil(owners.ranks());
+    let mut start = 0;
     for matrix in matrices {
         let end = start + elements(matrix);
-        let last = ((end / shard).ceil() as usize).clamp(1, shards);
-        let first = ((start / shard) as usize).min(last - 1);
-        work[first..last].iter_mut().for_each(|work| *work += iteration(*matrix));
+        let held = |rank: usize| end.min((rank + 1) * shard).saturating_sub(start.max(rank * shard));
+        owners.assign(*matrix, (0..owners.ranks()).map(|rank| (rank, held(rank))).collect::<Vec<_>>());
         start = end;
     }
-    work.into_iter().fold(0.0, f64::max)
 }
 
 /// The matrices of a layer, `[outputs, inputs]`, and those of one of its experts. Query, key and value are a matrix
@@ -84,24 +78,4 @@ fn matrices(decoder: &Decoder, layer: usize) -> (Vec<[usize; 2]>, Vec<[usize; 2]
         None => {}
     }
     (dense, expert)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_busiest_shard_counts_whole_matrices() {
-        let (small, large) = ([2, 4], [4, 8]);
-        assert_eq!(iteration(small), 4.0 * 4.0 * 4.0 + 2.0 * 8.0);
-        assert_eq!(iteration([4, 2]), iteration(small));
-        let both = [small, large];
-        assert_eq!(slowest(&both, 1), iteration(small) + iteration(large));
-        // Halves of 20 elements: the first has the small matrix and a part of the large one.
-        assert_eq!(slowest(&both, 2), iteration(small) + iteration(large));
-        // Quarters of 10: the first again; the others share the large one.
-        assert_eq!(slowest(&both, 4), iteration(small) + iteration(large));
-        assert_eq!(slowest(&[large, large], 2), iteration(large));
-        assert_eq!(slowest(&[], 8), 0.0);
-    }
 }

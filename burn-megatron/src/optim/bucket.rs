@@ -33,6 +33,8 @@ pub(super) struct Bucket {
     /// and order.
     pub region: Range<usize>,
     pub parts: Vec<Part>,
+    /// By unit, the rank of `sharding.shards` that orthogonalises it under Muon.
+    pub owners: Vec<Option<usize>>,
     pub grads: Grads,
     /// Main (fp32 or fp64) values, where they are not in the module: of bf16 and f16 weights, and under ZeRO 3. On GPUs always.
     pub values: Option<Flat>,
@@ -85,6 +87,7 @@ impl Bucket {
             sharding,
             region,
             parts,
+            owners: Vec::new(),
             grads,
             values: None,
             first: None,

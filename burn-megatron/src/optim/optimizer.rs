@@ -15,7 +15,7 @@ use super::flat::Flat;
 use super::gpu::Weights;
 use super::host::HostReserve;
 use super::layout::BucketSpec;
-use super::muon::matrix_steps;
+use super::muon::{assign_owners, matrix_steps};
 use super::sharding::Sharding;
 use super::step_info::StepInfo;
 use super::weight_buffers::WeightBuffers;
@@ -124,6 +124,9 @@ impl Optimizer {
         buckets.iter_mut().for_each(|bucket| bucket.allocate(config, device));
         let weight_buffers = share_weights(&mut buckets, device, dtype);
         let muon = config.muon().is_some();
+        if muon {
+            assign_owners(&mut buckets);
+        }
         let units = buckets.iter().flat_map(|bucket| bucket.layout.units.iter().map(|unit| (bucket.spec.grid(), unit)));
         let sizes = units.flat_map(|(grid, unit)| {
             let cut = unit.section.split.filter(|_| muon && unit.matrix);

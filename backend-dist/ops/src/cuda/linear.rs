@@ -14,7 +14,7 @@ use super::{
     Float, are_half, columns, empty, few_rows, launched, low_rank, packed, reductions::sum_dim, rows, with_last,
 };
 use crate::plain;
-use ranks::cuda::lt::{Onto, Operand, gemm, gemm_and_bias, multiply};
+use ranks::cuda::lt::{Mixed, Onto, Operand, gemm, gemm_and_bias, gemm_mixed, multiply};
 
 /// Rows up to which a kernel of ours reads the weight faster than cuBLASLt.
 pub(super) const FEW: usize = 4;
@@ -28,6 +28,12 @@ pub fn matmul(a: Float, b: Float) -> Float {
     shape[lead + 1] = right[lead + 1];
     let dtype = a.dtype;
     gemm(Operand::batched(a), Operand::batched(b), Shape::from(shape), dtype)
+}
+
+/// With `c` in the GEMM's epilogue.
+pub fn matmul_mixed(a: Float, b: Float, mixed: Mixed) -> Float {
+    let [a, b] = if mixed.left { [packed(a), b] } else { [a, packed(b)] };
+    gemm_mixed(a, b, mixed)
 }
 
 pub fn forward(x: Float, w: Float) -> Float {

@@ -96,6 +96,10 @@ impl LocalKernels for Cube {
         linear::matmul(a, b)
     }
 
+    fn matmul_mixed(a: Float, b: Float, [product, factor]: [f64; 2], left: bool) -> Float {
+        linear::matmul_mixed(a, b, Mixed { product, factor, left })
+    }
+
     fn linear_forward(x: Float, w: Float) -> Float {
         linear::forward(x, w)
     }

@@ -8,8 +8,8 @@ use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::cublaslt::sys;
 
-pub use super::lt_plan::Onto;
 use super::lt_plan::{self, Extras, Key};
+pub use super::lt_plan::{Mixed, Onto};
 use super::{clear, dense, empty, submit};
 use crate::column_major::{Matrices, Problem};
 use crate::failed;
@@ -101,6 +101,16 @@ pub fn gemm(a: Operand, b: Operand, shape: Shape, dtype: DType) -> CubeTensor {
     out
 }
 
+/// `product · a · b + factor · c` with `c` one of the operands, added in f32, or f64, before rounding. That operand is
+/// contiguous and has the shape and type of the output.
+pub fn gemm_mixed(a: CubeTensor, b: CubeTensor, mixed: Mixed) -> CubeTensor {
+    let added = if mixed.left { &a } else { &b };
+    assert!(added.is_contiguous(), "GEMM: an operand with strides {:?} is added", added.meta.strides());
+    let out = empty(added, added.meta.shape().clone(), added.dtype);
+    issue(Operand::batched(a), Operand::batched(b), (None, Some(mixed)), &out, Onto::Add);
+    out
+}
+
 /// [`gemm`] with `bias` added to every row before rounding. `bias` is contiguous, starts at a multiple of 16 bytes, and
 /// has an element of type `dtype`, other than f64, for each column.
 pub fn gemm_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
@@ -111,7 +121,7 @@ pub fn gemm_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dty
 
 /// [`multiply`], with the `bias` of [`gemm_and_bias`], which is the same for all matrices of a batch.
 pub fn multiply_and_add_bias(a: Operand, b: Operand, bias: CubeTensor, out: &CubeTensor) {
-    issue(a, b, Some(bias), out, Onto::Replace);
+    issue(a, b, (Some(bias), None), out, Onto::Replace);
 }
 
 fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
@@ -128,10 +138,11 @@ fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
 /// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this GEMM
 /// is the panic of the thread's next one.
 pub fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
-    issue(a, b, None, out, onto);
+    issue(a, b, (None, None), out, onto);
 }
 
-fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, onto: Onto) {
+fn issue(a: Operand, b: Operand, added: (Option<CubeTensor>, Option<Mixed>), out: &CubeTensor, onto: Onto) {
+    let (bias, mixed) = added;
     let (am, bm) = (a.matrices, b.matrices);
     let what = Named { a: (am, a.tensor.dtype), b: (bm, b.tensor.dtype), bias: bias.is_some(), out: out.dtype, onto };
     let there = match out.is_contiguous() {
@@ -181,7 +192,7 @@ fn issue(a: Operand, b: Operand, bias: Option<CubeTensor>, out: &CubeTensor, ont
         let key = Key::new(problem, kinds, onto, bias.is_some(), None, pointers);
         // SAFETY: the spans of operands, bias and output were checked against their buffers, which are held until the
         // work is queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None }) };
+        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: None, mixed }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = failed::noting(device.index_id);

@@ -96,7 +96,8 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
         let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
         // SAFETY: operands, scales, bias and output were checked against their buffers, which are held until the work
         // is queued; CubeCL reuses memory in the order of this stream.
-        let done = unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales) }) };
+        let done =
+            unsafe { lt_plan::run(device, stream, key, pointers, Extras { bias, scales: Some(scales), mixed: None }) };
         done.map_err(|error| format!("{what}: {error}"))
     };
     let failed = failed::noting(device.index_id);

@@ -20,7 +20,7 @@ use super::watch::planning;
 use crate::column_major::{Problem, alignment};
 use crate::gpu::memory_use::ledger;
 use kinds::Kinds;
-pub use kinds::{Onto, Sums};
+pub use kinds::{Mixed, Onto, Sums};
 pub(super) use kinds::{fp8_kinds, kinds};
 use plan::{Plan, name};
 
@@ -36,6 +36,8 @@ pub(super) struct Extras {
     pub bias: Option<*mut c_void>,
     /// Of an FP8 GEMM: f32 factors of `a` and of `b`.
     pub scales: Option<[*mut c_void; 2]>,
+    /// An operand that is added, which lies as the output does.
+    pub mixed: Option<Mixed>,
 }
 
 /// Everything that determines the usable algorithms.
@@ -108,7 +110,7 @@ pub(super) unsafe fn run(
         };
         plan.set(extras)?;
         // SAFETY: as promised by the caller; the workspace belongs to this stream alone.
-        unsafe { plan.launch(state.handle, state.workspace, pointers, stream) }
+        unsafe { plan.launch(state.handle, state.workspace, pointers, extras.mixed, stream) }
     })
 }
 

@@ -2,7 +2,7 @@
 
 use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
-use backend_dist::ops::{matmul, sum};
+use backend_dist::ops::{matmul, matmul_mixed, sum};
 use backend_dist::shard::Section;
 use burn::tensor::{DType, Tensor};
 
@@ -32,9 +32,12 @@ pub fn newton_schulz(matrix: Tensor<2>, steps: usize, dtype: DType) -> Tensor<2>
         // Only GEMMs read the transpose: additions of it would not read memory in order.
         let turned = x.clone().transpose();
         let square = if rows > columns { matmul(turned, x.clone()) } else { matmul(x.clone(), turned) };
-        let mixed = square.clone().mul_scalar(b) + matmul(square.clone(), square).mul_scalar(c);
-        let product = if rows > columns { matmul(x.clone(), mixed) } else { matmul(mixed, x.clone()) };
-        x = x.mul_scalar(a) + product;
+        let mixed = matmul_mixed(square.clone(), square, [c, b], true);
+        x = if rows > columns {
+            matmul_mixed(x, mixed, [1.0, a], true)
+        } else {
+            matmul_mixed(mixed, x, [1.0, a], false)
+        };
     }
     x.cast(wide)
 }

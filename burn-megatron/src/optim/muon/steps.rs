@@ -5,25 +5,25 @@ use super::super::flat::{Flat, wide};
 use super::super::layout::Part;
 use super::super::step_info::StepInfo;
 use super::MuonConfig;
+use super::exchange::{Piece, exchange, pieces};
 use super::orthogonal::{gather, local, newton_schulz};
 use backend_dist::buffer::{Buffer, muon_mix};
-use backend_dist::collective::all_gather;
 use backend_dist::comm::Group;
 use backend_dist::mesh::GridKind;
 use burn::tensor::{DType, Tensor};
 use std::collections::BTreeMap;
 
-/// Updates the momentum of the bucket's matrices and computes their steps. The momentum is gathered over the ranks
-/// that shard it, and each orthogonalises the matrices that its region touches, whole: gathered over the tensor
-/// parallel ranks, so that all layouts agree. `neighbours` are blocks of tensor parallel ranks by grid and size.
+/// Updates the momentum of the bucket's matrices and computes their steps. Each matrix is orthogonalised by one of the
+/// ranks that shard it, whole: gathered over the tensor parallel ranks too, so that all layouts agree. `neighbours` are
+/// blocks of tensor parallel ranks by grid and size.
 pub(in super::super) fn matrix_steps(
     bucket: &mut Bucket,
     muon: &MuonConfig,
     info: &StepInfo,
     neighbours: &BTreeMap<(GridKind, usize), Group>,
 ) -> MatrixSteps {
-    let Bucket { spec, layout, parts, grads, first, region, sharding, dtype, .. } = bucket;
-    if !layout.units.iter().any(|unit| unit.matrix) {
+    let Bucket { spec, layout, parts, grads, first, region, sharding, dtype, owners, .. } = bucket;
+    if owners.iter().all(Option::is_none) {
         return MatrixSteps::default();
     }
     let sum = grads.sum();
@@ -33,23 +33,46 @@ pub(in super::super) fn matrix_steps(
         Some(momentum) => mix_at_once(parts.iter().filter(|part| of_matrix(part)), muon, info, (sum, momentum))
             .unwrap_or_else(|| mix(parts, of_matrix, muon, info, (sum, momentum), region.len())),
     };
-    let mixed = if sharding.zero == 0 { mixed } else { all_gather(mixed, 0, &sharding.shards) };
+    let (me, ranks) = (sharding.shards.rank(), sharding.shards.size());
+    let pieces = pieces(layout, owners, ranks);
+    let none = Tensor::empty([0], (&mixed.device(), mixed.dtype()));
+    let held = |piece: &Piece| mixed.clone().slice([piece.range.start - region.start..piece.range.end - region.start]);
+    let to_owner = |piece: &Piece| [piece.holder, piece.owner];
+    let arrived = exchange(&pieces, to_owner, held, none.clone(), &sharding.shards);
 
     let single = Group::single();
     // Narrow weights need no more than bf16, which a GPU multiplies ten times faster than fp32.
     let dtype = if wide(*dtype) == *dtype { *dtype } else { DType::BF16 };
-    let step = |part: &Part| {
-        let unit = &layout.units[part.unit];
-        let section = &unit.section;
-        let (&[rows, columns], true) = (&section.local_shape()[..], unit.matrix) else { return None };
-        let mine = mixed.clone().slice([unit.range.clone()]).reshape([rows, columns]);
+    let orthogonal = |of: &[Piece]| {
+        let section = &layout.units[of[0].unit].section;
+        let local_shape: [usize; 2] = section.local_shape().try_into().expect("a matrix");
+        let here = |piece: &Piece| arrived.get(&(piece.unit, piece.holder)).cloned().unwrap_or_else(|| held(piece));
+        let mine = match of {
+            [whole] => here(whole),
+            _ => Tensor::cat(of.iter().map(here).collect(), 0),
+        };
+        let mine = mine.reshape(local_shape);
         let ranks = section.split.map_or(&single, |split| &neighbours[&(spec.grid(), split.parts * section.copies)]);
-        let step = local(newton_schulz(gather(mine, section, ranks), muon.ns_steps, dtype), section);
-        let factor = info.lr * muon.step_factor(section.global_shape[0], section.global_shape[1]);
-        let inside = part.range.start - unit.range.start..part.range.end - unit.range.start;
-        Some((step.flatten::<1>(0, 1).slice([inside]), factor))
+        local(newton_schulz(gather(mine, section, ranks), muon.ns_steps, dtype), section).flatten::<1>(0, 1)
     };
-    MatrixSteps { steps: parts.iter().map(step).collect(), keep: 1.0 - info.lr * muon.weight_decay }
+    let of_units = pieces.chunk_by(|a, b| a.unit == b.unit).filter(|of| of[0].owner == me);
+    let own: BTreeMap<usize, Tensor<1>> = of_units.map(|of| (of[0].unit, orthogonal(of))).collect();
+    drop(arrived);
+    let step = |piece: &Piece| {
+        let start = layout.units[piece.unit].range.start;
+        own[&piece.unit].clone().slice([piece.range.start - start..piece.range.end - start])
+    };
+    let to_holder = |piece: &Piece| [piece.owner, piece.holder];
+    let arrived = exchange(&pieces, to_holder, step, none, &sharding.shards);
+
+    let held_here = |part: &Part| pieces.iter().find(|piece| (piece.unit, piece.holder) == (part.unit, me));
+    let of_part = |part: &Part| {
+        let piece = held_here(part)?;
+        let shape = &layout.units[part.unit].section.global_shape;
+        let there = arrived.get(&(piece.unit, me)).cloned();
+        Some((there.unwrap_or_else(|| step(piece)), info.lr * muon.step_factor(shape[0], shape[1])))
+    };
+    MatrixSteps { steps: parts.iter().map(of_part).collect(), keep: 1.0 - info.lr * muon.weight_decay }
 }
 
 /// Updates the matrices' momentum on a GPU and gives what is orthogonalised, zeros elsewhere; one launch for each

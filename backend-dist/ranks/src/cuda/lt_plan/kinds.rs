@@ -13,6 +13,17 @@ pub enum Onto {
     Add,
 }
 
+/// What a GEMM `a · b` adds to its output besides: a factor of the same shape, in `product · a · b + factor · …`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixed {
+    /// Of `a · b`.
+    pub product: f64,
+    /// Of what is added.
+    pub factor: f64,
+    /// `a` is added; else `b`.
+    pub left: bool,
+}
+
 /// cuBLASLt's element types of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in super::super) struct Kinds {

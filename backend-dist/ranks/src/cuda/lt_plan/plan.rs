@@ -6,7 +6,7 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{self as driver_sys, CUdeviceptr, CUstream};
 
-use super::kinds::{Onto, Sums};
+use super::kinds::{Mixed, Onto, Sums};
 use super::{Extras, Key, WORKSPACE};
 use crate::column_major::Stored;
 
@@ -110,11 +110,14 @@ impl Plan {
         handle: sys::cublasLtHandle_t,
         workspace: CUdeviceptr,
         [a, b, out]: [*mut c_void; 3],
+        mixed: Option<Mixed>,
         stream: CUstream,
     ) -> Result<(), String> {
-        let add = self.onto == Onto::Add;
-        let single: [f32; 2] = [1.0, if add { 1.0 } else { 0.0 }];
-        let double: [f64; 2] = single.map(f64::from);
+        let (added, double) = match mixed {
+            Some(Mixed { product, factor, left }) => (if left { a } else { b }, [product, factor]),
+            None => (out, [1.0, if self.onto == Onto::Add { 1.0 } else { 0.0 }]),
+        };
+        let single = double.map(|factor| factor as f32);
         let scale = |i: usize| if self.double { bytes(&double[i]) } else { bytes(&single[i]) };
         let mut refused = None;
         while let Some(algorithm) = self.algorithms.first() {
@@ -129,7 +132,7 @@ impl Plan {
                     self.first,
                     a,
                     self.second,
-                    out,
+                    added,
                     self.out,
                     out,
                     self.out,
