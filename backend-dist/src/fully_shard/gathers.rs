@@ -77,7 +77,7 @@ impl State {
 
 impl fmt::Debug for Gathers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Gathers({} parameters of {:?})", self.owned.params.len(), self.group)
+        write!(f, "Gathers({} parameters of {:?})", self.owned.params.len(), self.owned.group)
     }
 }
 
@@ -232,7 +232,7 @@ impl Gathers {
         let param = &self.owned.params[index];
         let own = self.is_owner(index);
         #[cfg(feature = "cuda")]
-        if overlap::has_device_link(&self.group, &base.device()) {
+        if overlap::has_device_link(&self.owned.group, &base.device()) {
             let value = if own { base } else { Tensor::empty([param.length], (&base.device(), base.dtype())) };
             let pending = overlap::broadcast_in_place(&value, param.owner, &self.owned.group);
             return Coming { value, pending: Pending::Gpu(pending) };

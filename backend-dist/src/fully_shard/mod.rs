@@ -37,8 +37,8 @@ mod gathers;
 #[cfg(feature = "decorator")]
 mod logical;
 mod op;
-mod owners;
 mod owned;
+mod owners;
 mod reductions;
 mod sequence;
 mod states;
@@ -123,7 +123,7 @@ impl FullyShard {
         let found = units::Find::of(module, units, &of);
         let owners = Owners::of_found(&found, group.size());
         let indices = found.paths;
-        let params = found.params.into_iter().map(|param| gathers::Gathered {
+        let params = found.params.into_iter().map(|param| owned::Gathered {
             owner: owners.owner(param.id).expect("every parameter found has an owner"),
             path: param.path,
             unit: param.unit,

@@ -1,7 +1,7 @@
 //! RMSNorm of a gated value, `w u / √(mean(u²) + eps)` with `u = x silu(gate)`, in groups of features, and its gradients.
 use super::gated::{gate_gradient, gated};
-use super::sigmoid::sigmoid;
 use super::partial_sums::sum_partials;
+use super::sigmoid::sigmoid;
 use super::{CubeShape, F32x4, PointwiseError, Vec8, buffer, check, cube_sums};
 use crate::hopper::ptx::rsqrt;
 use cubecl::prelude::*;

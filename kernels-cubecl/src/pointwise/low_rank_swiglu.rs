@@ -1,8 +1,8 @@
 //! `silu(gate) · up` of `[gate | up] = y + x · wᵀ` where a row of `x` is short, as for adapters, and its gradient: the sum is
 //! never written. See [`low_rank`](super::low_rank).
 use super::gated::{gate_gradient, gated};
-use super::sigmoid::sigmoid;
 use super::low_rank::{COLUMNS, CUBE, LINES, LowRank, Plan, ROWS, Vec4, columns_of, multiplied, plus, rows_of};
+use super::sigmoid::sigmoid;
 use super::{PointwiseError, Vec8, buffer, cube_max};
 use crate::fp8::amax::{greatest, reduce};
 use cubecl::prelude::*;

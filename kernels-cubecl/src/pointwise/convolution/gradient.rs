@@ -1,7 +1,7 @@
 //! The gradients of the causal convolution.
 use super::{ConvolutionShape, Form, Inputs, LONGEST, age_of, bias_of, cubes, seen_before, summed, taps_of};
-use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::partial_sums::sum_partials;
+use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
 use cubecl::server::Handle;

@@ -1,7 +1,7 @@
 //! The gradients of what β and the decays are computed from, and of the parameters of heads.
 use super::{PointwiseError, SsdShape};
-use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::partial_sums::sum_partials;
+use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::ssd::steps::{Decays, StepInputs, cubes, side};
 use crate::pointwise::ssd::{Form, exp};
 use crate::pointwise::{CubeShape, buffer};

@@ -1,8 +1,8 @@
 //! The gradients of step sizes, their biases, rates and skips, from sums of the other kernels.
 use super::steps::{Decays, StepInputs, cubes, side};
 use super::{CubeShape, Form, PointwiseError, SsdShape, buffer, exp};
-use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::partial_sums::sum_partials;
+use crate::pointwise::sigmoid::sigmoid;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
