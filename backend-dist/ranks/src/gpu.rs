@@ -2,6 +2,8 @@
 //!
 //! Built without the feature `cuda`, every function that queries the driver returns [`GpuError::NotBuilt`].
 
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod abandoned;
 #[cfg(feature = "cuda")]
 pub(crate) mod allocator;
 #[cfg(feature = "cuda")]

@@ -57,8 +57,8 @@ impl Drop for Pending {
     fn drop(&mut self) {
         let Some(InFlight { link, slot, buffers }) = self.in_flight.take() else { return };
         if std::thread::panicking() {
-            // The run ends. The buffers must not be freed while NCCL may still use them, so they are leaked.
-            return std::mem::forget(buffers);
+            // The run ends. The buffers must not be freed while NCCL may still use them, so they are abandoned.
+            return buffers.into_iter().for_each(PinnedBuffer::abandon);
         }
         let near = buffers[0].tensor.clone();
         let _noted = profile::operation(&near, || Operation::collective("wait for overlapped communication", 0));

@@ -40,6 +40,13 @@ impl Member {
         self.world.upgrade().is_none_or(|world| world.failure().is_some())
     }
 
+    /// This member's rank and `op`, operation `sequence` of the group, in words.
+    pub(crate) fn words(&self, op: DeviceOp, sequence: u64) -> String {
+        let record = self.world.upgrade().map(|world| world.device_record(self.group, self.member, sequence, op));
+        let what = record.map_or_else(|| format!("operation {sequence} of {}", self.text), |record| record.to_string());
+        format!("rank {} in {what}", self.rank)
+    }
+
     /// Ends the run if `op`, operation `sequence` of the group, was issued too long ago and has not ended.
     pub(crate) fn time_out(&self, op: DeviceOp, sequence: u64, since: Instant) {
         if let Some(world) = self.world.upgrade().filter(|world| since.elapsed() > world.patience()) {

@@ -5,6 +5,8 @@
 //! also run inside a backward pass: they stop the rank, and [`launch`](crate::launch::launch) returns the first
 //! failure.
 
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod abort;
 mod codec;
 mod collective;
 #[cfg(feature = "cuda")]

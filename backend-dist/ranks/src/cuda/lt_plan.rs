@@ -68,7 +68,7 @@ impl Key {
     }
 }
 
-/// cuBLASLt's state for one stream, which lives as long as the process.
+/// cuBLASLt's state for one stream, until the device's is [freed](free).
 struct Stream {
     handle: sys::cublasLtHandle_t,
     workspace: CUdeviceptr,
@@ -112,6 +112,23 @@ pub(super) unsafe fn run(
         // SAFETY: as promised by the caller; the workspace belongs to this stream alone.
         unsafe { plan.launch(state.handle, state.workspace, pointers, extras.mixed, stream) }
     })
+}
+
+/// Frees the state of all streams of a device, which is idle: threads that have ended do not return to theirs. A stream
+/// that is used again gets a new one, but no CUDA graph with GEMMs may be left.
+pub(super) fn free(device: DeviceId) {
+    STREAMS.with_borrow_mut(|streams| {
+        for (_, Stream { handle, workspace, plans }) in streams.extract_if(|(of, _), _| *of == device) {
+            drop(plans);
+            // SAFETY: no plan and no queued work uses them any more. What cannot be freed is a leak.
+            unsafe {
+                let _ = result::destroy_handle(handle);
+                if driver::free_sync(workspace).is_ok() {
+                    ledger::remove(ledger::Kind::Workspace, usize::from(device.index_id), WORKSPACE as u64);
+                }
+            }
+        }
+    });
 }
 
 impl Stream {

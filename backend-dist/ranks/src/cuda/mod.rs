@@ -9,6 +9,7 @@ pub mod watch;
 pub use rows::packed_rows;
 
 use crate::failed;
+use crate::gpu::{abandoned, allocator};
 use crate::size_class::size_class;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
@@ -18,7 +19,7 @@ use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
-use cubecl_runtime::server::{ServerError, ServerStorage};
+use cubecl_runtime::server::{Server, ServerError, ServerStorage};
 use cubecl_server::storage::ComputeStorage;
 use cubecl_server::stream::{FailureStore, WriteScoped};
 use cudarc::driver::result as driver;
@@ -139,14 +140,41 @@ pub fn fill(x: &CubeTensor, byte: u8) {
 
 /// Waits until the GPU with this CUDA index has done all that this process has queued for it: CubeCL's thread first, whose
 /// queue others may have left, then every stream.
-pub(crate) fn wait_for(gpu: usize) {
+///
+/// # Errors
+/// If one of the two has failed.
+pub(crate) fn wait_for(gpu: usize) -> Result<(), String> {
     let device = cubecl::cuda::CudaDevice { index: gpu }.to_id();
-    // A thread that has failed launches nothing more, and neither does a GPU that has.
-    let _ = DeviceHandle::<CudaServer>::new(device).submit_blocking(|_: &mut CudaServer| ());
+    let launched = DeviceHandle::<CudaServer>::new(device).submit_blocking(|_: &mut CudaServer| ());
+    launched.map_err(|error| format!("CubeCL's thread has failed: {error:?}"))?;
+    synchronize(gpu).map_err(|error| error.to_string())
+}
+
+fn synchronize(gpu: usize) -> Result<(), driver::DriverError> {
     // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
-    let current =
-        unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) };
-    let _ = current.and_then(|()| driver::ctx::synchronize());
+    unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) }?;
+    driver::ctx::synchronize()
+}
+
+/// Frees memory of an idle GPU that only ended threads have used: buffers of failed runs, cuBLASLt's workspaces, and the
+/// pages of all of CubeCL's streams that hold nothing.
+///
+/// # Errors
+/// If CubeCL or the driver does not.
+pub(crate) fn vacate(gpu: usize) -> Result<(), String> {
+    abandoned::release(gpu);
+    let device = cubecl::cuda::CudaDevice { index: gpu }.to_id();
+    let freed = DeviceHandle::<CudaServer>::new(device).submit_blocking(move |server: &mut CudaServer| {
+        synchronize(gpu).map_err(|error| error.to_string())?;
+        lt_plan::free(device);
+        let mut streams = server.stream_ids().into_iter();
+        streams.try_for_each(|stream| server.memory_cleanup(stream)).map_err(|error| format!("{error:?}"))
+    });
+    freed.map_err(|error| format!("CubeCL's thread has failed: {error:?}"))??;
+    // The streams free in their order.
+    synchronize(gpu).map_err(|error| error.to_string())?;
+    allocator::trim(gpu);
+    Ok(())
 }
 
 /// Passes all launches of this thread on to CubeCL's thread. Needed before the host waits for a device without CubeCL.

@@ -86,10 +86,10 @@ impl DmaCopies {
         all.then(|| Self { board: group.local_all_gather(), member: group.rank(), state: Mutex::default() })
     }
 
-    /// Leaks the sources that peers may still read: the run has failed, so the end of their reads is unknown.
+    /// Leaves the sources that peers may still read: the run has failed, so the end of their reads is unknown.
     pub(super) fn abandon(&self) {
-        let mut state = self.state.lock();
-        std::mem::forget(std::mem::take(&mut state.lent));
+        let lent = std::mem::take(&mut self.state.lock().lent);
+        lent.into_iter().flat_map(|lent| lent.sources).for_each(PinnedBuffer::abandon);
     }
 
     /// Queues the copies of an operation, after the queued work of the compute stream. `addresses` are this member's
@@ -111,7 +111,7 @@ impl DmaCopies {
         let loan = SharedSource { addresses: addresses.into(), ready, done: done_here };
         let Some(loans) = self.board.all_gather(self.member, operation, loan, || call.has_failed()) else {
             // A peer may have read this source's address before.
-            std::mem::forget(sources);
+            sources.into_iter().for_each(PinnedBuffer::abandon);
             return Err("the run has failed".into());
         };
         let done = loans.iter().map(|loan| loan.done).collect();

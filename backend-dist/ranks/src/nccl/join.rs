@@ -1,7 +1,8 @@
 //! Rendezvous of the members of a group.
 
-use super::library::{finished, text};
+use super::library::{finished, free_raised, raise, text};
 use crate::comm::Group;
+use crate::comm::abort::{self, Abort};
 use crate::gpu;
 use cudarc::driver::result as driver;
 use cudarc::nccl::{result as nccl, sys};
@@ -46,8 +47,7 @@ pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks:
         };
         let made = result.is_ok();
         if sender.send(result.map(|()| comm as usize)).is_err() && made {
-            // SAFETY: no other reference to this communicator exists.
-            let _ = unsafe { nccl::comm_abort(comm) };
+            abort::abort(&Unclaimed(comm as usize), "a communicator that came too late", abort::LIMIT);
         }
     };
     std::thread::Builder::new()
@@ -65,6 +65,24 @@ pub(crate) fn meet(group: &Group, context: usize, id: sys::ncclUniqueId, blocks:
             let seconds = group.patience().as_secs();
             return Err(format!("the members have not found each other in {seconds} s: see NCCL_DEBUG=INFO"));
         }
+    }
+}
+
+/// A communicator whose rank has stopped before it was there.
+struct Unclaimed(usize);
+
+impl Abort for Unclaimed {
+    fn raise(&self) -> Result<(), String> {
+        // SAFETY: no other reference to this communicator exists.
+        unsafe { raise(self.0) }
+    }
+
+    fn inside(&self) -> Option<String> {
+        None
+    }
+
+    fn free(&self) -> Result<(), String> {
+        free_raised()
     }
 }
 

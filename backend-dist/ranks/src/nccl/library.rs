@@ -23,6 +23,22 @@ pub(crate) fn finished(outcome: Result<nccl::NcclStatus, nccl::NcclError>) -> Re
     }
 }
 
+/// Sets the flags that end kernels and calls of a communicator. What frees it is left to [`free_raised`]: in a group,
+/// `ncclCommAbort` only queues that (since NCCL 2.22; `ncclAsyncLaunch` in its src/group.cc). Groups are a thread's own, and
+/// the calling thread does nothing else.
+///
+/// # Safety
+/// The communicator has not ended.
+pub(crate) unsafe fn raise(comm: usize) -> Result<(), String> {
+    // SAFETY: as promised by the caller.
+    finished(nccl::group_start().and_then(|_| unsafe { nccl::comm_abort(comm as _) }))
+}
+
+/// Frees what this thread has [raised](raise).
+pub(crate) fn free_raised() -> Result<(), String> {
+    finished(nccl::group_end())
+}
+
 /// Groups the calls of `f` into one operation. The group ends even if one of them fails: otherwise all later calls of
 /// this thread would not be launched.
 pub(crate) fn grouped(f: impl FnOnce() -> Result<(), nccl::NcclError>) -> Result<nccl::NcclStatus, nccl::NcclError> {

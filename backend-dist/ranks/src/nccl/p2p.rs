@@ -201,8 +201,8 @@ impl Drop for Receiving {
     fn drop(&mut self) {
         match self.in_flight.take() {
             None => {}
-            // The run ends. The buffer must not be freed while NCCL may still write to it, so it is leaked.
-            Some(in_flight) if std::thread::panicking() => std::mem::forget(in_flight),
+            // The run ends. The buffer must not be freed while NCCL may still write to it, so it is abandoned.
+            Some((_, _, buffer)) if std::thread::panicking() => buffer.abandon(),
             Some((link, slot, buffer)) => {
                 let x = buffer.tensor.clone();
                 pass(&link, slot, &x, buffer);

@@ -1,5 +1,6 @@
 //! Buffers that another stream uses independently of the compute stream.
 
+use crate::gpu::abandoned;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::BufferBinding;
 
@@ -16,5 +17,10 @@ pub(crate) struct PinnedBuffer {
 impl PinnedBuffer {
     pub(crate) fn new(tensor: CubeTensor) -> Self {
         Self { _address: tensor.handle.clone().binding(), tensor }
+    }
+
+    /// The run has failed: nobody knows when others have done with it. It is freed when its GPU has come to rest.
+    pub(crate) fn abandon(self) {
+        abandoned::keep(usize::from(self.tensor.client.service_id().device.index_id), self);
     }
 }

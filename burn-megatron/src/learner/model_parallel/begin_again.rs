@@ -17,7 +17,7 @@ use super::placement::Placement;
 use super::restarts::Restarts;
 use crate::checkpoint::Checkpoint;
 
-/// How long GPUs may take to end what failed ranks have queued, once their communicators are gone.
+/// How long GPUs may take to end what failed ranks have queued, once their communicators are gone, and again to free memory.
 const SETTLE: Duration = Duration::from_secs(30);
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
@@ -39,8 +39,13 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         if placement.devices() != devices {
             restarts.on_other_devices();
         }
-        // The next ranks find GPUs and memory as those of a new process do.
-        settle(placement.devices(), SETTLE).map_err(|busy| format!("no restart: {busy}"))?;
+        // The next ranks find GPUs and memory as those of a new process do. A lost GPU may never come to rest; while it works
+        // it may still write to the others.
+        let lost: Vec<_> = devices.into_iter().filter(|device| !placement.devices().contains(device)).collect();
+        if let Err(why) = settle(&lost, SETTLE) {
+            say(&format!("of what is lost: {why}"));
+        }
+        settle(placement.devices(), SETTLE).map_err(|why| format!("no restart: {why}"))?;
         if let Some(saves) = &start.saves {
             // A save that has failed, if only for lack of a rank's share, does not keep the run from beginning again.
             let (reports, errors) = saves.settled();

@@ -2,17 +2,15 @@
 
 use super::{Communicator, Mark};
 use crate::comm::DeviceLink;
+use crate::comm::abort::{self, Abort};
 use crate::gpu::memory_use::ledger;
-use crate::nccl::library::text;
+use crate::nccl::library::{free_raised, raise, text};
 use crate::one_shot::OneShot;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
 use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// How long the end of a run waits for a call of the device's thread to return.
-const CALL: Duration = Duration::from_secs(2);
+use std::time::Duration;
 
 impl DeviceLink for Communicator {
     /// Fails the run if NCCL has an error or an operation takes too long. Does not wait.
@@ -62,7 +60,10 @@ impl DeviceLink for Communicator {
         // Before the end, which waits for the device's thread, and that may wait for the GPU; and after it, when no
         // further call begins.
         self.existing_one_shot().into_iter().for_each(OneShot::stop);
-        self.end(nccl::comm_abort);
+        self.end(|| {
+            let (rank, group) = &self.place;
+            abort::abort(self, &format!("{group} of member {rank}"), abort::LIMIT)
+        });
         self.existing_one_shot().into_iter().for_each(OneShot::stop);
         if let Some(Some(copies)) = self.copies.get() {
             copies.abandon();
@@ -88,7 +89,15 @@ impl DeviceLink for Communicator {
             one_shot.close();
         }
         // NCCL's end is a collective within a host: then all have closed this member's memory.
-        let is_destroyed = self.end(nccl::comm_destroy);
+        let mut is_destroyed = false;
+        self.end(|| {
+            while self.inside().is_some() {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // SAFETY: this is the only end of the communicator, and no call runs or begins. An error is none of the run.
+            is_destroyed = unsafe { nccl::comm_destroy(self.comm as _) }.is_ok();
+            true
+        });
         one_shot.filter(|_| is_destroyed).into_iter().for_each(OneShot::free);
     }
 
@@ -103,33 +112,43 @@ impl DeviceLink for Communicator {
     }
 }
 
-impl Communicator {
-    /// Whether this call is the one that ends it, without an error.
-    fn end(&self, how: unsafe fn(nccl_sys::ncclComm_t) -> Result<nccl::NcclStatus, nccl::NcclError>) -> bool {
-        if self.has_ended.swap(true, Ordering::AcqRel) {
-            return false;
+impl Abort for Communicator {
+    fn raise(&self) -> Result<(), String> {
+        // SAFETY: this is the only end of the communicator.
+        unsafe { raise(self.comm) }
+    }
+
+    fn inside(&self) -> Option<String> {
+        match self.calls.try_lock() {
+            // Later calls see that it has ended, and do not enter.
+            Ok(_) | Err(TryLockError::Poisoned(_)) => None,
+            Err(TryLockError::WouldBlock) => Some(match self.entering().clone() {
+                Some(Mark { op, sequence, since }) => {
+                    format!("{} for {:.1} s", self.member.words(op, sequence), since.elapsed().as_secs_f64())
+                }
+                None => "a thread that asks for its state".into(),
+            }),
         }
-        // No call begins from here on. A running call may itself wait for a peer that is gone, while it sets up a first
-        // connection: only an abort ends that.
-        let start = Instant::now();
-        let calls = loop {
-            match self.calls.try_lock() {
-                Ok(calls) => break Some(calls),
-                Err(TryLockError::Poisoned(error)) => break Some(error.into_inner()),
-                Err(TryLockError::WouldBlock) if start.elapsed() > CALL => break None,
-                Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(10)),
-            }
-        };
-        // Later calls see that it has ended; they need not wait for the end to be complete.
-        drop(calls);
-        // SAFETY: this is the only end of the communicator. An error here is no error of the run.
-        let ended = unsafe {
-            let _ = driver::ctx::set_current(self.context as _);
-            how(self.comm as _)
-        };
-        ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
-        self.is_gone.store(true, Ordering::Release);
-        ended.is_ok()
+    }
+
+    fn free(&self) -> Result<(), String> {
+        free_raised()
+    }
+}
+
+impl Communicator {
+    /// Ends it by `how`, which says whether it is gone, unless it has been ended before.
+    fn end(&self, how: impl FnOnce() -> bool) {
+        // No call begins from here on.
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // SAFETY: the context lives as long as the process. An error here is no error of the run.
+        let _ = unsafe { driver::ctx::set_current(self.context as _) };
+        if how() {
+            ledger::remove(ledger::Kind::Communicator, self.taken.0, self.taken.1);
+            self.is_gone.store(true, Ordering::Release);
+        }
     }
 }
 
