@@ -54,10 +54,12 @@ fn low_rank_gemms_compile() {
         let plan = plan(steps, transposed, 4);
         check(&format!("{plan:?}"), kernel!(LowRank<bf16>, settings_of(128), (b(), b(), b(), (), plan)));
     }
-    for (steps, gradient, amax) in [(1, false, false), (2, false, true), (2, true, true), (4, true, false)] {
-        let way = Way { gradient, amax };
+    let ways = [(1, false, false, 0), (2, false, true, 0), (2, true, true, 0), (2, true, true, 1), (4, true, false, 2)];
+    for (steps, gradient, amax, left) in ways {
+        let way = Way { gradient, amax, left };
         let plan = plan(steps, true, if gradient { 1 } else { 2 });
-        let kernel = kernel!(LowRankSwiglu<bf16>, settings_of(128), (b(), b(), b(), b(), b(), b(), (), plan, way));
+        let kernel =
+            kernel!(LowRankSwiglu<bf16>, settings_of(128), (b(), b(), b(), b(), b(), b(), b(), b(), (), plan, way));
         check(&format!("{steps} {way:?}"), kernel);
     }
 }
