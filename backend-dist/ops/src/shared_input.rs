@@ -39,7 +39,7 @@ impl SharedInput {
 
     /// What the first layer has left to the writer.
     pub(super) fn left_to_writer<B: Backend>(&self) -> Option<LeftGemm<B>> {
-        self.left.take().filter(|_| self.writer_adds)
+        if self.writer_adds { self.left.take() } else { None }
     }
 
     /// The second layer's gradient `own` with what the first has left to it.
