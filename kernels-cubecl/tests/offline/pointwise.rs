@@ -323,8 +323,8 @@ fn partial_sums_compile() {
 fn column_sums_compile() {
     let how = column_sum::Slicing { units: 512, side: 4, slices: 1, in_flight: 8 };
     for sums in [column_sum::Sums::Rows, column_sum::Sums::Groups, column_sum::Sums::WeightedGroups] {
-        let arguments = (b(), b(), b(), b(), (), (), sums, how);
-        let kernel = kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), arguments);
+        let kernel =
+            kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), (b(), b(), b(), b(), (), (), sums, how));
         check(&format!("column sums {sums:?}"), kernel);
     }
 }
