@@ -3,6 +3,7 @@
 use super::gated::{gate_gradient, gated, sigmoid};
 use super::low_rank::{COLUMNS, CUBE, LINES, LowRank, Plan, ROWS, Vec4, columns_of, multiplied, plus, rows_of, sum};
 use super::{PointwiseError, Vec8, buffer, cube_max};
+use crate::attention::portable::mma::tile::Pair;
 use crate::fp8::amax::{greatest, reduce};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -23,6 +24,11 @@ impl Way {
     fn plan_of_left(self) -> Plan {
         Plan { steps: self.left, transposed: false, ahead: 1 }
     }
+
+    /// Vectors of shared memory for its columns.
+    fn held(self) -> usize {
+        (4 * self.left * CUBE.units as usize).max(1)
+    }
 }
 
 /// A GEMM that is added to the gradient of the activation: `x · w`, `x [rows, inner]` and `w [inner, columns]`.
@@ -34,6 +40,50 @@ pub struct Left<'a> {
     pub x: &'a Handle,
     /// The columns.
     pub w: &'a Handle,
+}
+
+/// Left operands in shared memory, where each unit reads only what it has written: in registers they would cost the SM one
+/// of four cubes.
+type Held<E> = Shared<[Vec8<E>]>;
+
+/// The place of a unit's instruction `nth`.
+#[cube]
+fn place(#[comptime] nth: usize) -> usize {
+    UNIT_POS as usize + comptime![nth * CUBE.units as usize]
+}
+
+#[cube]
+fn hold<E: Float>(operands: &Sequence<Array<Pair<E>>>, held: &mut Held<E>, #[comptime] count: usize) {
+    #[unroll]
+    for nth in 0..count {
+        let mut all = Vec8::<E>::empty();
+        #[unroll]
+        for i in 0..8usize {
+            all.insert(i, operands.index(nth)[comptime![i / 2]].extract(comptime![i % 2]));
+        }
+        held[place(comptime![nth])] = all;
+    }
+}
+
+#[cube]
+fn take<E: Float>(held: &Held<E>, #[comptime] count: usize) -> Sequence<Array<Pair<E>>> {
+    let mut operands = Sequence::<Array<Pair<E>>>::new();
+    // Otherwise they might be read once, in front of the loop.
+    sync_plane();
+    #[unroll]
+    for nth in 0..count {
+        let all = held[place(comptime![nth])];
+        let mut registers = Array::<Pair<E>>::new(4usize);
+        #[unroll]
+        for part in 0..4usize {
+            let mut pair = Pair::<E>::empty();
+            pair.insert(0usize, all.extract(comptime![2 * part]));
+            pair.insert(1usize, all.extract(comptime![2 * part + 1]));
+            registers[part] = pair;
+        }
+        operands.push(registers);
+    }
+    operands
 }
 
 /// Cube `(columns, rows)`. `dout`, and what is added to it, is read for the gradient only.
@@ -56,7 +106,11 @@ pub fn low_rank_swiglu<E: Float>(
     let (width, column) = (half / 8, first / 8 + UNIT_POS % 32 / 4);
     let of_gate = columns_of::<E>(w, first, half, plan);
     let of_up = columns_of::<E>(w, half + first, half, plan);
-    let of_left = columns_of::<E>(left_w, first, half, comptime![way.plan_of_left()]);
+    let mut of_left = Held::<E>::new_slice(comptime![way.held()]);
+    if comptime![way.left > 0] {
+        let columns = columns_of::<E>(left_w, first, half, comptime![way.plan_of_left()]);
+        hold::<E>(&columns, &mut of_left, comptime![4 * way.left]);
+    }
     let mut row = CUBE_POS_Y * comptime![ROWS as u32];
     let end = row + comptime![ROWS as u32];
     let mut top = 0.0f32;
@@ -80,7 +134,8 @@ pub fn low_rank_swiglu<E: Float>(
         #[unroll]
         for a in 0..plan.ahead {
             if comptime![way.left > 0] {
-                let to_grad = multiplied::<E>(&of_left, &of_left_x, a, comptime![way.plan_of_left()]);
+                let columns = take::<E>(&of_left, comptime![4 * way.left]);
+                let to_grad = multiplied::<E>(&columns, &of_left_x, a, comptime![way.plan_of_left()]);
                 #[unroll]
                 for of in 0..2usize {
                     let nth = comptime![2 * a + of];
