@@ -84,7 +84,7 @@ pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use latent::latent_keys;
 pub use layouts::sizes::{LOGITS_AT_ONCE, positions_at_once};
-pub use low_rank_swiglu::{AmaxOfSwiGlu, low_rank_swiglu};
+pub use low_rank_swiglu::{SwiGluNeighbours, low_rank_swiglu};
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use pass::{PassContext, PassKind};
 pub use prologue::Prologue;

@@ -8,28 +8,32 @@ use super::{
     fp8::{Fp8Kernels, KnownAmax},
     gemm::deliver_weight_grad,
     operation::{Parents, apply, operation},
+    shared_input::{LeftGemm, SharedInput, with_added},
 };
 
 /// [`swiglu`](super::swiglu) of `base + low · bᵀ` for `base [s, b, 2 f] = [gate | up]`, `low [s, b, r]` and `b [2 f, r]`;
-/// output `[s, b, f]`. Layers in FP8 that read the output, and the gradient of `base`, may be given their amax.
+/// output `[s, b, f]`.
 ///
 /// # Panics
 ///
 /// If the sizes do not fit.
-pub fn low_rank_swiglu(base: Tensor<3>, low: Tensor<3>, b: Tensor<2>, amax: AmaxOfSwiGlu) -> Tensor<3> {
+pub fn low_rank_swiglu(base: Tensor<3>, low: Tensor<3>, b: Tensor<2>, neighbours: SwiGluNeighbours) -> Tensor<3> {
     let (shape, [positions, samples, inner], of_b) = (base.dims(), low.dims(), b.dims());
     let fits = shape == [positions, samples, of_b[0]] && inner == of_b[1] && of_b[0].is_multiple_of(2);
     assert!(fits, "low_rank_swiglu: {shape:?} + {:?} · {of_b:?}ᵀ", low.dims());
-    apply(LowRankSwiGlu { amax }, [base.into_dispatch(), low.into_dispatch(), b.into_dispatch()])
+    apply(LowRankSwiGlu { neighbours }, [base.into_dispatch(), low.into_dispatch(), b.into_dispatch()])
 }
 
-/// Whom [`low_rank_swiglu`] tells the amax of what it writes.
+/// What [`low_rank_swiglu`] exchanges with the layers before and behind it.
 #[derive(Clone, Debug, Default)]
-pub struct AmaxOfSwiGlu {
-    /// Of the output.
-    pub output: Option<KnownAmax>,
-    /// Of the gradient of `base`.
-    pub gradient: Option<KnownAmax>,
+pub struct SwiGluNeighbours {
+    /// The layer behind is in FP8 and is told the amax of the output.
+    pub output_amax: Option<KnownAmax>,
+    /// The layer before is in FP8 and is told the amax of the gradient of `base`.
+    pub gradient_amax: Option<KnownAmax>,
+    /// The output's two readers, an adapter and a frozen weight, of which the adapter leaves its GEMM to the gradient
+    /// of this operation ([`SharedInput::added_by_writer`]).
+    pub readers: Option<SharedInput>,
 }
 
 /// The kernels of [`low_rank_swiglu`]; the default bodies compute the sum first. With `amax` they also return that of the
@@ -45,15 +49,14 @@ pub trait LowRankKernels: Fp8Kernels {
         unfused::<Self>(base, low, b, amax)
     }
 
-    /// The gradient of `base`, given that of the result.
+    /// The gradient of `base`, given that of the result, to which a GEMM that was left is added.
     fn low_rank_swiglu_grad(
-        base: FloatTensor<Self>,
-        low: FloatTensor<Self>,
-        b: FloatTensor<Self>,
+        operands: [FloatTensor<Self>; 3],
         grad: FloatTensor<Self>,
+        left: Option<LeftGemm<Self>>,
         amax: bool,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
-        grad_unfused::<Self>(base, low, b, grad, amax)
+        grad_unfused::<Self>(operands, grad, left, amax)
     }
 }
 
@@ -70,28 +73,31 @@ pub fn unfused<B: Fp8Kernels>(
 }
 
 pub fn grad_unfused<B: Fp8Kernels>(
-    base: FloatTensor<B>,
-    low: FloatTensor<B>,
-    b: FloatTensor<B>,
+    [base, low, b]: [FloatTensor<B>; 3],
     grad: FloatTensor<B>,
+    left: Option<LeftGemm<B>>,
     amax: bool,
 ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+    let grad = with_added::<B>(grad, left);
     let grad = B::swiglu_grad(B::add_linear_forward(base, low, b), grad);
     (grad.clone(), amax.then(|| B::fp8_amax(grad)))
 }
 
 operation! {
-    LowRankSwiGlu { amax: AmaxOfSwiGlu }, 3, ([FloatTensor<B>; 3], Option<KnownAmax>),
+    LowRankSwiGlu { neighbours: SwiGluNeighbours }, 3, ([FloatTensor<B>; 3], SwiGluNeighbours),
     |[base, low, b], _, tracked| {
-        let saved = tracked.then(|| ([base.clone(), low.clone(), b.clone()], amax.gradient));
-        let (out, found) = B::low_rank_swiglu(base, low, b, amax.output.is_some());
-        KnownAmax::note::<B>(&amax.output, found);
+        let saved = tracked.then(|| ([base.clone(), low.clone(), b.clone()], neighbours.clone()));
+        let (out, found) = B::low_rank_swiglu(base, low, b, neighbours.output_amax.is_some());
+        KnownAmax::note::<B>(&neighbours.output_amax, found);
         (out, saved)
     },
-    |([base, low, b], amax), grad, parents| {
+    |([base, low, b], neighbours), grad, parents| {
         let Parents { ops: Ops { parents: [base_node, low_node, b_node], .. }, grads } = parents;
-        let amax = amax.filter(|_| base_node.is_some());
-        let (grad, found) = B::low_rank_swiglu_grad(base, low.clone(), b.clone(), grad, amax.is_some());
+        let SwiGluNeighbours { gradient_amax, readers, .. } = neighbours;
+        let amax = gradient_amax.filter(|_| base_node.is_some());
+        let left = readers.and_then(|readers| readers.left_to_writer::<B>());
+        let operands = [base, low.clone(), b.clone()];
+        let (grad, found) = B::low_rank_swiglu_grad(operands, grad, left, amax.is_some());
         KnownAmax::note::<B>(&amax, found);
         if let Some(node) = b_node {
             deliver_weight_grad::<B>(grads, node.id, grad.clone(), low);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
-use super::stash::Stash;
+use super::{kernels::LocalKernels, stash::Stash};
 
 /// The input of two linear layers, whose outputs are both used. The layer that runs first in the backward pass, which is
 /// the last in the forward pass, leaves its GEMM to the other, unless that has collectives or is in FP8. The other has it add
@@ -14,27 +14,44 @@ use super::stash::Stash;
 pub struct SharedInput {
     was_read: Arc<AtomicBool>,
     left: Stash,
+    writer_adds: bool,
 }
 
-/// Adds a layer's gradient of its input to the other layer's.
-type AddGrad<B> = Box<dyn FnOnce(FloatTensor<B>) -> FloatTensor<B> + Send>;
+/// A GEMM that is left: the gradient of a layer's output, and its weight.
+pub(super) type LeftGemm<B> = [FloatTensor<B>; 2];
 
 impl SharedInput {
+    /// The operation that wrote the input adds what the first layer leaves, and not the second layer. It has to be told of
+    /// the same input.
+    pub fn added_by_writer() -> Self {
+        Self { writer_adds: true, ..Self::default() }
+    }
+
     /// Whether the layer that asks is the first of the two in the backward pass.
     pub(super) fn is_first(&self) -> bool {
         !self.was_read.swap(true, Ordering::Relaxed)
     }
 
-    /// Leaves a gradient to the second layer.
-    pub(super) fn leave<B: Backend>(&self, add: impl FnOnce(FloatTensor<B>) -> FloatTensor<B> + Send + 'static) {
-        self.left.put::<AddGrad<B>>(Box::new(add));
+    /// Leaves a gradient's GEMM.
+    pub(super) fn leave<B: Backend>(&self, gemm: LeftGemm<B>) {
+        self.left.put(gemm);
     }
 
-    /// The second layer's gradient `own` with what the first has left, if it has left something.
-    pub(super) fn with_left<B: Backend>(&self, own: FloatTensor<B>) -> FloatTensor<B> {
-        match self.left.take::<AddGrad<B>>() {
-            Some(add) => add(own),
-            None => own,
-        }
+    /// What the first layer has left to the writer.
+    pub(super) fn left_to_writer<B: Backend>(&self) -> Option<LeftGemm<B>> {
+        if self.writer_adds { self.left.take() } else { None }
+    }
+
+    /// The second layer's gradient `own` with what the first has left to it.
+    pub(super) fn with_left<B: LocalKernels>(&self, own: FloatTensor<B>) -> FloatTensor<B> {
+        with_added::<B>(own, if self.writer_adds { None } else { self.left.take() })
+    }
+}
+
+/// The sum of a gradient and a GEMM that was left.
+pub(super) fn with_added<B: LocalKernels>(own: FloatTensor<B>, left: Option<LeftGemm<B>>) -> FloatTensor<B> {
+    match left {
+        Some([grad, w]) => B::linear_add_input_grad(own, grad, w),
+        None => own,
     }
 }

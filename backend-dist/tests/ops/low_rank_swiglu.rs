@@ -3,7 +3,9 @@
 use crate::compare::{numbers, run, same};
 use backend_dist::comm::Group;
 use backend_dist::ops::fp8::{Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, KnownAmax};
-use backend_dist::ops::{AmaxOfSwiGlu, LinearOptions, Prologue, linear_with, low_rank_swiglu};
+use backend_dist::ops::{
+    LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, linear_with, low_rank_swiglu,
+};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Tensor};
 
@@ -20,7 +22,7 @@ fn it_is_the_activation_of_the_sum() {
     };
     let fused = |x: Vec<Tensor<1>>| {
         let (base, low, b) = shaped(&x);
-        low_rank_swiglu(base, low, b, AmaxOfSwiGlu::default()).flatten(0, 2)
+        low_rank_swiglu(base, low, b, SwiGluNeighbours::default()).flatten(0, 2)
     };
     let plain = |x: Vec<Tensor<1>>| {
         let (base, low, b) = shaped(&x);
@@ -41,19 +43,50 @@ fn layers_in_fp8_are_told_the_amax() {
             let recipe = Fp8Recipe::tensorwise(Fp8Format::Hybrid);
             let [up, down] =
                 ["up", "down"].map(|name| Fp8Linear::new(&Fp8Layers::default(), name, recipe, Group::single()));
-            let [output, gradient] = [(); 2].map(|()| told.then(KnownAmax::default));
-            let up = gradient.clone().into_iter().fold(up, Fp8Linear::with_gradient_amax);
-            let down = output.clone().into_iter().fold(down, Fp8Linear::with_input_amax);
+            let [output_amax, gradient_amax] = [(); 2].map(|()| told.then(KnownAmax::default));
+            let up = gradient_amax.clone().into_iter().fold(up, Fp8Linear::with_gradient_amax);
+            let down = output_amax.clone().into_iter().fold(down, Fp8Linear::with_input_amax);
             let linear = |x: Tensor<3>, w: Tensor<2>, fp8| {
                 let options = LinearOptions { fp8: Some(fp8), ..LinearOptions::default() };
                 linear_with(x, Prologue::None, w, None, options)
             };
             let base = linear(x[0].clone().reshape([TOKENS, 1, IN]), x[1].clone().reshape([2 * HALF, IN]), up);
             let (low, b) = (x[2].clone().reshape([TOKENS, 1, LOW]), x[3].clone().reshape([2 * HALF, LOW]));
-            let hidden = low_rank_swiglu(base, low, b, AmaxOfSwiGlu { output, gradient });
+            let hidden = low_rank_swiglu(base, low, b, SwiGluNeighbours { output_amax, gradient_amax, readers: None });
             linear(hidden, x[4].clone().reshape([IN, HALF]), down).flatten(0, 2)
         };
         run(&layer, &inputs, &[true, false, true, true, false], DType::F64)
     };
     assert_eq!(of(true), of(false));
+}
+
+/// The GEMM that the adapter behind it leaves is added by its gradient, for every choice of tracked inputs.
+#[test]
+fn the_adapter_behind_it_leaves_its_gradient() {
+    let sizes = [TOKENS * 2 * HALF, TOKENS * LOW, 2 * HALF * LOW, IN * HALF, LOW * HALF, IN * LOW];
+    let inputs: Vec<Vec<f64>> = sizes.iter().enumerate().map(|(i, &n)| numbers(n, i)).collect();
+    let of = |left: bool, in_fp8: bool, choice: usize| {
+        let layer = |x: Vec<Tensor<1>>| -> Tensor<1> {
+            let matrix = |i: usize, rows: usize| x[i].clone().reshape([rows, sizes[i] / rows]);
+            let tokens = |i: usize| x[i].clone().reshape([TOKENS, 1, sizes[i] / TOKENS]);
+            let readers = left.then(SharedInput::added_by_writer);
+            let neighbours = SwiGluNeighbours { readers: readers.clone(), ..SwiGluNeighbours::default() };
+            let hidden = low_rank_swiglu(tokens(0), tokens(1), matrix(2, 2 * HALF), neighbours);
+            let recipe = Fp8Recipe::tensorwise(Fp8Format::Hybrid);
+            let fp8 = in_fp8.then(|| Fp8Linear::new(&Fp8Layers::default(), "down", recipe, Group::single()));
+            let linear = |w, fp8| {
+                let options = LinearOptions { shared_input: readers.clone(), fp8, ..LinearOptions::default() };
+                linear_with(hidden.clone(), Prologue::None, w, None, options)
+            };
+            let base = linear(matrix(3, IN), fp8);
+            add_linear(base, linear(matrix(4, LOW), None), matrix(5, IN)).flatten(0, 2)
+        };
+        let tracked: Vec<bool> = (0..sizes.len()).map(|i| choice >> i & 1 == 1).collect();
+        run(&layer, &inputs, &tracked, DType::F64)
+    };
+    for choice in 0..1 << sizes.len() {
+        for in_fp8 in [false, true] {
+            assert_eq!(of(true, in_fp8, choice), of(false, in_fp8, choice), "tracked {choice:b}, FP8 {in_fp8}");
+        }
+    }
 }

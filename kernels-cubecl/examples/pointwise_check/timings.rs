@@ -15,10 +15,11 @@ use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Ru
 use kernels_cubecl::pointwise::gated::{self, Gating};
 use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::low_rank::{self, LowRank};
+use kernels_cubecl::pointwise::low_rank_swiglu::{self, Left};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
-use kernels_cubecl::pointwise::{gelu, low_rank_swiglu, muon, reduce_slices};
+use kernels_cubecl::pointwise::{gelu, muon, reduce_slices};
 use std::collections::BTreeSet;
 
 pub const TOKENS: usize = 8192;
@@ -156,7 +157,7 @@ pub fn activations(clock: &mut Clock) {
 
 /// Adapters of rank 16 of Llama 3 8B.
 pub fn low_rank(clock: &mut Clock) {
-    let names = ["low rank", "low rank swiglu", "low rank swiglu gradient"];
+    let names = ["low rank", "low rank swiglu", "low rank swiglu gradient", "low rank swiglu gradient of a sum"];
     if !clock.wants(&names) {
         return;
     }
@@ -178,7 +179,12 @@ pub fn low_rank(clock: &mut Clock) {
     });
     clock.time(names[2], 10 * len, |i| {
         let tensors = [y.at(i), x.at(i), w.at(i), dout.at(i), dy.at(i)];
-        low_rank_swiglu::backward::<bf16>(client, sizes, tensors, Some(&most)).expect("legal")
+        low_rank_swiglu::backward::<bf16>(client, sizes, tensors, None, Some(&most)).expect("legal")
+    });
+    clock.time(names[3], 10 * len, |i| {
+        let tensors = [y.at(i), x.at(i), w.at(i), dout.at(i), dy.at(i)];
+        let left = Left { inner: 16, x: x.at(i), w: w.at(i) };
+        low_rank_swiglu::backward::<bf16>(client, sizes, tensors, Some(left), Some(&most)).expect("legal")
     });
 }
 

@@ -175,6 +175,17 @@ pub(super) fn plus<E: Float>(
     f32::cast_from(y.extract(i)) + acc.index(comptime![i / 2])[comptime![i % 2]].extract(row)
 }
 
+/// Eight neighbours of `y`, with what [`multiplied`] adds to them in the first or second row.
+#[cube]
+pub(super) fn sum<E: Float>(y: Vec8<E>, acc: &Sequence<Array<Acc2>>, #[comptime] row: usize) -> Vec8<E> {
+    let mut sum = Vec8::<E>::empty();
+    #[unroll]
+    for i in 0..8usize {
+        sum.insert(i, E::cast_from(plus::<E>(y, acc, row, i)));
+    }
+    sum
+}
+
 /// Cube `(columns, rows)`.
 #[cube(launch_unchecked)]
 pub fn low_rank<E: Float>(x: &[Vec4<E>], w: &[Vec4<E>], y: &mut [Vec8<E>], columns: u32, #[comptime] plan: Plan) {
@@ -196,12 +207,8 @@ pub fn low_rank<E: Float>(x: &[Vec4<E>], w: &[Vec4<E>], y: &mut [Vec8<E>], colum
             let acc = multiplied::<E>(&of_w, &of_x, a, plan);
             #[unroll]
             for of in 0..2usize {
-                let mut sum = Vec8::<E>::empty();
-                #[unroll]
-                for i in 0..8usize {
-                    sum.insert(i, E::cast_from(plus::<E>(before[comptime![2 * a + of]], &acc, of, i)));
-                }
-                y[(at + comptime![(a * LINES + of) as u32] * width) as usize] = sum;
+                let at = at + comptime![(a * LINES + of) as u32] * width;
+                y[at as usize] = sum::<E>(before[comptime![2 * a + of]], &acc, of);
             }
         }
         row += comptime![(LINES * plan.ahead) as u32];

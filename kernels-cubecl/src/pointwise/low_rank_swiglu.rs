@@ -1,9 +1,10 @@
 //! `silu(gate) · up` of `[gate | up] = y + x · wᵀ` where a row of `x` is short, as for adapters, and its gradient: the sum is
 //! never written. See [`low_rank`](super::low_rank).
 use super::gated::{gate_gradient, gated};
-use super::low_rank::{COLUMNS, CUBE, LINES, LowRank, Plan, ROWS, Vec4, columns_of, multiplied, plus, rows_of};
+use super::low_rank::{COLUMNS, CUBE, LINES, LowRank, Plan, ROWS, Vec4, columns_of, multiplied, plus, rows_of, sum};
 use super::sigmoid::sigmoid;
 use super::{PointwiseError, Vec8, buffer, cube_max};
+use crate::attention::portable::mma::tile::Pair;
 use crate::fp8::amax::{greatest, reduce};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -15,9 +16,78 @@ pub struct Way {
     pub gradient: bool,
     /// Whether the cubes write the greatest magnitudes of their numbers.
     pub amax: bool,
+    /// Sixteens of columns of [`Left::x`], 0 without.
+    pub left: usize,
 }
 
-/// Cube `(columns, rows)`. `dout` is read for the gradient only.
+impl Way {
+    /// How [`Left`] is multiplied.
+    fn plan_of_left(self) -> Plan {
+        Plan { steps: self.left, transposed: false, ahead: 1 }
+    }
+
+    /// Vectors of shared memory for its columns.
+    fn held(self) -> usize {
+        (4 * self.left * CUBE.units as usize).max(1)
+    }
+}
+
+/// A GEMM that is added to the gradient of the activation: `x · w`, `x [rows, inner]` and `w [inner, columns]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Left<'a> {
+    /// As [`LowRank::inner`].
+    pub inner: usize,
+    /// The rows.
+    pub x: &'a Handle,
+    /// The columns.
+    pub w: &'a Handle,
+}
+
+/// Left operands in shared memory, where each unit reads only what it has written: in registers they would cost the SM one
+/// of four cubes.
+type Held<E> = Shared<[Vec8<E>]>;
+
+/// The place of a unit's instruction `nth`.
+#[cube]
+fn place(#[comptime] nth: usize) -> usize {
+    UNIT_POS as usize + comptime![nth * CUBE.units as usize]
+}
+
+#[cube]
+fn hold<E: Float>(operands: &Sequence<Array<Pair<E>>>, held: &mut Held<E>, #[comptime] count: usize) {
+    #[unroll]
+    for nth in 0..count {
+        let mut all = Vec8::<E>::empty();
+        #[unroll]
+        for i in 0..8usize {
+            all.insert(i, operands.index(nth)[comptime![i / 2]].extract(comptime![i % 2]));
+        }
+        held[place(comptime![nth])] = all;
+    }
+}
+
+#[cube]
+fn take<E: Float>(held: &Held<E>, #[comptime] count: usize) -> Sequence<Array<Pair<E>>> {
+    let mut operands = Sequence::<Array<Pair<E>>>::new();
+    // Otherwise they might be read once, in front of the loop.
+    sync_plane();
+    #[unroll]
+    for nth in 0..count {
+        let all = held[place(comptime![nth])];
+        let mut registers = Array::<Pair<E>>::new(4usize);
+        #[unroll]
+        for part in 0..4usize {
+            let mut pair = Pair::<E>::empty();
+            pair.insert(0usize, all.extract(comptime![2 * part]));
+            pair.insert(1usize, all.extract(comptime![2 * part + 1]));
+            registers[part] = pair;
+        }
+        operands.push(registers);
+    }
+    operands
+}
+
+/// Cube `(columns, rows)`. `dout`, and what is added to it, is read for the gradient only.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 pub fn low_rank_swiglu<E: Float>(
@@ -25,6 +95,8 @@ pub fn low_rank_swiglu<E: Float>(
     x: &[Vec4<E>],
     w: &[Vec4<E>],
     dout: &[Vec8<E>],
+    left_x: &[Vec4<E>],
+    left_w: &[Vec4<E>],
     result: &mut [Vec8<E>],
     parts: &mut [f32],
     half: u32,
@@ -35,6 +107,11 @@ pub fn low_rank_swiglu<E: Float>(
     let (width, column) = (half / 8, first / 8 + UNIT_POS % 32 / 4);
     let of_gate = columns_of::<E>(w, first, half, plan);
     let of_up = columns_of::<E>(w, half + first, half, plan);
+    let mut of_left = Held::<E>::new_slice(comptime![way.held()]);
+    if comptime![way.left > 0] {
+        let columns = columns_of::<E>(left_w, first, half, comptime![way.plan_of_left()]);
+        hold::<E>(&columns, &mut of_left, comptime![4 * way.left]);
+    }
     let mut row = CUBE_POS_Y * comptime![ROWS as u32];
     let end = row + comptime![ROWS as u32];
     let mut top = 0.0f32;
@@ -54,8 +131,18 @@ pub fn low_rank_swiglu<E: Float>(
             }
         }
         let of_x = rows_of::<E>(x, row, plan);
+        let of_left_x = rows_of::<E>(left_x, row, comptime![way.plan_of_left()]);
         #[unroll]
         for a in 0..plan.ahead {
+            if comptime![way.left > 0] {
+                let columns = take::<E>(&of_left, comptime![4 * way.left]);
+                let to_grad = multiplied::<E>(&columns, &of_left_x, a, comptime![way.plan_of_left()]);
+                #[unroll]
+                for of in 0..2usize {
+                    let nth = comptime![2 * a + of];
+                    grads[nth] = sum::<E>(grads[nth], &to_grad, of);
+                }
+            }
             let to_gate = multiplied::<E>(&of_gate, &of_x, a, plan);
             let to_up = multiplied::<E>(&of_up, &of_x, a, plan);
             #[unroll]
@@ -113,10 +200,10 @@ pub fn forward<E: Float>(
     [y, x, w, out]: [&Handle; 4],
     amax: Option<&Handle>,
 ) -> Result<(), PointwiseError> {
-    launch::<E>(client, sizes, [y, x, w, out, out], amax, false)
+    launch::<E>(client, sizes, [y, x, w, out, out], None, amax, false)
 }
 
-/// The gradient of `[gate | up]` in [`forward`], given `dout`, and its amax.
+/// The gradient of `[gate | up]` in [`forward`], given `dout` to which `left` is added, and its amax.
 ///
 /// # Errors
 /// If there is no kernel for these sizes, or a buffer is too small.
@@ -124,15 +211,17 @@ pub fn backward<E: Float>(
     client: &Client,
     sizes: LowRank,
     tensors: [&Handle; 5],
+    left: Option<Left>,
     amax: Option<&Handle>,
 ) -> Result<(), PointwiseError> {
-    launch::<E>(client, sizes, tensors, amax, true)
+    launch::<E>(client, sizes, tensors, left, amax, true)
 }
 
 fn launch<E: Float>(
     client: &Client,
     sizes: LowRank,
     [y, x, w, dout, result]: [&Handle; 5],
+    left: Option<Left>,
     amax: Option<&Handle>,
     gradient: bool,
 ) -> Result<(), PointwiseError> {
@@ -140,16 +229,24 @@ fn launch<E: Float>(
     if !sizes.has_kernel::<E>(client) || !transposed {
         return Err(PointwiseError::Shape { shape: format!("{sizes:?}") });
     }
+    let of_left = left.map(|left| LowRank { inner: left.inner, transposed: false, ..sizes });
+    if let Some(refused) = of_left.filter(|of_left| !of_left.has_kernel::<E>(client)) {
+        return Err(PointwiseError::Shape { shape: format!("{refused:?}") });
+    }
     let (cubes, count, plan) = sizes.launch(if gradient { 1 } else { 2 });
     let (vectors, bytes) = (rows * columns / 8, 8 * size_of::<E>());
     let parts = client.empty(4 * count);
     let y = buffer("y", y, 2 * vectors, bytes)?;
+    let (left_x, left_w) = left.map_or((x, w), |left| (left.x, left.w));
+    let inner_of_left = left.map_or(inner, |left| left.inner);
+    let left_x = buffer("left x", left_x, rows * inner_of_left / 4, 4 * size_of::<E>())?;
+    let left_w = buffer("left w", left_w, columns * inner_of_left / 4, 4 * size_of::<E>())?;
     let x = buffer("x", x, rows * inner / 4, 4 * size_of::<E>())?;
     let w = buffer("w", w, 2 * columns * inner / 4, 4 * size_of::<E>())?;
     let dout = buffer("out_gradient", dout, vectors, bytes)?;
     let result = buffer("result", result, if gradient { 2 * vectors } else { vectors }, bytes)?;
     let written = buffer("parts", &parts, count, 4)?;
-    let way = Way { gradient, amax: amax.is_some() };
+    let way = Way { gradient, amax: amax.is_some(), left: left.map_or(0, |left| left.inner / 16) };
     // SAFETY: cubes divide columns and rows without a rest, and the buffers hold them; `dout` is another tensor than
     // the result where it is read.
     unsafe {
@@ -161,6 +258,8 @@ fn launch<E: Float>(
             x,
             w,
             dout,
+            left_x,
+            left_w,
             result,
             written,
             columns as u32,

@@ -54,10 +54,12 @@ fn low_rank_gemms_compile() {
         let plan = plan(steps, transposed, 4);
         check(&format!("{plan:?}"), kernel!(LowRank<bf16>, settings_of(128), (b(), b(), b(), (), plan)));
     }
-    for (steps, gradient, amax) in [(1, false, false), (2, false, true), (2, true, true), (4, true, false)] {
-        let way = Way { gradient, amax };
+    let ways = [(1, false, false, 0), (2, false, true, 0), (2, true, true, 0), (2, true, true, 1), (4, true, false, 2)];
+    for (steps, gradient, amax, left) in ways {
+        let way = Way { gradient, amax, left };
         let plan = plan(steps, true, if gradient { 1 } else { 2 });
-        let kernel = kernel!(LowRankSwiglu<bf16>, settings_of(128), (b(), b(), b(), b(), b(), b(), (), plan, way));
+        let kernel =
+            kernel!(LowRankSwiglu<bf16>, settings_of(128), (b(), b(), b(), b(), b(), b(), b(), b(), (), plan, way));
         check(&format!("{steps} {way:?}"), kernel);
     }
 }
@@ -321,8 +323,8 @@ fn partial_sums_compile() {
 fn column_sums_compile() {
     let how = column_sum::Slicing { units: 512, side: 4, slices: 1, in_flight: 8 };
     for sums in [column_sum::Sums::Rows, column_sum::Sums::Groups, column_sum::Sums::WeightedGroups] {
-        let arguments = (b(), b(), b(), b(), (), (), sums, how);
-        let kernel = kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), arguments);
+        let kernel =
+            kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), (b(), b(), b(), b(), (), (), sums, how));
         check(&format!("column sums {sums:?}"), kernel);
     }
 }

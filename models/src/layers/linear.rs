@@ -6,7 +6,7 @@
 
 use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
 use backend_dist::ops::{
-    AmaxOfSwiGlu, InputCollective, LinearOptions, Prologue, Residual, SharedInput, add_bias, linear_with,
+    InputCollective, LinearOptions, Prologue, Residual, SharedInput, SwiGluNeighbours, add_bias, linear_with,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -144,16 +144,17 @@ impl ColumnParallelLinear {
         self.bias.is_none() && self.adapters.as_ref().is_some_and(ColumnAdapters::is_sum)
     }
 
-    /// `silu(gate) up` of the outputs `[gate | up]` for the layer's own input `x`, and for `amax` that of the result.
+    /// `silu(gate) up` of the outputs `[gate | up]` for the layer's own input `x`; `behind` is what the layer that reads it
+    /// exchanges with the activation.
     ///
     /// # Panics
     /// Without adapters.
-    pub(super) fn swiglu(&self, x: Tensor<3>, amax: Option<KnownAmax>, batch: &MicroBatch) -> Tensor<3> {
+    pub(super) fn swiglu(&self, x: Tensor<3>, behind: SwiGluNeighbours, batch: &MicroBatch) -> Tensor<3> {
         let adapters = self.adapters.as_ref().expect("the sum with adapters is one operation with the activation");
-        let gradient = self.fp8.is_some().then(KnownAmax::default);
-        let fp8 = self.fp8.clone().zip(gradient.clone()).map(|(fp8, gradient)| fp8.with_gradient_amax(gradient));
+        let gradient_amax = self.fp8.is_some().then(KnownAmax::default);
+        let fp8 = self.fp8.clone().zip(gradient_amax.clone()).map(|(fp8, amax)| fp8.with_gradient_amax(amax));
         let (base, x) = self.base(x, fp8, batch);
-        adapters.swiglu(base, x, AmaxOfSwiGlu { output: amax, gradient })
+        adapters.swiglu(base, x, SwiGluNeighbours { gradient_amax, ..behind })
     }
 
     /// What the weight makes of `x`, which the adapters' GEMM reads too.

@@ -1,7 +1,6 @@
 //! The feed-forward part of a block: column-parallel, activation, row-parallel.
 
 use backend_dist::ops::decode::swiglu_linear;
-use backend_dist::ops::fp8::KnownAmax;
 use backend_dist::ops::{GeluKind, Prologue, Residual};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -124,8 +123,8 @@ impl Mlp {
     }
 
     fn fused(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        let amax = self.down.is_in_fp8().then(KnownAmax::default);
-        self.down.with_amax(self.up.swiglu(x, amax.clone(), batch), amax, batch)
+        let activation = self.down.behind_swiglu();
+        self.down.of_swiglu(self.up.swiglu(x, activation.clone(), batch), activation, batch)
     }
 
     fn down(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {

@@ -4,7 +4,9 @@
 use backend_dist::comm::Group;
 use backend_dist::ops::conjugate::{Partial, reduce_from_tensor_parallel};
 use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
-use backend_dist::ops::{LinearOptions, OutputCollective, Prologue, Residual, SharedInput, linear_with};
+use backend_dist::ops::{
+    LinearOptions, OutputCollective, Prologue, Residual, SharedInput, SwiGluNeighbours, linear_with,
+};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
@@ -62,7 +64,7 @@ impl RowParallelLinear {
         recompute: bool,
         batch: &MicroBatch,
     ) -> Tensor<3> {
-        self.with_fp8(self.fp8.clone(), x, prologue, recompute, batch)
+        self.leaving(exit(&self.parallel), self.reads(), x, prologue, recompute, batch)
     }
 
     /// The same for a decode step: what the ranks have of the sum, where nothing but the addition to the residual stream
@@ -72,42 +74,38 @@ impl RowParallelLinear {
         let is_plain = self.bias.is_none() && self.adapter.is_none() && !self.parallel.sequence;
         match is_plain && group.size() > 1 {
             true => {
-                let (fp8, exit) = (self.fp8.clone(), OutputCollective::None);
-                Summand::Partial(Partial::new(self.leaving(exit, fp8, x, prologue, false, batch)), group.clone())
+                let y = self.leaving(OutputCollective::None, self.reads(), x, prologue, false, batch);
+                Summand::Partial(Partial::new(y), group.clone())
             }
             false => Summand::Whole(self.forward(x, prologue, false, batch)),
         }
     }
 
-    /// Whether the amax of the input would be used.
-    pub(super) fn is_in_fp8(&self) -> bool {
-        self.fp8.is_some()
+    /// What the layer exchanges with a [`low_rank_swiglu`](backend_dist::ops::low_rank_swiglu) before it.
+    pub(super) fn behind_swiglu(&self) -> SwiGluNeighbours {
+        SwiGluNeighbours {
+            output_amax: self.fp8.is_some().then(KnownAmax::default),
+            readers: self.adapter.is_some().then(SharedInput::added_by_writer),
+            ..SwiGluNeighbours::default()
+        }
     }
 
-    /// The same for the input `x`, whose amax may be known.
-    pub(super) fn with_amax(&self, x: Tensor<3>, amax: Option<KnownAmax>, batch: &MicroBatch) -> Tensor<3> {
-        let fp8 = self.fp8.clone().map(|fp8| match amax {
-            Some(amax) => fp8.with_input_amax(amax),
-            None => fp8,
-        });
-        self.with_fp8(fp8, x, Prologue::None, false, batch)
+    /// The same for the output `x` of that operation.
+    pub(super) fn of_swiglu(&self, x: Tensor<3>, before: SwiGluNeighbours, batch: &MicroBatch) -> Tensor<3> {
+        let fp8 = self.fp8.clone().map(|fp8| before.output_amax.into_iter().fold(fp8, Fp8Linear::with_input_amax));
+        let reads = (fp8, before.readers.unwrap_or_default());
+        self.leaving(exit(&self.parallel), reads, x, Prologue::None, false, batch)
     }
 
-    fn with_fp8<const D: usize>(
-        &self,
-        fp8: Option<Fp8Linear>,
-        x: Tensor<D>,
-        prologue: Prologue,
-        recompute: bool,
-        batch: &MicroBatch,
-    ) -> Tensor<3> {
-        self.leaving(exit(&self.parallel), fp8, x, prologue, recompute, batch)
+    /// What the layer reads its input as, if nothing before it knows of the layer.
+    fn reads(&self) -> (Option<Fp8Linear>, SharedInput) {
+        (self.fp8.clone(), SharedInput::default())
     }
 
     fn leaving<const D: usize>(
         &self,
         exit: OutputCollective,
-        fp8: Option<Fp8Linear>,
+        (fp8, shared): (Option<Fp8Linear>, SharedInput),
         x: Tensor<D>,
         prologue: Prologue,
         recompute: bool,
@@ -122,7 +120,6 @@ impl RowParallelLinear {
         let weight = self.weight.value(x.device().is_autodiff());
         if let Some(adapter) = &self.adapter {
             let x = apply(prologue, x, batch);
-            let shared = SharedInput::default();
             let shared_input = Some(shared.clone());
             let options = LinearOptions { exit, overlap, fp8, stored, shared_input, pass, ..Default::default() };
             let base = linear_with(x.clone(), Prologue::None, weight, None, options);

@@ -9,7 +9,7 @@ use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::context::{attention_in_context, attention_over_context};
 use backend_dist::ops::{
-    AmaxOfSwiGlu, LinearOptions, Prologue, SharedInput, add_linear, geglu, gelu, layer_norm, linear_with,
+    LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, geglu, gelu, layer_norm, linear_with,
     low_rank_swiglu, matmul, rms_norm, squared_relu, sum_dim, swiglu,
 };
 use backend_dist::shard::{Init, Section};
@@ -123,9 +123,9 @@ impl ColumnAdapters {
     }
 
     /// `silu(gate) up` of the layer's outputs `[gate | up]` from `base`, as [`add`](Self::add).
-    pub fn swiglu(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), amax: AmaxOfSwiGlu) -> Tensor<3> {
+    pub fn swiglu(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), neighbours: SwiGluNeighbours) -> Tensor<3> {
         let (low, b) = self.low_and_b(x);
-        low_rank_swiglu(base, low, b, amax)
+        low_rank_swiglu(base, low, b, neighbours)
     }
 
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.

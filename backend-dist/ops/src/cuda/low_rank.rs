@@ -3,10 +3,11 @@
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::low_rank::{self, LowRank};
-use kernels_cubecl::pointwise::low_rank_swiglu as kernels;
+use kernels_cubecl::pointwise::low_rank_swiglu::{self as kernels, Left};
 
 use super::{Float, are_half, columns, empty, is_aligned, launched, packed, rows, work};
 use crate::low_rank_swiglu::{LowRankKernels, grad_unfused, unfused};
+use crate::shared_input::{LeftGemm, with_added};
 
 /// Adds `x · w`, or `x · wᵀ` if `w` is `transposed`, to `y` in f32 before rounding, as cuBLASLt does, if there is a kernel
 /// for it.
@@ -47,17 +48,28 @@ impl LowRankKernels for Cube {
         (out, amax)
     }
 
-    fn low_rank_swiglu_grad(base: Float, low: Float, b: Float, grad: Float, amax: bool) -> (Float, Option<Float>) {
+    fn low_rank_swiglu_grad(
+        [base, low, b]: [Float; 3],
+        grad: Float,
+        left: Option<LeftGemm<Self>>,
+        amax: bool,
+    ) -> (Float, Option<Float>) {
         let fits = are_half([&base, &grad]);
         let Some(sizes) = sizes(&base, &low, &b).filter(|_| fits) else {
-            return grad_unfused::<Self>(base, low, b, grad, amax);
+            return grad_unfused::<Self>([base, low, b], grad, left, amax);
         };
+        let is_added = left.as_ref().is_some_and(|[low, a]| {
+            are_half([&base, low, a]) && has_kernel(LowRank { inner: columns(low), transposed: false, ..sizes }, low)
+        });
+        let (grad, left) = if is_added { (grad, left) } else { (with_added::<Self>(grad, left), None) };
+        let left = left.map(|left| left.map(packed));
         let _noted = work::memory("swiglu gradient with adapters", &base, |bytes| bytes / 2 * 5);
         let [base, low, b, grad] = [base, low, b, grad].map(packed);
         let out = empty(&base, base.shape(), base.dtype());
         let amax = amax.then(|| empty(&base, [1], DType::F32));
         let (handles, found) = ([&base, &low, &b, &grad, &out].map(|x| &x.handle), amax.as_ref().map(|x| &x.handle));
-        let done = by_half!(base, E => kernels::backward::<E>(&base.client, sizes, handles, found));
+        let left = left.as_ref().map(|[low, a]| Left { inner: columns(low), x: &low.handle, w: &a.handle });
+        let done = by_half!(base, E => kernels::backward::<E>(&base.client, sizes, handles, left, found));
         launched("swiglu gradient with adapters", done);
         (out, amax)
     }

@@ -115,8 +115,7 @@ impl<const N: usize> Operation<N> for Linear {
                 let weight = weight.zip(out).map(|((id, deferral), input)| Weight { id, deferral, input });
                 if let (true, Some(shared), Some(w)) = (leaves, &shared, &w) {
                     weight_grad::<B>(grad.clone(), weight, &collectives.entry, grads);
-                    let w = w.clone();
-                    return shared.leave::<B>(move |sum| B::linear_add_input_grad(sum, grad, w));
+                    return shared.leave::<B>([grad, w.clone()]);
                 }
                 B::gemm_grads(grad, w, weight, &collectives, grads)
             }

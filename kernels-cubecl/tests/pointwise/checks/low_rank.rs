@@ -2,7 +2,7 @@
 use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
 use kernels_cubecl::pointwise::low_rank::{self, LowRank};
-use kernels_cubecl::pointwise::low_rank_swiglu;
+use kernels_cubecl::pointwise::low_rank_swiglu::{self, Left};
 
 /// `y + x · w`, `w [inner, columns]`.
 fn sums(y: &[f64], x: &[f64], w: &[f64], [columns, inner]: [usize; 2]) -> Vec<f64> {
@@ -55,17 +55,27 @@ pub fn swiglu<E: Element>(client: &Client, [rows, half, inner]: [usize; 3]) -> u
     let (to, dy) = (poisoned::<E>(client, rows * half), poisoned::<E>(client, 2 * rows * half));
     let [most, most_of_dy] = [(); 2].map(|()| poisoned::<f32>(client, 1));
     let forward = low_rank_swiglu::forward::<E>(client, sizes, [&y, &x, &w, &to], Some(&most));
-    let backward = low_rank_swiglu::backward::<E>(client, sizes, [&y, &x, &w, &dout, &dy], Some(&most_of_dy));
+    let backward = low_rank_swiglu::backward::<E>(client, sizes, [&y, &x, &w, &dout, &dy], None, Some(&most_of_dy));
     if !sizes.has_kernel::<E>(client) {
         return usize::from(forward.is_ok() || backward.is_ok());
     }
     [forward, backward].into_iter().for_each(|done| done.expect("legal"));
     let (to, dy) = (download::<E>(client, &to), download::<E>(client, &dy));
+    // A GEMM that is added to `dout` first: the bits of two kernels.
+    let (left_x, left_w) = (upload::<E>(client, &random(16 * rows, 5)), upload::<E>(client, &random(16 * half, 6)));
+    let (left, both) = (Left { inner: 16, x: &left_x, w: &left_w }, poisoned::<E>(client, 2 * rows * half));
+    low_rank_swiglu::backward::<E>(client, sizes, [&y, &x, &w, &dout, &both], Some(left), None).expect("legal");
+    let (of_left, separate) =
+        (LowRank { inner: 16, transposed: false, ..sizes }, poisoned::<E>(client, 2 * rows * half));
+    low_rank::add::<E>(client, of_left, [&left_x, &left_w, &dout]).expect("legal");
+    low_rank_swiglu::backward::<E>(client, sizes, [&y, &x, &w, &dout, &separate], None, None).expect("legal");
+    let [both, separate] = [&both, &separate].map(|x| download::<E>(client, x));
     // The amax is that of the rounded numbers.
     let amax = |x: &[f64]| [x.iter().fold(0.0, |top: f64, x| top.max(x.abs()))];
     let found = [&most, &most_of_dy].map(|x| download::<f32>(client, x));
     report(&format!("swiglu of a sum, {} {sizes:?}", E::NAME), &to, &out, E::LIMIT)
         + report("its gradient", &dy, &gradient, E::LIMIT)
+        + report("the gradient with a GEMM added before", &both, &separate, 0.0)
         + report("its amax", &found[0], &amax(&to), 0.0)
         + report("the gradient's amax", &found[1], &amax(&dy), 0.0)
 }
