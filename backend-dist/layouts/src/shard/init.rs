@@ -96,7 +96,8 @@ mod tests {
         assert!((mean - 0.5).abs() < 0.011 && (variance - 0.75).abs() < 0.009, "{mean} {variance}");
     }
 
-    /// Every twentieth quantile of 100,000 draws lies within four standard errors, at most 4 * 0.5 / sqrt(100,000), of its share.
+    /// Every twentieth quantile of 100,000 draws lies within four standard errors of its share, each at most
+    /// 0.5 / sqrt(100,000).
     #[test]
     fn quantiles_are_the_distributions() {
         let check = |init: Init, share_below: &dyn Fn(f64) -> f64| {
