@@ -5,8 +5,7 @@
 use super::TokenBatch;
 use super::local_batch::LocalBatch;
 use crate::data::TopK;
-use backend_dist::ops::{PassContext, PassKind};
-use burn::tensor::activation::{log_softmax, softmax};
+use backend_dist::ops::{PassContext, PassKind, log_sum_exp, softmax, sum_dim};
 use burn::tensor::{DType, Device, FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 use models::layout::ModelDims;
 use models::{CausalLm, MicroBatch};
@@ -102,15 +101,16 @@ pub(super) fn losses(student: Tensor<3>, taught: Taught, labels: Tensor<2, Int>,
     let student = wide(student);
     let [batch, seq, _] = student.dims();
     let flat = |x: Tensor<3>| x.reshape([batch, seq]);
-    let entropy = log_softmax(student.clone(), 2).gather(2, labels.unsqueeze_dim(2)).neg();
+    let log_softmax = |x: Tensor<3>| x.clone() - log_sum_exp(x);
+    let entropy = log_sum_exp(student.clone()) - student.clone().gather(2, labels.unsqueeze_dim(2));
     let DistillConfig { temperature, weight } = *config;
     let tracked = student.device().is_autodiff();
     let constant = |x: Tensor<3>| if tracked { Tensor::from_inner(x) } else { x };
-    let found = log_softmax(student.div_scalar(temperature), 2);
+    let found = log_softmax(student.div_scalar(temperature));
     let (wanted, logs, found) = match taught {
         Taught::Logits(teacher) => {
             let teacher = wide(teacher).div_scalar(temperature);
-            (softmax(teacher.clone(), 2), log_softmax(teacher, 2), found)
+            (softmax(teacher.clone()), log_softmax(teacher), found)
         }
         Taught::TopK(ids, wanted) => {
             let wanted = (*wanted).cast(found.dtype());
@@ -118,14 +118,13 @@ pub(super) fn losses(student: Tensor<3>, taught: Taught, labels: Tensor<2, Int>,
             // Summed over the others, for 1 minus the sum of the likeliest has no digits left where these are all.
             let far = Tensor::full(ids.dims(), FAR, (&found.device(), found.dtype()));
             let others = found.clone().scatter(2, ids.clone(), far, IndexingUpdateOp::Add);
-            let most = others.clone().detach().max_dim(2);
-            let rest = (others - most.clone()).exp().sum_dim(2).log() + most;
+            let rest = log_sum_exp(others);
             // A probability of 0 has no logarithm, and no share in the sum.
             let logs = wanted.clone().clamp_min(LEAST).log();
             (wanted, logs, Tensor::cat(vec![found.gather(2, ids), rest], 2))
         }
     };
-    let divergence = (constant(wanted) * (constant(logs) - found)).sum_dim(2);
+    let divergence = sum_dim(constant(wanted) * (constant(logs) - found), 2);
     flat(entropy.mul_scalar(1.0 - weight) + divergence.mul_scalar(weight * temperature * temperature))
 }
 

@@ -3,6 +3,7 @@
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
 use backend_dist::ops::context::{ContextParallel, CpCommType};
+use backend_dist::ops::sum_dim;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use models::{CausalLm, MicroBatch};
 use serde::{Deserialize, Serialize};
@@ -146,7 +147,7 @@ fn log_probabilities(logits: Tensor<3>, targets: &[Option<i64>]) -> Vec<(f64, i6
     let largest = logits.clone().max_dim(2);
     let best = logits.clone().argmax(2);
     let chosen = logits.clone().gather(2, ids) - largest.clone();
-    let log_sum = (logits - largest).exp().sum_dim(2).log();
+    let log_sum = sum_dim((logits - largest).exp(), 2).log();
     let log_probabilities = (chosen - log_sum).into_data();
     let best = best.into_data();
     log_probabilities.iter::<f64>().zip(best.iter::<i64>()).collect()

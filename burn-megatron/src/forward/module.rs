@@ -10,7 +10,7 @@ use backend_dist::parallelize::{check, parallelize_on};
 use backend_dist::shard::HostTensor;
 use burn::tensor::Device;
 use models::hf::{HfModule, HostInput, ModuleInputs, ModuleOutput};
-use models::images::{Llava, Vit};
+use models::images::{Llava, Siglip, Vit};
 use models::lora::{Adapter, adapter_gradients, with_adapters};
 use models::{Bert, T5};
 use safetensors::SafeTensors;
@@ -26,8 +26,14 @@ use crate::hf::{ModuleFolder, Wanted, named_tensors};
 type Run = fn(&ModuleFolder, &BTreeMap<String, HostInput>, &Settings) -> Result<ModuleOutputs, ForwardError>;
 
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, Run); 4] =
-    [("bert", run::<Bert>), ("llava", run::<Llava>), ("t5", run::<T5>), ("vit", run::<Vit>)];
+const FAMILIES: [(&str, Run); 6] = [
+    ("bert", run::<Bert>),
+    ("llava", run::<Llava>),
+    ("siglip", run::<Siglip>),
+    ("siglip_vision_model", run::<Siglip>),
+    ("t5", run::<T5>),
+    ("vit", run::<Vit>),
+];
 
 /// What a plain Burn module computed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use backend_dist::launch::BoxError;
 use burn::module::{Module, ModuleDisplay};
 use burn::tensor::{Device, Int, Tensor};
 use models::hf::HfModule;
-use models::images::{Llava, Vit};
+use models::images::{Llava, Siglip, Vit};
 use models::lora::{LoraConfig, with_adapters};
 use models::{Bert, T5};
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub struct Subject {
 type Plans = fn(&Value, &Subject, &ModuleRun) -> Result<ModulePlan, BoxError>;
 
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, Plans); 4] = [("bert", bert), ("llava", llava), ("t5", t5), ("vit", vit)];
+const FAMILIES: [(&str, Plans); 5] = [("bert", bert), ("llava", llava), ("siglip", siglip), ("t5", t5), ("vit", vit)];
 
 /// Plans the training of the plain Burn module that the `config.json` of a folder describes; weights are not needed. The
 /// run's plan is the family's own.
@@ -97,6 +97,23 @@ fn vit(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan,
         |model, device| {
             let logits = model.forward(Tensor::zeros(pixels, device));
             Vit::loss(logits, Tensor::zeros([pixels[0]], device))
+        },
+    )
+}
+
+fn siglip(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {
+    let config = sizes::<Siglip>(config)?;
+    let vision = &config.vision_config;
+    let pixels = [subject.batch, vision.num_channels, vision.image_size, vision.image_size];
+    of::<Siglip, Siglip>(
+        &config,
+        subject,
+        run,
+        |siglip| siglip,
+        |model, device| {
+            let states = model.states(Tensor::zeros(pixels, device));
+            let logits = model.classify(states).expect("`siglip` is the model that classifies");
+            Siglip::loss(logits, Tensor::zeros([pixels[0]], device))
         },
     )
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Mesh, ParallelLayout};
-use burn::tensor::activation::softmax;
+use backend_dist::ops::softmax;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use models::{CausalLm, MicroBatch, ModelConfig, ParamBuilder, Part, WithModel};
 use rayon::prelude::*;
@@ -53,7 +53,7 @@ pub fn write_top_k(
             let tokens: Tensor<2, Int> = Tensor::from_data(tokens, (&rank.device, DType::I64));
             let logits = teacher.logits(tokens, &micro_batch(sample.documents, documents));
             let logits = if logits.dtype() == DType::F64 { logits } else { logits.cast(DType::F32) };
-            let all: Vec<f64> = softmax(logits.div_scalar(temperature), 2).try_into_data()?.iter().collect();
+            let all: Vec<f64> = softmax(logits.div_scalar(temperature)).try_into_data()?.iter().collect();
             let none = || TopK { k, ids: Vec::new(), probabilities: Vec::new() };
             let each = all.par_chunks(vocabulary).map(|probabilities| {
                 let mut said = none();

@@ -14,5 +14,6 @@ mod modules;
 mod optimizer;
 mod quantised;
 mod round_trip;
+mod siglip;
 mod sweep;
 mod untrusted;

@@ -18,7 +18,7 @@ const STD: f64 = 0.1;
 const LENGTH: usize = 10;
 
 /// `[items, 3, 8, 8]`, different for every item.
-fn pixels(items: Range<usize>, device: &Device) -> Tensor<4> {
+pub fn pixels(items: Range<usize>, device: &Device) -> Tensor<4> {
     let count = items.len();
     let value = |item: usize, at: usize| ((item * 31 + at * (item % 5 + 1)) as f64 * 0.37).sin();
     let values: Vec<f64> = items.flat_map(|item| (0..192).map(move |at| value(item, at))).collect();

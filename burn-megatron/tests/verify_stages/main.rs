@@ -4,6 +4,7 @@ mod bert;
 mod encoder;
 mod images;
 mod llama;
+mod siglip;
 mod t5;
 mod wrong;
 

@@ -13,10 +13,12 @@ use super::input_error::InputError;
 use super::inputs::ModuleInputs;
 
 /// Hugging Face's `model_type` and `architectures` of the models that are plain Burn modules.
-const MODULES: [(&str, &[&str]); 4] = [
+const MODULES: [(&str, &[&str]); 6] = [
     ("bert", &["BertForMaskedLM", "BertForPreTraining"]),
     ("t5", &["T5ForConditionalGeneration"]),
     ("llava", &["LlavaForConditionalGeneration"]),
+    ("siglip", &["SiglipForImageClassification"]),
+    ("siglip_vision_model", &["SiglipVisionModel"]),
     ("vit", &["ViTForImageClassification"]),
 ];
 

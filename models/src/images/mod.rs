@@ -1,4 +1,4 @@
-//! Vision models: image classification with [`Vit`], and [`Llava`], a language model to which images are tokens.
+//! Vision models: image classification with [`Vit`] and [`Siglip`], and [`Llava`], a language model to which images are tokens.
 //!
 //! These are plain Burn modules of burn-nn's layers and tensor operations, with nothing parallel in them. A logical device
 //! gives them every layout that any Burn module has; each has a `plan` that says which parameters tensor parallelism shards.
@@ -21,12 +21,15 @@
 mod attention;
 mod block;
 pub mod clip;
+mod labels;
 pub mod llava;
+pub mod siglip;
 pub mod vit;
 
 pub use block::{Block, Mlp};
 pub use clip::{ClipVision, ClipVisionConfig, VisionFamily};
 pub use llava::{Llava, LlavaConfig};
+pub use siglip::{PoolingHead, Siglip, SiglipConfig};
 pub use vit::{Vit, VitConfig};
 
 use burn::nn::conv::Conv2d;

@@ -3,7 +3,7 @@
 use backend_dist::ops::conjugate::{
     Partial, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
 };
-use backend_dist::ops::gated_rms_norm;
+use backend_dist::ops::{gated_rms_norm, sum_dim};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
 use burn::tensor::activation::silu;
@@ -77,7 +77,7 @@ impl ProjectionNorm {
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let groups = self.groups / self.parallel.size().min(self.groups);
         let x = x.cast(wide).reshape([seq, samples, groups, own / groups]);
-        let squares = (x.clone() * x.clone()).sum_dim(3).squeeze_dim::<3>(3);
+        let squares = sum_dim(x.clone() * x.clone(), 3).squeeze_dim::<3>(3);
         let mean = self.over_ranks(squares).mul_scalar(((self.features * self.copies) as f64).recip());
         let normed = x.clone() * mean.add_scalar(self.eps).sqrt().recip().unsqueeze_dim(3);
         let [x, normed] = [x, normed].map(|x| x.reshape([seq, samples, own]));

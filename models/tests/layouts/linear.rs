@@ -1,8 +1,11 @@
 //! Linear recurrences, Gated DeltaNet and Mamba-2, next to attention too: layouts, packed documents, decoding with states.
 
+use std::collections::BTreeMap;
+
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use backend_dist::ops::context::Documents;
+use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use models::{
     CausalLm, Mamba2, Mamba2Config, MicroBatch, Mixtral, MixtralConfig, ModelConfig, NemotronH, NemotronHConfig,
@@ -11,7 +14,7 @@ use models::{
 
 use crate::assert_layouts_agree;
 use crate::cache::assert_cache_changes_nothing;
-use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host, run};
+use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host, initial_weights, run};
 
 /// Two value heads for each key head, heads wider than `hidden / heads`.
 fn qwen3_next() -> MixtralConfig {
@@ -190,4 +193,34 @@ fn layouts_that_would_divide_states_are_refused() {
     {
         assert_eq!(legal.check(&layout.parse().unwrap(), 96), Ok(()), "{layout}");
     }
+}
+
+/// Quartiles of 1,024 heads, within four standard errors: rates of forgetting and step sizes begin as in transformers
+/// (Qwen3-Next) and mamba_ssm (Mamba-2).
+#[test]
+fn heads_begin_with_the_published_rates_and_steps() {
+    let next = MixtralConfig {
+        linear_num_key_heads: Some(4),
+        linear_num_value_heads: Some(1024),
+        linear_key_head_dim: Some(2),
+        linear_value_head_dim: Some(1),
+        ..qwen3_next()
+    };
+    let next = initial_weights::<Mixtral>(&next, "TP1", 7);
+    let mamba = Mamba2Config { num_heads: 1024, head_dim: 1, n_groups: 1, state_size: 1, ..mamba2() };
+    let mamba = initial_weights::<Mamba2>(&mamba, "TP2", 7);
+    let check = |weights: &BTreeMap<String, HostTensor>, part: &str, share_below: fn(f64) -> f64| {
+        let (_, tensor) = weights.iter().find(|(name, _)| name.ends_with(part)).unwrap();
+        let mut values = tensor.data.clone();
+        values.sort_by(f64::total_cmp);
+        assert_eq!(values.len(), 1024);
+        for quarter in 1..4 {
+            let (share, value) = (quarter as f64 / 4.0, values[256 * quarter]);
+            assert!((share_below(value) - share).abs() < 0.0625, "{part}: {share} of the values are below {value}");
+        }
+    };
+    check(&next, ".A_log", |log| (log.exp() - 0.01) / (16.0 - 0.01));
+    assert!(next["layers.0.linear_attention.dt_bias"].data.iter().all(|value| *value == 1.0));
+    check(&mamba, ".A_log", |log| (log.exp() - 1.0) / (16.0 - 1.0));
+    check(&mamba, ".dt_bias", |bias| (bias.exp().ln_1p() / 0.001).log10() / 2.0);
 }

@@ -40,7 +40,7 @@ const OF_OTHER_PLANS: [&str; 23] = [
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Plain Burn modules")]
 pub(super) struct ModuleArgs {
-    /// Folder with the config.json of a BERT, T5, ViT or LLaVA: prints memory and arithmetic of a step under AdamW
+    /// Folder with the config.json of a BERT, T5, ViT, SigLIP or LLaVA: prints memory and arithmetic of a step under AdamW
     #[arg(long, value_name = "DIR", conflicts_with_all = OF_OTHER_PLANS)]
     pub(super) hf: Option<PathBuf>,
     /// Sequences or images of a micro-batch [default: 1]

@@ -8,8 +8,7 @@ use crate::optim::Optimizer;
 use crate::trace::Recorder;
 use backend_dist::ops::context::ContextParallel;
 use backend_dist::ops::weight_grads::Deferral;
-use backend_dist::ops::{PassContext, PassKind, Tape};
-use burn::tensor::activation::log_softmax;
+use backend_dist::ops::{PassContext, PassKind, Tape, log_sum_exp};
 use burn::tensor::{DType, Device, Int, Tensor};
 use models::layers::moe::RouterRecords;
 use models::{CausalLm, MicroBatch};
@@ -137,7 +136,7 @@ fn wide(logits: Tensor<3>) -> Tensor<3> {
 /// The losses of labels.
 fn cross_entropies(logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
     let shape = labels.dims();
-    log_softmax(logits, 2).gather(2, labels.unsqueeze_dim(2)).neg().reshape(shape)
+    (log_sum_exp(logits.clone()) - logits.gather(2, labels.unsqueeze_dim(2))).reshape(shape)
 }
 
 /// The losses of labels, and 1 where the label is the likeliest token.

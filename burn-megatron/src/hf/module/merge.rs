@@ -8,7 +8,7 @@ use backend_dist::launch::BoxError;
 use backend_dist::shard::HostTensor;
 use burn::tensor::Device;
 use models::hf::HfModule;
-use models::images::{Llava, Vit};
+use models::images::{Llava, Siglip, Vit};
 use models::lora::Adapter;
 use models::names::NameMap;
 use models::{Bert, T5};
@@ -27,8 +27,14 @@ type Adapted = (Adapter, BTreeMap<String, String>);
 type Read = fn(&ModuleFolder) -> Result<Adapted, HfFolderError>;
 
 /// Families by the `model_type` of their `config.json`.
-const FAMILIES: [(&str, Read); 4] =
-    [("bert", adapted::<Bert>), ("llava", adapted::<Llava>), ("t5", adapted::<T5>), ("vit", adapted::<Vit>)];
+const FAMILIES: [(&str, Read); 6] = [
+    ("bert", adapted::<Bert>),
+    ("llava", adapted::<Llava>),
+    ("siglip", adapted::<Siglip>),
+    ("siglip_vision_model", adapted::<Siglip>),
+    ("t5", adapted::<T5>),
+    ("vit", adapted::<Vit>),
+];
 
 /// Files next to the weights that a model is used with, besides [`Companions`].
 const SMALL_FILES: [&str; 5] =

@@ -90,6 +90,18 @@ impl ClipVisionConfig {
     /// # Errors
     /// Names the key that is unknown or asks for something this model does not do, or sizes that contradict each other.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
+        match Self::with_head(config)? {
+            (read, false) => Ok(read),
+            (_, true) => Err(ConfigReader::new(config)?.unsupported("vision_use_head", "true, or absent", "false")),
+        }
+    }
+
+    /// [`from_hf`](Self::from_hf), and whether SigLIP's has a pooling head, which transformers gives it unless the file says
+    /// no.
+    ///
+    /// # Errors
+    /// As [`from_hf`](Self::from_hf).
+    pub fn with_head(config: &Value) -> Result<(Self, bool), HfError> {
         let config = ConfigReader::new(config)?;
         let (family, class) = match config.text("model_type")?.unwrap_or("clip_vision_model") {
             "clip_vision_model" => (VisionFamily::Clip, "CLIPVisionModel"),
@@ -103,10 +115,7 @@ impl ClipVisionConfig {
             VisionFamily::Clip => (32, Activation::QuickGelu, 1e-5),
             VisionFamily::Siglip => (16, Activation::GeluPytorchTanh, 1e-6),
         };
-        // transformers gives SigLIP a pooling head unless the file says no; features of patches do not need it.
-        if family == VisionFamily::Siglip && config.flag_or("vision_use_head", true)? {
-            return Err(config.unsupported("vision_use_head", "true, or absent", "false"));
-        }
+        let has_head = family == VisionFamily::Siglip && config.flag_or("vision_use_head", true)?;
         config.expect_number("attention_dropout", 0.0, 0.0)?;
         let read = Self {
             family,
@@ -123,7 +132,7 @@ impl ClipVisionConfig {
         };
         config.finish(&HARMLESS)?;
         read.check()?;
-        Ok(read)
+        Ok((read, has_head))
     }
 
     /// The `config.json` of this model, in the form of transformers 5.

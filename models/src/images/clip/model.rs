@@ -19,7 +19,7 @@ pub struct ClipVision {
     positions: Param<Tensor<2>>,
     first_norm: Option<LayerNorm>,
     blocks: Vec<Block>,
-    /// Of the pooled output, which [`features`](Self::features) do not use; files have it.
+    /// Not of [`features`](Self::features); files have it.
     last_norm: LayerNorm,
 }
 
@@ -66,5 +66,10 @@ impl ClipVision {
     /// `pixels [batch, channels, image_size, image_size]`.
     pub fn features(&self, pixels: Tensor<4>, blocks: usize) -> Tensor<3> {
         (0..blocks).fold(self.embed(pixels), |x, index| self.block(index, x))
+    }
+
+    /// The normalised hidden states `[batch, positions, hidden]` after the last block.
+    pub fn states(&self, pixels: Tensor<4>) -> Tensor<3> {
+        self.last_norm.forward(self.features(pixels, self.blocks.len()))
     }
 }

@@ -1,11 +1,12 @@
 //! The sizes of a ViT under Hugging Face's names, and its `config.json`.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::activation::Activation;
 use crate::config::{ConfigError, divides};
 use crate::hf::{ConfigReader, HfError};
+use crate::images::labels;
 
 /// The sizes of a [`Vit`](super::Vit).
 ///
@@ -94,7 +95,6 @@ impl VitConfig {
         for dropout in ["hidden_dropout_prob", "attention_probs_dropout_prob"] {
             config.expect_number(dropout, 0.0, 0.0)?;
         }
-        config.expect_or_absent("problem_type", "single_label_classification")?;
         let read = Self {
             hidden_size: config.size_or("hidden_size", 768)?,
             intermediate_size: config.size_or("intermediate_size", 3072)?,
@@ -106,27 +106,17 @@ impl VitConfig {
             patch_size: config.size_or("patch_size", 16)?,
             num_channels: config.size_or("num_channels", 3)?,
             qkv_bias: config.flag_or("qkv_bias", true)?,
-            num_labels: match config.map_len("id2label")? {
-                Some(labels) => labels,
-                None => config.size_or("num_labels", 2)?,
-            },
+            num_labels: labels::read(&config)?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
         };
         config.finish(&HARMLESS)?;
-        if read.num_labels == 1 {
-            return Err(config.unsupported("num_labels", "1", "2: one label is for regression"));
-        }
         read.check()?;
         Ok(read)
     }
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let label = |class: usize| format!("LABEL_{class}");
-        let id2label: Map<String, Value> =
-            (0..self.num_labels).map(|class| (class.to_string(), json!(label(class)))).collect();
-        let label2id: Map<String, Value> = (0..self.num_labels).map(|class| (label(class), json!(class))).collect();
-        json!({
+        let mut file = json!({
             "architectures": ["ViTForImageClassification"],
             "model_type": "vit",
             "hidden_size": self.hidden_size,
@@ -140,8 +130,8 @@ impl VitConfig {
             "num_channels": self.num_channels,
             "qkv_bias": self.qkv_bias,
             "initializer_range": self.initializer_range,
-            "id2label": id2label,
-            "label2id": label2id,
-        })
+        });
+        labels::write(&mut file, self.num_labels);
+        file
     }
 }

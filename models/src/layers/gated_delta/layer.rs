@@ -14,8 +14,9 @@ use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
-/// The largest rate of forgetting that a layer begins with: Megatron-LM's and transformers' 16.
-const LARGEST_RATE: f64 = 16.0;
+/// The rates of forgetting that a layer begins with, uniform between the ends, as in transformers (`_init_weights` of
+/// `modeling_qwen3_next.py`).
+const RATES: Init = Init::LogOfUniform { low: 0.01, high: 16.0 };
 
 /// Sizes of a Gated DeltaNet layer.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +93,7 @@ impl GatedDeltaNet {
         Ok(Self {
             input,
             convolution,
-            a_log: of_heads(params, "A_log", Init::Uniform { low: 0.0, high: LARGEST_RATE.ln() })?,
+            a_log: of_heads(params, "A_log", RATES)?,
             dt_bias: of_heads(params, "dt_bias", Init::ONES)?,
             norm: Norm::of_heads(params, &format!("{name}.norm"), value_dim, NormKind::Rms, config.norm_eps)?,
             output: RowParallelLinear::new(params, &format!("{name}.o_proj"), values, hidden, linear(config.output))?,

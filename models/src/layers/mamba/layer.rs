@@ -13,11 +13,12 @@ use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 use crate::param::{BuildError, ParamBuilder};
 
-/// The largest rate of forgetting that a layer begins with: Megatron-LM's 16.
-const LARGEST_RATE: f64 = 16.0;
-/// The step sizes that a layer begins with, smallest and largest: Megatron-LM's and transformers' `time_step_min` and
-/// `time_step_max`.
-const STEPS: [f64; 2] = [0.001, 0.1];
+/// The rates of forgetting that a layer begins with, uniform between the ends: `A_init_range` of mamba_ssm's `Mamba2` and
+/// of Megatron-LM. transformers numbers the heads instead, so that the last of 128 would forget at a rate of 128.
+const RATES: Init = Init::LogOfUniform { low: 1.0, high: 16.0 };
+/// The step sizes that a layer begins with, uniform in their logarithm: `dt_min` and `dt_max` of mamba_ssm and
+/// Megatron-LM, `time_step_min` and `time_step_max` of transformers. None is as small as their floor, 1e-4.
+const STEPS: Init = Init::SoftplusLogUniform { low: 0.001, high: 0.1 };
 
 /// Sizes of a Mamba-2 layer.
 #[derive(Clone, Copy, Debug)]
@@ -114,14 +115,12 @@ impl Mamba2Mixer {
             let section = Section::split(format!("{name}.{part}"), &[heads], 0, ranks, place);
             params.sections(vec![(section, init)])
         };
-        // The inverse of softplus; steps are nearly uniform in their logarithm, which it nearly is.
-        let [low, high] = STEPS.map(|step| step.exp_m1().ln());
         Ok(Self {
             input,
             convolution,
             conv_bias,
-            dt_bias: of_heads(params, "dt_bias", Init::Uniform { low, high })?,
-            a_log: of_heads(params, "A_log", Init::Uniform { low: 0.0, high: LARGEST_RATE.ln() })?,
+            dt_bias: of_heads(params, "dt_bias", STEPS)?,
+            a_log: of_heads(params, "A_log", RATES)?,
             skip: of_heads(params, "D", Init::ONES)?,
             norm: ProjectionNorm::of_groups(params, &format!("{name}.norm"), inner, groups, config.norm_eps)?,
             output: RowParallelLinear::new(params, &format!("{name}.out_proj"), inner, hidden, config.output)?,

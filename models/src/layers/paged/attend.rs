@@ -1,6 +1,6 @@
 //! Attention of one new token of each of several sequences.
 
-use backend_dist::ops::{AttentionOptions, embedding, softcap};
+use backend_dist::ops::{AttentionOptions, embedding, matmul, softcap, sum_dim};
 use burn::tensor::{DType, Int, Tensor};
 
 /// The matrix rows of `[slots kv_heads, d]` that every sequence reads, and what is added to its scores.
@@ -39,7 +39,7 @@ pub(super) fn single_tokens(
     let ([b, _, heads, d], dtype, [all, t, dv]) = (q.dims(), q.dtype(), values.dims());
     let kv_heads = all / b;
     let q = q.reshape([b * kv_heads, heads / kv_heads, d]);
-    let scores = q.matmul(keys.swap_dims(1, 2)).cast(of_scores(dtype)).mul_scalar(options.scale);
+    let scores = matmul(q, keys.swap_dims(1, 2)).cast(of_scores(dtype)).mul_scalar(options.scale);
     let scores = options.softcap.into_iter().fold(scores, softcap);
     let scores = scores.reshape([b, heads, t]) + bias;
     let highest = scores.clone().max_dim(2);
@@ -49,11 +49,11 @@ pub(super) fn single_tokens(
         None => highest,
     };
     let weights = (scores - highest.clone()).exp();
-    let total = weights.clone().sum_dim(2);
+    let total = sum_dim(weights.clone(), 2);
     let total = match sinks {
         Some(sinks) => total + (sinks - highest).exp(),
         None => total,
     };
     let weights = (weights / total).cast(dtype).reshape([b * kv_heads, heads / kv_heads, t]);
-    weights.matmul(values).reshape([b, 1, heads, dv])
+    matmul(weights, values).reshape([b, 1, heads, dv])
 }
