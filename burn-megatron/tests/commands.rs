@@ -1,5 +1,9 @@
 //! `verify`, `replay` and `inspect` of checkpoints from the command line: what they print, and the exit code.
 
+#[macro_use]
+#[path = "support/says.rs"]
+mod says;
+
 use std::process::{Command, Output};
 
 use burn_megatron::checkpoint::{Kind, RunState, Saver, SaverOptions, Slice};
@@ -54,7 +58,7 @@ fn verify_runs_in_every_precision() {
         let output = run(&format!("verify --size tiny --dtype {what} --layout TP2 --layout PP2"));
         let table = text(&output.stdout);
         assert!(output.status.success(), "{table}{}", text(&output.stderr));
-        assert!(table.contains(&format!("2 of 2 layouts equal one device {bound}")), "{table}");
+        says!(table, &format!("2 of 2 layouts equal one device {bound}"));
     }
     for (arguments, words) in [
         ("--dtype f16", "legal: f64, f32, bf16"),
@@ -77,14 +81,13 @@ fn verify_emulates_fp8() {
         let table = text(&output.stdout);
         assert!(output.status.success(), "{table}{}", text(&output.stderr));
         let all = layouts.matches("--layout").count();
-        assert!(table.contains(&format!("{all} of {all} layouts equal one device within 1e-10")), "{table}");
-        assert!(table.contains(" in f64 and FP8 ("), "{table}");
+        says!(table, &format!("{all} of {all} layouts equal one device within 1e-10"), " in f64 and FP8 (");
     }
     // Four ranks share two key-value heads.
     let output = run("verify --fp8 hybrid --steps 1 --size tiny --ranks 4 --seq-length 64 --sample 2");
     let table = text(&output.stdout);
     assert!(output.status.success() && table.contains("2 of 2 layouts equal"), "{table}{}", text(&output.stderr));
-    assert!(table.contains("\nleft out: ") && table.contains("the same key-value head"), "{table}");
+    says!(table, "\nleft out: ", "the same key-value head");
     for (arguments, words) in [
         ("--fp8 hybrid --dtype bf16", "nearest legal: --dtype f64"),
         ("--fp8 hybrid --device cuda", "nearest legal: --device cpu"),
@@ -128,11 +131,7 @@ fn gpus_need_a_program_built_for_them() {
     for command in ["verify --layout TP2", &format!("replay {folder}")] {
         let output = run(&format!("{command} --device cuda"));
         assert!(!output.status.success(), "{command}");
-        let error = text(&output.stderr);
-        assert!(
-            error.contains("--device cuda: ") && error.contains("cargo build --release --features cuda"),
-            "{error}"
-        );
+        says!(text(&output.stderr), "--device cuda: ", "cargo build --release --features cuda");
     }
 }
 
@@ -151,7 +150,7 @@ fn replay_prints_every_step_beside_megatrons() {
     let output = run(&format!("replay {} --tensor-model-parallel-size 2 --sequence-parallel", recorded("tied")));
     let table = text(&output.stdout);
     assert!(output.status.success(), "{table}{}", text(&output.stderr));
-    assert!(table.contains("in TP2 SP, F64") && table.contains("4.912880"), "{table}");
+    says!(table, "in TP2 SP, F64", "4.912880");
     assert!(table.trim_end().ends_with("equal"), "{table}");
 
     let output = run("replay no/such/folder");

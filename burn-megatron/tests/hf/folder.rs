@@ -89,7 +89,7 @@ fn shards_must_be_those_of_the_index() {
     assert!(
         message.starts_with("DIR/model.safetensors.index.json: tensor `lm_head.weight` should be in 0.safetensors")
     );
-    assert!(message.contains("not there"), "{message}");
+    says!(message, "not there");
 }
 
 #[test]

@@ -1,5 +1,9 @@
 //! Fine-tuning: conversations, adapters, preferences, against transformers, peft and one device.
 
+#[macro_use]
+#[path = "../support/says.rs"]
+mod says;
+
 mod chat;
 mod distill;
 mod eval;

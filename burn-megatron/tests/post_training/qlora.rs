@@ -109,9 +109,7 @@ fn weights_that_are_not_whole_blocks_are_refused_before_anything_starts() {
         (vec![("lora.base", "fp8-block"), ("parallel.tp", "2")], "nearest legal: 1"),
         (vec![("lora.base", "nf4"), ("fp8.format", "e4m3")], "nearest legal: fp8.format = none"),
     ] {
-        let said = refused(&overrides);
-        assert!(said.contains(words), "{overrides:?}: {said}");
+        says!(refused(&overrides), words);
     }
-    let said = fail(folder.path(), "verify --lora --lora-base nf4 --layout TP2 --hidden 96");
-    assert!(said.contains("its 96 inputs"), "{said}");
+    says!(fail(folder.path(), "verify --lora --lora-base nf4 --layout TP2 --hidden 96"), "its 96 inputs");
 }

@@ -1,5 +1,9 @@
 //! `verify_stages` of an encoder, a Llama and models of images as Burn users build them, in double precision.
 
+#[macro_use]
+#[path = "../support/says.rs"]
+mod says;
+
 mod bert;
 mod encoder;
 mod images;

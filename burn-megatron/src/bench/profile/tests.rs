@@ -103,5 +103,5 @@ fn the_table_says_where_its_numbers_are_from() {
         table.contains(&why) && table.contains("waiting for communication") && !table.contains("hidden"),
         "{table}"
     );
-    assert!(table.contains("an unknown card is unknown"), "{table}");
+    says!(table, "an unknown card is unknown");
 }

@@ -113,7 +113,6 @@ fn a_device_that_the_run_cannot_do_without_ends_it_and_says_what_it_may_do() {
         let folder = tempfile::tempdir().unwrap();
         let restarts = RestartOptions { max_restarts: 3, copy_every: None, min_data_parallel: least };
         let run = run(layout, 8, folder.path(), None).inject("lost:rank1@step3".parse().unwrap()).restarts(restarts);
-        let error = launch(&run).error.expect(layout).to_string();
-        assert!(error.contains(why), "{layout}: {error}");
+        says!(launch(&run).error.expect(layout), why);
     }
 }
