@@ -1,4 +1,4 @@
-//! `verify_stages` of an encoder, a Llama and models of images as Burn users build them, in double precision.
+//! `verify_module` and `verify_stages` of modules as Burn users build them, in double precision.
 
 #[macro_use]
 #[path = "../support/says.rs"]
@@ -8,6 +8,7 @@ mod bert;
 mod encoder;
 mod images;
 mod llama;
+mod modules;
 mod t5;
 mod wrong;
 
@@ -21,8 +22,8 @@ use burn_megatron::prelude::*;
 use models::hf::HfModule;
 use models::lora::{LoraConfig, with_adapters};
 
-fn layouts(list: &[&str]) -> Vec<ParallelLayout> {
-    list.iter().map(|layout| layout.parse().unwrap()).collect()
+fn layouts(list: &str) -> Vec<ParallelLayout> {
+    list.split(", ").map(|layout| layout.parse().unwrap()).collect()
 }
 
 fn adamw() -> ModuleOptimizer {

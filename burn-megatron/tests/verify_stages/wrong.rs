@@ -18,7 +18,7 @@ fn refused(blocks: usize, layout: &str, proof: &Proof) -> String {
         assert!(items.len() >= 8, "a rank has started");
         batch(items, device)
     };
-    verify_stages_as(make_model, batch, &layouts(&[layout]), proof).unwrap_err().to_string()
+    verify_stages_as(make_model, batch, &layouts(layout), proof).unwrap_err().to_string()
 }
 
 #[test]
@@ -59,10 +59,10 @@ fn layouts_that_are_not_for_a_model_of_stages() {
     let loss = |model: &Linear, items: std::ops::Range<usize>, device: &Device| {
         model.forward(Tensor::<2>::ones([items.len(), 1], device)).mean()
     };
-    let text = verify_module(make_model, loss, &layouts(&["PP2"])).unwrap_err().to_string();
+    let text = verify_module(make_model, loss, &layouts("PP2")).unwrap_err().to_string();
     says!(text, "one that implements `Stages` pipelines; nearest legal: TP1. ");
     let proof = Proof::default().micro_batches(2);
-    says!(verify_module_as(make_model, loss, &layouts(&["TP1"]), &proof).unwrap_err(), "verify_stages_as");
+    says!(verify_module_as(make_model, loss, &layouts("TP1"), &proof).unwrap_err(), "verify_stages_as");
 }
 
 /// How a chain of three linear layers goes wrong.
@@ -162,7 +162,7 @@ fn points(items: std::ops::Range<usize>, device: &Device) -> Points {
 }
 
 fn chain<const OWNER: usize>(flaw: Flaw) -> Result<ModuleReport, ModuleError> {
-    verify_stages(|device| Chain::<OWNER>::new(device, flaw), points, &layouts(&["PP2"]))
+    verify_stages(|device| Chain::<OWNER>::new(device, flaw), points, &layouts("PP2"))
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn recomputation_of_running_states() {
         Chain::<0> { norm, ..Chain::new(device, Flaw::None) }
     };
     let proof = Proof::default().recompute(Recompute::full());
-    let text = verify_stages_as(make_model, points, &layouts(&["TP1"]), &proof).unwrap_err().to_string();
+    let text = verify_stages_as(make_model, points, &layouts("TP1"), &proof).unwrap_err().to_string();
     says!(text, "recompute: `norm.running_mean` is a running state");
 }
 
@@ -197,7 +197,7 @@ fn one_parameter_in_two_parts() {
         chain.last.weight = chain.first.weight.clone();
         chain
     };
-    let text = verify_stages(make_model, points, &layouts(&["PP2"])).unwrap_err().to_string();
+    let text = verify_stages(make_model, points, &layouts("PP2")).unwrap_err().to_string();
     says!(text, "`last.weight` (Part::Last) is `first.weight` (Part::First)");
 }
 
