@@ -10,12 +10,12 @@ use burn_megatron::element::Element;
 use burn_megatron::forward::{Settings, forward, read_input};
 use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter, write_adapter};
 use burn_megatron::train::Plan;
-use burn_megatron::verify::{self, LoraKind, verify};
+use burn_megatron::verify::{self, LoraKind};
 use models::layers::BalanceOver;
 use models::{Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant, ModelConfig};
 use serde_json::Value;
 
-use super::{VERIFIED, fail, gap, last_loss, parse, planned_gib, read, succeed};
+use super::{VERIFIED, assert_verified, fail, gap, last_loss, parse, planned_gib, read, succeed};
 
 const KINDS: [&str; 3] = ["lora_all", "lora_qv_rs", "dora"];
 
@@ -106,36 +106,23 @@ fn several_adapters_are_added_with_their_factors() {
 #[test]
 fn every_layout_trains_adapters_as_one_device() {
     let settings = |lora| verify::Settings { lora: Some(lora), ..VERIFIED };
-    let layouts = [
-        "TP2 SP DP2 ZeRO1 x2",
-        "TP8 SP",
-        "PP2 DP2 ZeRO2 x2 uniform1",
-        "CP2 DP2 ZeRO3 selective",
-        "TP2 PP2 x2 zb-h1",
-        "PP2 x4 gpipe uniform1 keep-attention",
-    ];
-    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    let layouts = "TP2 SP DP2 ZeRO1 x2, TP8 SP, PP2 DP2 ZeRO2 x2 uniform1, CP2 DP2 ZeRO3 selective, TP2 PP2 x2 zb-h1, \
+        PP2 x4 gpipe uniform1 keep-attention";
     let llama = LlamaConfig { num_hidden_layers: 2, attention_bias: true, ..LlamaConfig::tiny() };
     for kind in [LoraKind::Lora, LoraKind::Rslora, LoraKind::Dora] {
-        let lines = verify::<Llama>(&llama, &settings(kind), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{kind:?}: {line}"));
+        assert_verified::<Llama>(&llama, &settings(kind), layouts);
     }
     // Norms after, norms of projections, 1 + w norms, windows: every linear layer has an adapter.
     for variant in [LlamaVariant::Olmo2, LlamaVariant::Gemma3] {
         let config = LlamaConfig { variant, num_hidden_layers: 2, ..LlamaConfig::tiny() };
-        let lines =
-            verify::<Llama>(&config, &settings(LoraKind::Dora), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{variant}: {line}"));
+        assert_verified::<Llama>(&config, &settings(LoraKind::Dora), layouts);
     }
     // Attention of a model with experts, whose router is frozen too.
-    let candidates = ["TP2 SP DP2".parse().unwrap(), "DP2 EP2 ZeRO2".parse().unwrap()];
+    let layouts = "TP2 SP DP2, DP2 EP2 ZeRO2";
     let moe = MixtralConfig { router_balance: BalanceOver::Sequence, ..MixtralConfig::tiny() };
     let gpt_oss = MixtralConfig { variant: MixtralVariant::GptOss, attention_bias: true, ..moe.clone() };
     for config in [moe, gpt_oss] {
-        let lines =
-            verify::<Mixtral>(&config, &settings(LoraKind::Lora), &[Device::flex()].into(), &candidates, |_| ())
-                .unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
+        assert_verified::<Mixtral>(&config, &settings(LoraKind::Lora), layouts);
     }
 }
 

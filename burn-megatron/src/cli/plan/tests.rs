@@ -117,28 +117,12 @@ fn what_says_nothing_about_a_module_is_refused() {
         let args = Command::try_parse_from(line)?.args;
         super::module::plan(&args, std::path::Path::new("DIR"))
     };
-    for flags in [
-        "--schedule 1f1b",
-        "--microbatch-group-size 2",
-        "--forward-only",
-        "--layers 4",
-        "--first-stage-layers 1",
-        "--last-stage-layers 1",
-        "--count-embedding",
-        "--count-loss",
-        "--pipeline-layout EtL",
-        "--durations 1,1,1",
-        "--transfer 1",
-        "--draw",
-        "--svg FILE",
-        "--gpus 8",
-        "--gpus-per-host 8",
-        "--link 400",
-        "--network 50",
-        "--documents 100",
-        "--no-overlap",
-        "--all-ranks",
-    ] {
+    let flags = "\
+        --schedule 1f1b, --microbatch-group-size 2, --forward-only, --layers 4, --first-stage-layers 1, \
+        --last-stage-layers 1, --count-embedding, --count-loss, --pipeline-layout EtL, --durations 1,1,1, \
+        --transfer 1, --draw, --svg FILE, --gpus 8, --gpus-per-host 8, --link 400, --network 50, --documents 100, \
+        --no-overlap, --all-ranks";
+    for flags in flags.split(", ") {
         let flag = flags.split(' ').next().unwrap();
         says!(module(flags).unwrap_err(), "cannot be used with", flag);
     }
@@ -152,10 +136,7 @@ const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/configs/
 #[test]
 fn the_example_fits_eight_h100() {
     let text = plan(EXAMPLE).unwrap();
-    for part in ["8030261248 parameters", "DP8 ZeRO2, micro-batch 1, recompute selective on 8 x h100", "fits: ", "MFU "]
-    {
-        says!(text, part);
-    }
+    says!(text, "8030261248 parameters", "DP8 ZeRO2, micro-batch 1, recompute selective on 8 x h100", "fits: ", "MFU ");
     assert!(!text.contains("nearest that fits"), "{text}");
 }
 
