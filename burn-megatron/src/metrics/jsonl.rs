@@ -79,10 +79,7 @@ fn undo(path: &Path, step: u64) -> io::Result<()> {
         let mut line = line?;
         let keep = keeps(&line);
         line.push(b'\n');
-        match keep {
-            true => kept.write_all(&line)?,
-            false => undone.extend(line),
-        }
+        if keep { kept.write_all(&line)? } else { undone.extend(line) }
     }
     if !undone.is_empty() {
         append(&undone_file(path))?.write_all(&undone)?;
