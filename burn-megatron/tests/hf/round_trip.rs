@@ -69,7 +69,7 @@ fn weights(folder: &Path) -> Tensors {
 
 #[test]
 fn every_model_comes_back_as_it_was() {
-    for model in MODELS {
+    for model in MODELS.split(' ') {
         let from = changed(model, |_| {});
         fs::write(from.path().join("tokenizer.json"), TOKENIZER).unwrap();
         fs::write(from.path().join("special_tokens_map.json"), b"{ }").unwrap();
