@@ -144,10 +144,8 @@ fn training_is_as_long_as_its_tokens_and_its_ramp() {
     let said = |overrides: &[(&str, &str)]| good(TEXT, overrides).check().unwrap_err().to_string();
     let two = [("parallel.dp", "2"), ("training.micro-batch", "2"), ("training.rampup-batch-size", "2,2,12")];
     let text = said(&two);
-    assert!(
-        text.contains("`rampup-batch-size = [2, 2, 12]`") && text.ends_with("= 4; nearest legal: [4, 4, 12]"),
-        "{text}"
-    );
+    says!(text, "`rampup-batch-size = [2, 2, 12]`");
+    assert!(text.ends_with("= 4; nearest legal: [4, 4, 12]"), "{text}");
     let interleaved = [
         ("parallel.pp", "2"),
         ("parallel.vpp", "2"),
