@@ -50,16 +50,7 @@ fn alone(batch: &TokenBatch) -> TokenBatch {
             mask.extend(std::iter::repeat_n(false, rest));
         }
     }
-    TokenBatch {
-        sequences: tokens.len() / seq,
-        seq,
-        tokens,
-        labels,
-        mask: Some(mask),
-        documents: None,
-        references: None,
-        taught: None,
-    }
+    TokenBatch { sequences: tokens.len() / seq, seq, tokens, labels, mask: Some(mask), ..TokenBatch::default() }
 }
 
 fn packed_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
@@ -308,9 +299,8 @@ fn three_times(batch: &TokenBatch) -> TokenBatch {
         labels: batch.labels.repeat(3),
         mask: batch.mask.as_ref().map(|mask| mask.repeat(3)),
         documents: batch.documents.as_ref().map(|documents| vec![documents.clone(); 3].concat()),
-        references: None,
-        taught: None,
         seq: batch.seq,
+        ..TokenBatch::default()
     }
 }
 

@@ -28,6 +28,11 @@ use host::{host_memory, local_time, positioned, refusal, safetensors_header};
 #[doc(inline)]
 pub use planner as plan;
 
+#[cfg(test)]
+#[macro_use]
+#[path = "../tests/support/says.rs"]
+mod says;
+
 pub mod bench;
 pub mod calibrate;
 #[cfg(feature = "cli")]

@@ -10,13 +10,19 @@ fn bench(folder: &Path, arguments: &str) -> Output {
     Command::new(command).current_dir(folder).arg("bench").args(arguments.split_whitespace()).output().unwrap()
 }
 
+/// Standard output and error of a measurement that must not fail.
+fn succeed(folder: &Path, arguments: &str) -> [String; 2] {
+    let output = bench(folder, arguments);
+    let [table, told] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success(), "{arguments}: {table}{told}");
+    [table, told]
+}
+
 #[test]
 fn a_recipe_on_cpu_ranks_gives_a_table_a_record_and_a_row() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = "tiny --gpus 4 --tensor-parallel 2 --zero 1 --steps 2 --warmup 1 --runs 2 --out results/tiny.json";
-    let output = bench(folder.path(), arguments);
-    let (table, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{table}{told}");
+    let [table, told] = succeed(folder.path(), arguments);
     assert!(told.contains("step 5/5"), "{told}");
     for part in ["TP2 DP2 ZeRO1", "tokens/s/rank", "TFLOP/s/rank", "CPU rank", "planned", arguments] {
         assert!(table.contains(part), "{part} in {table}");
@@ -36,9 +42,7 @@ fn a_recipe_on_cpu_ranks_gives_a_table_a_record_and_a_row() {
 fn several_layouts_are_one_table() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = "tiny --layouts=DP2+ZeRO1,TP2+SP --steps 2 --warmup 1 --runs 1 --out results/tiny.json";
-    let output = bench(folder.path(), arguments);
-    let (table, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{table}{told}");
+    let [table, _] = succeed(folder.path(), arguments);
     let last: Vec<&str> = table.trim_end().lines().rev().take(3).collect();
     assert!(last[2].starts_with("layout") && last[2].contains("tokens/s/rank"), "{table}");
     assert!(last[1].starts_with("DP2 ZeRO1") && last[0].starts_with("TP2 SP"), "{table}");
@@ -55,10 +59,8 @@ fn a_dry_run_measures_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let benchmarks = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benchmarks");
     let dry = |file: &Path, arguments: &str| {
-        let output = bench(folder.path(), &format!("{} --device cuda --dry-run {arguments}", file.display()));
-        let (table, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{}: {table}{told}", file.display());
-        table.into_owned()
+        let [table, _] = succeed(folder.path(), &format!("{} --device cuda --dry-run {arguments}", file.display()));
+        table
     };
     let files = std::fs::read_dir(&benchmarks).unwrap().map(|entry| entry.unwrap().path());
     let files: Vec<_> = files.filter(|file| file.extension().is_some_and(|end| end == "toml")).collect();

@@ -1,5 +1,9 @@
 //! `verify`, `replay` and `inspect` of checkpoints from the command line: what they print, and the exit code.
 
+#[macro_use]
+#[path = "support/says.rs"]
+mod says;
+
 use std::process::{Command, Output};
 
 use burn_megatron::checkpoint::{Kind, RunState, Saver, SaverOptions, Slice};
@@ -13,6 +17,20 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// What a command says that must not fail.
+fn succeed(arguments: &str) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// What a command says that must fail.
+fn fail(arguments: &str) -> String {
+    let output = run(arguments);
+    assert!(!output.status.success(), "{arguments}: {}", text(&output.stdout));
+    text(&output.stderr)
+}
+
 fn recorded(name: &str) -> String {
     format!("{}/../tests/golden/megatron/{name}", env!("CARGO_MANIFEST_DIR"))
 }
@@ -20,9 +38,7 @@ fn recorded(name: &str) -> String {
 #[test]
 fn verify_prints_a_row_per_layout_and_fails_past_the_tolerance() {
     let layouts = "verify --steps 1 --model gpt --layout TP2 --layout DP2";
-    let output = run(layouts);
-    let table = text(&output.stdout);
-    assert!(output.status.success(), "{table}{}", text(&output.stderr));
+    let table = succeed(layouts);
     assert_eq!(table.lines().filter(|line| line.ends_with("  equal")).count(), 2, "{table}");
 
     let output = run(&format!("{layouts} --tolerance 1e-30"));
@@ -41,9 +57,7 @@ fn verify_names_what_does_not_fit() {
         ("--layout DP3", "--global-batch 8"),
         ("--steps 0", "nothing to verify"),
     ] {
-        let output = run(&format!("verify {arguments}"));
-        assert!(!output.status.success(), "{arguments}");
-        assert!(text(&output.stderr).contains(words), "{arguments}: {}", text(&output.stderr));
+        says!(fail(&format!("verify {arguments}")), words);
     }
 }
 
@@ -51,18 +65,15 @@ fn verify_names_what_does_not_fit() {
 fn verify_runs_in_every_precision() {
     let half = "within 3.1e-2 x 1.03^(L + 1 - l)";
     for (what, bound) in [("f32", "within 1e-5"), ("bf16", half), ("bf16 --model mixtral", half)] {
-        let output = run(&format!("verify --size tiny --dtype {what} --layout TP2 --layout PP2"));
-        let table = text(&output.stdout);
-        assert!(output.status.success(), "{table}{}", text(&output.stderr));
-        assert!(table.contains(&format!("2 of 2 layouts equal one device {bound}")), "{table}");
+        let table = succeed(&format!("verify --size tiny --dtype {what} --layout TP2 --layout PP2"));
+        says!(table, &format!("2 of 2 layouts equal one device {bound}"));
     }
     for (arguments, words) in [
         ("--dtype f16", "legal: f64, f32, bf16"),
         ("--dtype bf16 --steps 2", "nearest legal: 1"),
         ("--dtype bf16 --curve 5", "--curve compares f32 or f64"),
     ] {
-        let output = run(&format!("verify {arguments}"));
-        assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));
+        says!(fail(&format!("verify {arguments}")), words);
     }
 }
 
@@ -73,18 +84,13 @@ fn verify_emulates_fp8() {
         ("--fp8 hybrid --steps 2", "--layout TP4+SP --layout CP2+DP2+ZeRO3 --layout PP2+DP2"),
         ("--fp8 e4m3 --model mixtral --steps 1", "--layout DP2+EP2 --layout TP2+CP2+EP2+ETP1"),
     ] {
-        let output = run(&format!("verify {arguments} {layouts}"));
-        let table = text(&output.stdout);
-        assert!(output.status.success(), "{table}{}", text(&output.stderr));
+        let table = succeed(&format!("verify {arguments} {layouts}"));
         let all = layouts.matches("--layout").count();
-        assert!(table.contains(&format!("{all} of {all} layouts equal one device within 1e-10")), "{table}");
-        assert!(table.contains(" in f64 and FP8 ("), "{table}");
+        says!(table, &format!("{all} of {all} layouts equal one device within 1e-10"), " in f64 and FP8 (");
     }
     // Four ranks share two key-value heads.
-    let output = run("verify --fp8 hybrid --steps 1 --size tiny --ranks 4 --seq-length 64 --sample 2");
-    let table = text(&output.stdout);
-    assert!(output.status.success() && table.contains("2 of 2 layouts equal"), "{table}{}", text(&output.stderr));
-    assert!(table.contains("\nleft out: ") && table.contains("the same key-value head"), "{table}");
+    let table = succeed("verify --fp8 hybrid --steps 1 --size tiny --ranks 4 --seq-length 64 --sample 2");
+    says!(table, "2 of 2 layouts equal", "\nleft out: ", "the same key-value head");
     for (arguments, words) in [
         ("--fp8 hybrid --dtype bf16", "nearest legal: --dtype f64"),
         ("--fp8 hybrid --device cuda", "nearest legal: --device cpu"),
@@ -96,16 +102,13 @@ fn verify_emulates_fp8() {
         ),
         ("--fp8 hybrid --hidden 40 --heads 5 --kv-heads 5", "no GEMM of these sizes is in FP8"),
     ] {
-        let output = run(&format!("verify {arguments}"));
-        assert!(!output.status.success() && text(&output.stderr).contains(words), "{}", text(&output.stderr));
+        says!(fail(&format!("verify {arguments}")), words);
     }
 }
 
 #[test]
 fn verify_compares_loss_curves() {
-    let output = run("verify --dtype f32 --curve 50 --layout TP2 --layout DP2");
-    let lines = text(&output.stdout);
-    assert!(output.status.success(), "{lines}{}", text(&output.stderr));
+    let lines = succeed("verify --dtype f32 --curve 50 --layout TP2 --layout DP2");
     assert!(lines.starts_with("TP2 on cpu, f32: 50 steps, loss ") && lines.contains("\nDP2 on cpu, f32: "), "{lines}");
     assert_eq!(lines.matches("allowed 1e-4: equal").count(), 2, "{lines}");
 }
@@ -126,36 +129,24 @@ fn doctor_names_what_is_there_and_what_is_missing() {
 fn gpus_need_a_program_built_for_them() {
     let folder = recorded("tied");
     for command in ["verify --layout TP2", &format!("replay {folder}")] {
-        let output = run(&format!("{command} --device cuda"));
-        assert!(!output.status.success(), "{command}");
-        let error = text(&output.stderr);
-        assert!(
-            error.contains("--device cuda: ") && error.contains("cargo build --release --features cuda"),
-            "{error}"
-        );
+        says!(fail(&format!("{command} --device cuda")), "--device cuda: ", "cargo build --release --features cuda");
     }
 }
 
 #[test]
 fn replay_goes_through_a_list_of_layouts() {
-    let output = run(&format!("replay {} --layouts TP2,PP2", recorded("tied")));
-    let lines = text(&output.stdout);
-    assert!(output.status.success(), "{lines}{}", text(&output.stderr));
+    let lines = succeed(&format!("replay {} --layouts TP2,PP2", recorded("tied")));
     assert!(lines.contains("\nTP2 ") && lines.ends_with("2 of 2 layouts equal Megatron's run\n"), "{lines}");
-    let output = run(&format!("replay {} --layouts auto --ranks 7", recorded("tied")));
-    assert!(text(&output.stderr).contains("no layout of 7 ranks fits"), "{}", text(&output.stderr));
+    says!(fail(&format!("replay {} --layouts auto --ranks 7", recorded("tied"))), "no layout of 7 ranks fits");
 }
 
 #[test]
 fn replay_prints_every_step_beside_megatrons() {
-    let output = run(&format!("replay {} --tensor-model-parallel-size 2 --sequence-parallel", recorded("tied")));
-    let table = text(&output.stdout);
-    assert!(output.status.success(), "{table}{}", text(&output.stderr));
-    assert!(table.contains("in TP2 SP, F64") && table.contains("4.912880"), "{table}");
+    let table = succeed(&format!("replay {} --tensor-model-parallel-size 2 --sequence-parallel", recorded("tied")));
+    says!(table, "in TP2 SP, F64", "4.912880");
     assert!(table.trim_end().ends_with("equal"), "{table}");
 
-    let output = run("replay no/such/folder");
-    assert!(!output.status.success() && text(&output.stderr).contains("no/such/folder/metrics.json"));
+    says!(fail("replay no/such/folder"), "no/such/folder/metrics.json");
 }
 
 #[test]
@@ -170,13 +161,7 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
         layout: "TP2".parse().unwrap(),
         world_size: 2,
         model: serde_json::json!({"family": "llama"}),
-        config: serde_json::Value::Null,
-        data: serde_json::Value::Null,
-        schedule: serde_json::Value::Null,
-        rng: serde_json::Value::Null,
-        loss_scale: serde_json::Value::Null,
-        fp8: serde_json::Value::Null,
-        anomalies: serde_json::Value::Null,
+        ..RunState::default()
     };
     let half = |rank: usize| Slice {
         kind: Kind::Weight,
@@ -190,9 +175,7 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
     for step in [1000, 2000] {
         (0..2).for_each(|rank| saver.submit(rank, vec![half(rank)], &state(step)).unwrap());
     }
-    let output = run(&format!("inspect {root} --verify"));
-    let shown = text(&output.stdout);
-    assert!(output.status.success(), "{shown}{}", text(&output.stderr));
+    let shown = succeed(&format!("inspect {root} --verify"));
     for words in [
         "step_00002000",
         "step 2,000, 32,000 samples consumed, 2,000 updates; saved by 2 ranks in TP2",
@@ -209,6 +192,5 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let output = run(&format!("inspect {root} --verify"));
-    assert!(!output.status.success() && text(&output.stderr).contains("rank_00001.safetensors"));
+    says!(fail(&format!("inspect {root} --verify")), "rank_00001.safetensors");
 }

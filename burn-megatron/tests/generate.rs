@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use backend_dist::launch::Rank;
-use backend_dist::mesh::ParallelLayout;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use burn_megatron::checkpoint::{Kind, RunState, Saver, SaverOptions, Slice};
 use burn_megatron::hf::HfFolder;
@@ -166,22 +165,8 @@ fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
             data: data.into(),
         }
     });
-    let state = RunState {
-        step: 5,
-        consumed_samples: 0,
-        updates: 0,
-        skipped_samples: None,
-        layout: ParallelLayout::default(),
-        world_size: 1,
-        model: serde_json::to_value(folder.config()).unwrap(),
-        config: json!(null),
-        data: json!(null),
-        schedule: json!(null),
-        rng: json!(null),
-        loss_scale: json!(null),
-        fp8: json!(null),
-        anomalies: json!(null),
-    };
+    let model = serde_json::to_value(folder.config()).unwrap();
+    let state = RunState { step: 5, world_size: 1, model, ..RunState::default() };
     saver.submit(0, slices.collect(), &state).unwrap();
     saver.wait().unwrap();
 }

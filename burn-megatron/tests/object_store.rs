@@ -136,23 +136,8 @@ fn serve() -> Shared {
 }
 
 fn state(step: u64) -> RunState {
-    let none = serde_json::Value::Null;
-    RunState {
-        step,
-        consumed_samples: step,
-        updates: step,
-        skipped_samples: Some(0),
-        layout: "DP1".parse().unwrap(),
-        world_size: 1,
-        model: none.clone(),
-        config: none.clone(),
-        data: none.clone(),
-        schedule: none.clone(),
-        rng: none.clone(),
-        loss_scale: none.clone(),
-        fp8: none.clone(),
-        anomalies: none,
-    }
+    let skipped_samples = Some(0);
+    RunState { step, consumed_samples: step, updates: step, skipped_samples, world_size: 1, ..RunState::default() }
 }
 
 /// 20 MB, so that an upload has several parts.

@@ -1,5 +1,9 @@
 //! `burn-megatron train`, as a user types it.
 
+#[macro_use]
+#[path = "support/says.rs"]
+mod says;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -39,12 +43,10 @@ fn a_sample_configuration_trains_and_leaves_its_logs() {
         "train {} --data.text book.txt --training.steps 2 --lr.warmup 1 --evaluation.batches 1 --tensor-parallel 2",
         file.display()
     );
-    let said = succeed(folder.path(), &format!("{arguments} --dry-run"));
-    assert!(said.contains("TP2 on 2 ranks") && said.contains("2 steps, 1,536 tokens"), "{said}");
+    says!(succeed(folder.path(), &format!("{arguments} --dry-run")), "TP2 on 2 ranks", "2 steps, 1,536 tokens");
     assert!(!folder.path().join("runs").exists(), "a dry run writes nothing");
 
-    let said = succeed(folder.path(), &arguments);
-    assert!(said.contains("step 2/2") && said.contains("held-out loss"), "{said}");
+    says!(succeed(folder.path(), &arguments), "step 2/2", "held-out loss");
     assert!(folder.path().join("runs/shakespeare/steps.jsonl").exists());
 
     let printed = succeed(folder.path(), &format!("{arguments} --print-config"));
@@ -61,13 +63,10 @@ fn a_moe_trains_with_its_experts_divided() {
     let said = succeed(folder.path(), &format!("{arguments} --dry-run"));
     assert!(said.contains("EP2 DP2 on 2 ranks") && !said.contains("hint"), "{said}");
     let fp8 = format!("{arguments} --dry-run --device cuda --training.dtype bf16 --fp8.format hybrid");
-    let said = succeed(folder.path(), &fp8);
-    assert!(said.contains("hint         experts are faster in bf16 than in FP8: "), "{said}");
-    let said = succeed(folder.path(), &arguments);
-    assert!(said.contains("step 2/2") && said.contains("held-out loss"), "{said}");
+    says!(succeed(folder.path(), &fp8), "hint         experts are faster in bf16 than in FP8: ");
+    says!(succeed(folder.path(), &arguments), "step 2/2", "held-out loss");
     let output = run(folder.path(), &format!("{arguments} --parallel.expert-parallel 3"));
-    let error = text(&output.stderr);
-    assert!(error.contains("expert-parallel 3") && error.contains("nearest legal: 2"), "{error}");
+    says!(text(&output.stderr), "expert-parallel 3", "nearest legal: 2");
 }
 
 #[test]
@@ -78,8 +77,7 @@ fn logs_go_where_the_configuration_says_and_memory_is_a_rank_s() {
          --log.jsonl numbers.jsonl --log.tensorboard board --trace trace.json",
         samples().join("shakespeare.toml").display()
     );
-    let said = succeed(folder.path(), &arguments);
-    assert!(said.contains("timeline of a few steps in trace.json") && said.contains("| teraflops "), "{said}");
+    says!(succeed(folder.path(), &arguments), "timeline of a few steps in trace.json", "| teraflops ");
     let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
     let steps: Vec<serde_json::Value> =
         read("numbers.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();

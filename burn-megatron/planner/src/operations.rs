@@ -27,7 +27,7 @@ use host::schedule::stages::Stage;
 const ID: u64 = 8;
 
 /// A tensor of the forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activation {
     /// Identifies its storage within a unit.
     pub id: usize,
@@ -66,7 +66,7 @@ pub enum Over {
 }
 
 /// An operation.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Op {
     /// Input.
     pub input: Activation,

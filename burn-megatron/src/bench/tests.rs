@@ -48,8 +48,7 @@ fn recipes_use_all_ranks_and_give_up_only_what_they_must() {
     let tight = resolve("llama3-8b", &[], 8, 60).unwrap();
     assert!(ladder::peak(&tight.job().unwrap().on_gpus()).unwrap() <= 60 << 30);
     assert_ne!((tight.parallel.zero, tight.recompute.granularity), (1, Granularity::None));
-    let error = resolve("llama3-8b", &[], 1, 80).unwrap_err().to_string();
-    assert!(error.contains("llama3-8b does not fit into 80.0 GiB"), "{error}");
+    says!(resolve("llama3-8b", &[], 1, 80).unwrap_err(), "llama3-8b does not fit into 80.0 GiB");
     assert_eq!(resolve("llama3-1b", &[], 1, 139).unwrap().parallel.to_string(), "TP1");
 }
 
@@ -63,9 +62,8 @@ fn what_is_asked_for_is_taken() {
     let equal = resolve("llama3-8b", &[&keys[..], &[("pipeline.layout", "none")]].concat(), 8, 40).unwrap();
     assert_eq!(equal.pipeline.layout, None);
     let error = resolve("tiny", &[("parallel.tensor-parallel", "4")], 6, 0).unwrap_err().to_string();
-    assert!(error.contains("6 ranks are not a multiple of the 4"), "{error}");
-    let error = recipe::find("llama3-9b").unwrap_err().to_string();
-    assert!(error.contains("llama3-9b") && error.contains("llama3-8b, llama3-1b, tiny"), "{error}");
+    says!(error, "6 ranks are not a multiple of the 4");
+    says!(recipe::find("llama3-9b").unwrap_err(), "llama3-9b", "llama3-8b, llama3-1b, tiny");
 }
 
 #[test]
@@ -109,7 +107,7 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     let again = crate::config::RunConfig::parse("again.toml", &kept.setup.config, &[]).unwrap();
     assert_eq!(again.parallel, config.parallel);
     let (table, row) = (text(&record), markdown(&record, true));
-    assert!(table.contains("TP2 DP2") && table.contains("in the last"), "{table}");
+    says!(table, "TP2 DP2", "in the last");
     assert!(table.contains("started in ") && record.startup.phases.contains_key(&Phase::Step), "{table}");
     let columns = |line: &str| line.matches(" | ").count();
     let lines: Vec<&str> = row.lines().collect();

@@ -224,7 +224,7 @@ impl WithModel for Job<'_> {
                     let (mut stream, mut text, mut closed) =
                         (TextStream::after(self.tokenizer, &turn), String::new(), false);
                     let mut say = |new: String| {
-                        closed |= terminal::write(&new).is_err();
+                        closed |= super::write_now(&new).is_err();
                         text += &new;
                         closed
                     };

@@ -215,7 +215,7 @@ mod tests {
     fn too_few_gpus_are_said_in_terms_of_the_layout() {
         let error = GpuError::TooFew { asked: 8, present: 2, visible: None };
         let text = refused(error, &"TP2 SP PP2 DP2".parse().unwrap()).to_string();
-        assert!(text.contains("layout TP2 SP PP2 DP2: 8 ranks need a GPU each, this machine has 2"), "{text}");
+        says!(text, "layout TP2 SP PP2 DP2: 8 ranks need a GPU each, this machine has 2");
         assert!(text.ends_with("the nearest layout that fits is TP2 SP"), "{text}");
     }
 

@@ -173,10 +173,7 @@ fn module(args: &Args, layout: ParallelLayout, cluster: &Cluster) -> anyhow::Res
     if args.objective != Objective::NextToken {
         bail!("--objective is for causal language models; `model_type` {} has its own loss", folder.model_type());
     }
-    let folder = match &args.adapter {
-        Some(adapter) => folder.with_adapter(adapter),
-        None => folder,
-    };
+    let folder = if let Some(adapter) = &args.adapter { folder.with_adapter(adapter) } else { folder };
     let settings = Settings {
         exact: true,
         gradients: args.grads,

@@ -104,8 +104,7 @@ mod tests {
         assert!(check_memory(&config(&[]), 1.0).is_ok());
         // 671 billion parameters in fp32.
         let large = config(&[("model.preset", "deepseek-v3"), ("training.seq-length", "8")]);
-        let said = check_memory(&large, 1.0).unwrap_err().to_string();
-        assert!(said.contains("--device cuda") && said.contains("available"), "{said}");
+        says!(check_memory(&large, 1.0).unwrap_err(), "--device cuda", "available");
         assert!(check_memory(&large, 1e-9).is_ok(), "one process of many");
     }
 
@@ -113,7 +112,7 @@ mod tests {
     fn an_order_of_too_many_samples_is_refused() {
         assert!(check_samples(&config(&[])).is_ok());
         let said = check_samples(&config(&[("data.samples", "1000000000000000")])).unwrap_err().to_string();
-        assert!(said.contains("data.samples = 1000000000000000") && said.contains("nearest legal"), "{said}");
+        says!(said, "data.samples = 1000000000000000", "nearest legal");
     }
 
     #[test]
@@ -121,6 +120,6 @@ mod tests {
         let (short, long) = (estimate(&config(&[]), 999), estimate(&config(&[("model.preset", "llama3-1b")]), 0));
         assert!(short.starts_with("at least ") && !short.contains("trains on GPUs"), "{short}");
         assert!(long.contains(" h ") || long.contains(" d "), "{long}");
-        assert!(long.contains("trains on GPUs") && long.contains("FLOPs at"), "{long}");
+        says!(long, "trains on GPUs", "FLOPs at");
     }
 }

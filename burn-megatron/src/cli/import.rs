@@ -33,10 +33,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let weights = args.weights.as_ref().unwrap_or(&args.hf);
     let folder = HfFolder::with_weights(&args.hf, weights)?;
-    let states = match args.optimizer {
-        true => OptimizerStates::read(&folder, weights, args.consumed_samples)?,
-        false => None,
-    };
+    let states = if args.optimizer { OptimizerStates::read(&folder, weights, args.consumed_samples)? } else { None };
     let tokenizer = super::tokenizer_to_copy(&args.hf);
     let with = if tokenizer.is_some() { "with" } else { "without" };
     let report = import(&folder, states.as_ref(), tokenizer, &args.output)?;

@@ -191,9 +191,7 @@ fn describe_plan(plan: &EpochPlan) -> String {
 
 fn show(args: &Args, splits: &GptSplits) -> anyhow::Result<()> {
     let split = Split::ALL[args.dataset as usize];
-    let Some(data) = splits.get(split) else {
-        bail!("split {} leaves no {} data to show", args.split, split.name());
-    };
+    let Some(data) = splits.get(split) else { bail!("split {} leaves no {} data to show", args.split, split.name()) };
     if let Some(samples) = args.samples.filter(|&samples| samples > data.len()) {
         bail!("{samples} {} samples are wanted, there are {}", split.name(), data.len());
     }

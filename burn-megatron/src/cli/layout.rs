@@ -138,7 +138,7 @@ mod tests {
         {
             let error = parse(flags).unwrap_err().to_string();
             let flag = flags.split_whitespace().next().unwrap().trim_start_matches("--").trim_end_matches("-size");
-            assert!(error.contains(flag) && error.contains("nearest legal"), "{error}");
+            says!(error, flag, "nearest legal");
         }
         assert_eq!(parse("--pipeline-parallel 2 --zero 1").unwrap().to_string(), "TP2 SP PP2 DP2 ZeRO1");
         let folded = parse("--expert-parallel 4 --expert-tensor-parallel 1").unwrap();

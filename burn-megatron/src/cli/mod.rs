@@ -149,6 +149,13 @@ fn print(text: &str) -> io::Result<()> {
     }
 }
 
+/// To standard output, at once.
+fn write_now(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
 /// The tokenizer of a folder that is written again with the model, unless it is in a form that is not read, which is said.
 fn tokenizer_to_copy(folder: &Path) -> Option<PathBuf> {
     readable_tokenizer(folder).unwrap_or_else(|error| {

@@ -128,7 +128,6 @@ mod tests {
 
     #[test]
     fn unknown_keys_are_named_with_the_closest() {
-        let said = parse("--training.step 5").unwrap_err();
-        assert!(said.contains("'--training.step'") && said.contains("'--training.steps'"), "{said}");
+        says!(parse("--training.step 5").unwrap_err(), "'--training.step'", "'--training.steps'");
     }
 }

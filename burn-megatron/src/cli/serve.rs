@@ -225,10 +225,7 @@ impl WithModel for Job<'_> {
                 let mut models: Vec<M> = Vec::with_capacity(self.adapters.len());
                 for adapter in self.adapters {
                     let model = load(&rank, adapter)?;
-                    models.push(match models.first() {
-                        Some(base) => with_weights_of(model, base),
-                        None => model,
-                    });
+                    models.push(if let Some(base) = models.first() { with_weights_of(model, base) } else { model });
                 }
                 let queue = match rank.rank {
                     0 => self.queue.lock().map_err(|_| "a rank has failed")?.take(),

@@ -116,10 +116,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         Ok((plan, devices))
     };
-    let (plan, devices) = match &processes {
-        Some(processes) => processes.attempt(prepare)?,
-        None => prepare()?,
-    };
+    let (plan, devices) = if let Some(processes) = &processes { processes.attempt(prepare)? } else { prepare()? };
     if args.dry_run {
         return Ok(ExitCode::SUCCESS);
     }

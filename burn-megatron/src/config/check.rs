@@ -112,56 +112,55 @@ impl RunConfig {
         let number = |name: &str| optimizer.get(name).and_then(serde_json::Value::as_f64);
         for key in ["beta1", "beta2", "momentum"] {
             let value = number(key).unwrap_or(0.0);
-            note(demand((0.0..1.0).contains(&value), || {
-                format!("optimizer.{key} = {value} is not at least 0 and below 1")
-            }));
+            in_range(
+                note,
+                &[(&format!("optimizer.{key}"), value, (0.0..1.0).contains(&value), "at least 0 and below 1")],
+            );
         }
         for key in ["eps", "weight-decay", "extra-scale"] {
             let value = number(key).unwrap_or(0.0);
-            note(demand(value >= 0.0, || format!("optimizer.{key} = {value} is not at least 0")));
+            in_range(note, &[(&format!("optimizer.{key}"), value, value >= 0.0, "at least 0")]);
         }
         self.check_states(note);
         let scale = &self.loss_scale;
         let (first, least) = (scale.initial_scale, scale.min_scale);
-        note(demand(least > 0.0, || format!("loss-scale.min-scale = {least} is not above 0")));
         note(demand(first >= least, || {
             format!("loss-scale.initial-scale = {first} is below loss-scale.min-scale = {least}")
         }));
         let (up, down) = (scale.growth_factor, scale.backoff_factor);
-        note(demand(up >= 1.0, || format!("loss-scale.growth-factor = {up} is not at least 1")));
-        note(demand(down > 0.0 && down <= 1.0, || {
-            format!("loss-scale.backoff-factor = {down} is not above 0 and at most 1")
-        }));
+        let (sigmas, decay) = (self.anomaly.sigma_factor, self.training.ema_decay.unwrap_or(0.5));
+        let minutes = self.training.exit_duration_in_mins.unwrap_or(1.0);
+        let (timeout, clip) = (self.training.distributed_timeout_minutes, self.training.clip.unwrap_or(1.0));
+        let of_decay = "above 0 and below 1; nearest legal: 0.999";
+        in_range(
+            note,
+            &[
+                ("loss-scale.min-scale", least, least > 0.0, "above 0"),
+                ("loss-scale.growth-factor", up, up >= 1.0, "at least 1"),
+                ("loss-scale.backoff-factor", down, down > 0.0 && down <= 1.0, "above 0 and at most 1"),
+                ("anomaly.sigma-factor", sigmas, sigmas > 0.0, "above 0; nearest legal: 6"),
+                ("training.ema-decay", decay, decay > 0.0 && decay < 1.0, of_decay),
+                ("training.exit-duration-in-mins", minutes, minutes > 0.0, "above 0; nearest legal: none"),
+                ("training.distributed-timeout-minutes", timeout, timeout > 0.0, "above 0; nearest legal: 10"),
+                ("training.clip", clip, clip > 0.0, "above 0; \"none\" does not clip"),
+            ],
+        );
         let anomaly = &self.anomaly;
         let rolls_back = [Some(anomaly.non_finite), anomaly.spike].contains(&Some(AnomalyAction::RollBack));
         note(demand(!rolls_back || self.checkpoint.directory.is_some(), || {
             "anomaly: roll-back needs checkpoints, and checkpoint.directory = none; nearest legal: skip".into()
         }));
-        let sigmas = self.anomaly.sigma_factor;
-        note(demand(sigmas > 0.0, || format!("anomaly.sigma-factor = {sigmas} is not above 0; nearest legal: 6")));
         let nothing = self.recompute.granularity == Granularity::Selective && self.recompute.modules.is_empty();
         note(demand(!nothing, || {
             "recompute.modules is empty: name core-attention, mlp-activation or norms, or recompute.granularity = none"
                 .into()
         }));
         self.check_counts(note);
-        let decay = self.training.ema_decay.unwrap_or(0.5);
-        note(demand(decay > 0.0 && decay < 1.0, || {
-            format!("training.ema-decay = {decay} is not above 0 and below 1; nearest legal: 0.999")
-        }));
-        let minutes = self.training.exit_duration_in_mins.unwrap_or(1.0);
-        note(demand(minutes > 0.0, || {
-            format!("training.exit-duration-in-mins = {minutes} is not above 0; nearest legal: none")
-        }));
         let exits = self.training.exit_duration_in_mins.is_some() || self.training.exit_interval.is_some();
         note(demand(!exits || self.checkpoint.directory.is_some(), || {
             "training.exit-duration-in-mins and training.exit-interval save the run, and checkpoint.directory = none; \
              nearest legal: none of the two"
                 .into()
-        }));
-        let timeout = self.training.distributed_timeout_minutes;
-        note(demand(timeout > 0.0, || {
-            format!("training.distributed-timeout-minutes = {timeout} is not above 0; nearest legal: 10")
         }));
         let copies = self.checkpoint.non_persistent_every.filter(|_| self.training.max_restarts == 0);
         note(demand(copies.is_none(), || {
@@ -181,8 +180,6 @@ impl RunConfig {
                  training.max-restarts = 1"
             )
         }));
-        let clip = self.training.clip.unwrap_or(1.0);
-        note(demand(clip > 0.0, || format!("training.clip = {clip} is not above 0; \"none\" does not clip")));
     }
 
     /// Tokens are counted in 64 bits, and a sample's position in the order of all samples in 48.
@@ -287,6 +284,13 @@ impl RunConfig {
             let there = self.data.tokenizer.as_deref().unwrap_or("none");
             format!("evaluation.tasks needs the model's tokenizer.json, but data.tokenizer = {there}")
         }));
+    }
+}
+
+/// Notes the keys whose values are out of range: each with its value, whether it is in range, and the range in words.
+pub(super) fn in_range(note: &mut impl FnMut(Result<(), String>), values: &[(&str, f64, bool, &str)]) {
+    for (key, value, holds, range) in values {
+        note(demand(*holds, || format!("{key} = {value} is not {range}")));
     }
 }
 

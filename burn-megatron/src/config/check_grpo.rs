@@ -1,6 +1,6 @@
 //! Whether the values of `[grpo]` fit the rest of a configuration.
 
-use super::check::demand;
+use super::check::{demand, in_range};
 use super::run::RunConfig;
 use crate::engine::LossMean;
 use crate::grpo::ExactAnswer;
@@ -29,15 +29,17 @@ impl RunConfig {
                  legal: {seq_length}"
             )
         }));
-        let temperature = grpo.temperature;
-        note(demand(temperature > 0.0 && temperature.is_finite(), || {
-            format!("grpo.temperature = {temperature} is not above 0")
-        }));
-        let (beta, low) = (grpo.beta, grpo.epsilon);
-        note(demand(beta >= 0.0 && beta.is_finite(), || format!("grpo.beta = {beta} is not at least 0")));
-        note(demand(low > 0.0 && low < 1.0, || format!("grpo.epsilon = {low} is not above 0 and below 1")));
+        let (temperature, beta, low) = (grpo.temperature, grpo.beta, grpo.epsilon);
         let high = grpo.epsilon_high.unwrap_or(low);
-        note(demand(high > 0.0 && high.is_finite(), || format!("grpo.epsilon-high = {high} is not above 0")));
+        in_range(
+            note,
+            &[
+                ("grpo.temperature", temperature, temperature > 0.0 && temperature.is_finite(), "above 0"),
+                ("grpo.beta", beta, beta >= 0.0 && beta.is_finite(), "at least 0"),
+                ("grpo.epsilon", low, low > 0.0 && low < 1.0, "above 0 and below 1"),
+                ("grpo.epsilon-high", high, high > 0.0 && high.is_finite(), "above 0"),
+            ],
+        );
         note(demand(self.training.loss == LossMean::PerToken, || {
             "training.loss = per-micro-batch has no meaning with grpo.train, whose mean grpo.loss-type says; nearest legal: \
              per-token"

@@ -1,6 +1,6 @@
 //! Whether the values of `[chat]`, `[preference]` and `[distill]` fit the rest of a configuration.
 
-use super::check::demand;
+use super::check::{demand, in_range};
 use super::decoder::decoder_of;
 use super::run::RunConfig;
 use crate::engine::LossMean;
@@ -43,9 +43,8 @@ impl RunConfig {
             note(demand(value > 0.0 && value.is_finite(), || format!("preference.{key} = {value} is not above 0")));
         }
         let smoothing = preference.label_smoothing;
-        note(demand((0.0..0.5).contains(&smoothing), || {
-            format!("preference.label-smoothing = {smoothing} is not at least 0 and below 0.5")
-        }));
+        let holds = (0.0..0.5).contains(&smoothing);
+        in_range(note, &[("preference.label-smoothing", smoothing, holds, "at least 0 and below 0.5")]);
         note(demand(self.training.loss == LossMean::PerToken, || {
             "training.loss = per-micro-batch has no meaning with preference.train, whose loss is the mean over pairs; nearest \
              legal: per-token"
@@ -71,12 +70,10 @@ impl RunConfig {
                 .into()
         }));
         let (temperature, weight) = (distill.temperature, distill.weight);
-        note(demand(temperature > 0.0 && temperature.is_finite(), || {
-            format!("distill.temperature = {temperature} is not above 0")
-        }));
-        note(demand(weight > 0.0 && weight <= 1.0, || {
-            format!("distill.weight = {weight} is not above 0 and at most 1")
-        }));
+        let of_temperature =
+            ("distill.temperature", temperature, temperature > 0.0 && temperature.is_finite(), "above 0");
+        let of_weight = ("distill.weight", weight, weight > 0.0 && weight <= 1.0, "above 0 and at most 1");
+        in_range(note, &[of_temperature, of_weight]);
         let key = if self.distill.teacher.is_some() { "distill.teacher" } else { "distill.logits" };
         note(demand(!self.preference.is_used(), || {
             format!("{key} and preference.train: a loss of tokens and a loss of pairs; only one can be the run's")

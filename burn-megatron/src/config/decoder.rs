@@ -33,14 +33,8 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
         Some(Mixer::Mamba2(of)) => Some(of),
         _ => None,
     });
-    let mlp = blocks.iter().find_map(|block| match &block.mlp {
-        Some(Ffn::Dense(of)) => Some(of),
-        _ => None,
-    });
-    let moe = blocks.iter().find_map(|block| match &block.mlp {
-        Some(Ffn::Moe(of)) => Some(of),
-        _ => None,
-    });
+    let mlp = blocks.iter().find_map(|block| if let Some(Ffn::Dense(of)) = &block.mlp { Some(of) } else { None });
+    let moe = blocks.iter().find_map(|block| if let Some(Ffn::Moe(of)) = &block.mlp { Some(of) } else { None });
     let [heads, kv_heads, head_dim] = match (attention, mamba, linear) {
         (Some(of), ..) => [of.heads, of.kv_heads, of.head_dim],
         (None, Some(of), _) => [of.heads, of.heads, of.head_dim],

@@ -27,10 +27,7 @@ impl RunConfig {
             .map_err(|error| problem(format!("pipeline: {error}")))?;
         let (matrices, others) = self.optimizer.moments();
         let states = self.optimizer.states();
-        let newton_schulz = match self.optimizer {
-            OptimizerConfig::Muon(muon) => Some(muon.ns_steps),
-            _ => None,
-        };
+        let newton_schulz = if let OptimizerConfig::Muon(muon) = self.optimizer { Some(muon.ns_steps) } else { None };
         Ok(Job {
             fp8: self.fp8.layers(decoder.layers),
             fp8_weights: self.fp8.keep_weights,

@@ -169,7 +169,7 @@ fn what_decides_the_learning_must_not_change_silently() {
         "lr.decay was \"1000 steps\"",
         "data.samples was 8000 when",
     ] {
-        assert!(said.contains(part), "{part}: {said}");
+        says!(said, part);
     }
     assert_eq!(check(&longer, &["model.hidden_size", "lr.lr-decay-iters", "data"]), Ok(()));
     assert!(check(&[], &["lr.deacy"]).unwrap_err().contains("did you mean `lr.decay`?"));

@@ -3,10 +3,7 @@
 /// A value with a sensible number of digits and its unit: `2.3456`, `1.50e-4`, `12.3k`, `512 MiB`.
 pub fn quantity(value: f64, unit: Option<&str>) -> String {
     let digits = digits(value);
-    match unit {
-        Some(unit) => format!("{digits} {unit}"),
-        None => digits,
-    }
+    if let Some(unit) = unit { format!("{digits} {unit}") } else { digits }
 }
 
 fn digits(value: f64) -> String {

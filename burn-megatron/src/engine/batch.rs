@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
 /// Sequences of equal length: inputs, what to predict at each, and which predictions count.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenBatch {
     /// Number of sequences.
     pub sequences: usize,
@@ -37,16 +37,7 @@ impl TokenBatch {
         let sequences = ids.len() / (seq + 1);
         let shifted =
             |offset| ids.chunks(seq + 1).flat_map(|sequence| sequence[offset..offset + seq].to_vec()).collect();
-        Self {
-            sequences,
-            seq,
-            tokens: shifted(0),
-            labels: shifted(1),
-            mask: None,
-            documents: None,
-            references: None,
-            taught: None,
-        }
+        Self { sequences, seq, tokens: shifted(0), labels: shifted(1), ..Self::default() }
     }
 
     /// Some of the sequences.

@@ -153,9 +153,7 @@ fn task(path: &Path, questions: Vec<(u64, Question)>, nothing: &'static str) -> 
 }
 
 fn question(row: &Value) -> Result<Question, String> {
-    let Some(object) = row.as_object() else {
-        return Err(format!("a row is a JSON object, this is {}", kind(row)));
-    };
+    let Some(object) = row.as_object() else { return Err(format!("a row is a JSON object, this is {}", kind(row))) };
     let has = |key: &str| object.get(key).is_some_and(|value| !value.is_null());
     let kinds = ["continuations", "continuation", "target"];
     let mut present = kinds.iter().filter(|key| has(key));
@@ -221,10 +219,7 @@ fn multiple_choice(row: &Value) -> Result<Question, String> {
 }
 
 fn nonempty(text: &str, key: &str) -> Result<(), String> {
-    match text.trim().is_empty() {
-        true => Err(format!("{key}: an empty text has no log-likelihood")),
-        false => Ok(()),
-    }
+    if text.trim().is_empty() { Err(format!("{key}: an empty text has no log-likelihood")) } else { Ok(()) }
 }
 
 fn text(row: &Value, key: &str) -> Result<String, String> {

@@ -4,7 +4,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
-use backend_dist::mesh::ParallelLayout;
 use models::{FamilyConfig, ModelConfig};
 use serde_json::{Value, json};
 
@@ -70,16 +69,10 @@ pub fn import(
         consumed_samples: states.map_or(0, OptimizerStates::consumed),
         updates: states.map_or(0, OptimizerStates::updates),
         skipped_samples: states.map(|_| skipped),
-        layout: ParallelLayout::default(),
         world_size: 1,
         model: json!(folder.config()),
         config,
-        data: Value::Null,
-        schedule: Value::Null,
-        rng: Value::Null,
-        loss_scale: Value::Null,
-        fp8: Value::Null,
-        anomalies: Value::Null,
+        ..RunState::default()
     };
     if let Some(path) = &tokenizer {
         read_tokenizer(path).map_err(|error| HfFolderError::file(path, format!("is no tokenizer: {error}")))?;

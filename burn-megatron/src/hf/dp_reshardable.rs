@@ -71,22 +71,15 @@ fn buckets<'a>(tensors: &'a BTreeMap<String, DcpTensor>, state: &str) -> Vec<Vec
 /// The names of weights from the last to the first parameter of Megatron-Core's model, with the layers of TransformerEngine,
 /// whose linear layers have the norms before them, or its own; `None` if one has no known place.
 fn ordered(weights: &BTreeMap<String, DcpTensor>, engine: bool) -> Option<Vec<&str>> {
-    const OWN: [&str; 8] = [
-        "input_layernorm",
-        "self_attention.linear_proj",
-        "self_attention.linear_qkv",
-        "self_attention.q_layernorm",
-        "self_attention.k_layernorm",
-        "pre_mlp_layernorm",
-        "mlp.linear_fc1",
-        "mlp.linear_fc2",
-    ];
+    const OWN: &str = "\
+        input_layernorm self_attention.linear_proj self_attention.linear_qkv self_attention.q_layernorm \
+        self_attention.k_layernorm pre_mlp_layernorm mlp.linear_fc1 mlp.linear_fc2";
     let place = |name: &str| {
         let (module, kind) = name.rsplit_once('.')?;
         let kind = ["weight", "bias"].iter().position(|it| *it == kind)?;
         let (part, layer, module) = match module.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.')) {
             Some((layer, module)) => {
-                let own = OWN.iter().position(|it| *it == module)?;
+                let own = OWN.split(' ').position(|it| it == module)?;
                 // The norm goes behind the projection of the output.
                 let at = if engine && own < 2 { 1 - own } else { own };
                 (2, layer.parse::<usize>().ok()?, at)

@@ -156,10 +156,7 @@ pub(super) fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
 /// The configuration, with the type of the weights that are written.
 pub(super) fn config_json(folder: &Path, what: &Export, outputs: &[Output]) -> Result<Value, HfFolderError> {
     let original = what.companions.config();
-    let config = match &original {
-        Some(original) => what.config.to_hf_like(original),
-        None => what.config.to_hf(),
-    };
+    let config = if let Some(original) = &original { what.config.to_hf_like(original) } else { what.config.to_hf() };
     let mut config = config.map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
     let mut elements: Vec<Element> = outputs.iter().map(|output| output.element).collect();
     elements.dedup();

@@ -191,20 +191,18 @@ fn leads(mesh: &Mesh, rank: usize) -> bool {
 impl<M> DataParallel<M> {
     /// On devices like that of the model.
     pub(super) fn new(ranks: usize, zero: u8, units: Units) -> Self {
-        let (devices, tensor, autocast, max_grad_norm, pipeline) = (Vec::new(), None, None, None, None);
-        let (overlap, sync_batch_norm, keeps_gathered) = (None, false, false);
         Self {
             ranks,
-            devices,
+            devices: Vec::new(),
             zero,
-            overlap,
+            overlap: None,
             units,
-            keeps_gathered,
-            tensor,
-            autocast,
-            sync_batch_norm,
-            max_grad_norm,
-            pipeline,
+            keeps_gathered: false,
+            tensor: None,
+            autocast: None,
+            sync_batch_norm: false,
+            max_grad_norm: None,
+            pipeline: None,
         }
     }
 

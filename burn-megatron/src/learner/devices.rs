@@ -50,7 +50,6 @@ mod tests {
     fn cpu_ranks_share_the_models_device_and_gpu_ranks_need_one_each() {
         assert_eq!(like(Device::flex(), 3..6).unwrap(), vec![Device::flex(); 3]);
         assert_eq!(enough_gpus(4, 4), Ok(()));
-        let refused = enough_gpus(4, 2).unwrap_err();
-        assert!(refused.contains("nearest legal: 2") && refused.contains("data_parallel_on(devices)"), "{refused}");
+        says!(enough_gpus(4, 2).unwrap_err(), "nearest legal: 2", "data_parallel_on(devices)");
     }
 }

@@ -180,9 +180,7 @@ impl<M: LearnerModel> DpRank<M> {
     /// The learner with the whole model and the optimizer states of all ranks, on rank 0. Every rank must call it.
     pub fn whole(&self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
         let first = self.group.rank() == 0;
-        let Some(Own { zero, model, .. }) = &self.own else {
-            return Ok(first.then(|| self.learner.clone()));
-        };
+        let Some(Own { zero, model, .. }) = &self.own else { return Ok(first.then(|| self.learner.clone())) };
         if self.within.is_some() {
             return self.whole_of_logical(store, zero, model);
         }

@@ -231,10 +231,7 @@ struct Collect<'a> {
 
 impl PathVisitor for Collect<'_> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        let tensor = match self.grads {
-            Some(grads) => grads.get::<D>(param.id),
-            None => Some(param.val()),
-        };
+        let tensor = if let Some(grads) = self.grads { grads.get::<D>(param.id) } else { Some(param.val()) };
         if let Some(tensor) = tensor.filter(|_| (self.of)(param.id)) {
             self.found.insert(path.to_string(), tensor.into_data().iter::<f64>().collect());
         }

@@ -118,13 +118,12 @@ impl GpuWatch {
         }
         RankReading {
             memory: (seen.memory > 0).then_some(seen.memory),
-            reserved: None,
-            in_use: None,
             idle: self.idle.share(),
             utilisation: seen.utilisation.get(),
             clock: seen.clock.get(),
             power: seen.power.get(),
             temperature: seen.temperature.get(),
+            ..RankReading::default()
         }
     }
 }

@@ -79,10 +79,7 @@ fn undo(path: &Path, step: u64) -> io::Result<()> {
         let mut line = line?;
         let keep = keeps(&line);
         line.push(b'\n');
-        match keep {
-            true => kept.write_all(&line)?,
-            false => undone.extend(line),
-        }
+        if keep { kept.write_all(&line)? } else { undone.extend(line) }
     }
     if !undone.is_empty() {
         append(&undone_file(path))?.write_all(&undone)?;
@@ -144,8 +141,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let error = JsonLines::open(&pipe, 0).err().unwrap().to_string();
-        assert!(error.contains("pipe: is a pipe that nobody reads"), "{error}");
+        says!(JsonLines::open(&pipe, 0).err().unwrap(), "pipe: is a pipe that nobody reads");
         // Opened to read and write, so that it does not wait for the writer.
         let reader = OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
         let mut log = JsonLines::open(&pipe, 0).unwrap();
@@ -162,7 +158,6 @@ mod tests {
     #[test]
     fn an_impossible_folder_is_named() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = JsonLines::open(&file.path().join("run/steps.jsonl"), 0).err().unwrap().to_string();
-        assert!(error.contains("steps.jsonl"), "{error}");
+        says!(JsonLines::open(&file.path().join("run/steps.jsonl"), 0).err().unwrap(), "steps.jsonl");
     }
 }

@@ -17,7 +17,7 @@ use crate::eval::TaskResult;
 use crate::preference::PreferenceMeans;
 
 /// Where a run writes its numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogFiles {
     /// File with a JSON object per step.
     pub jsonl: PathBuf,
@@ -34,13 +34,7 @@ pub struct LogFiles {
 impl LogFiles {
     /// `steps.jsonl` in the folder of a run, and nothing else.
     pub fn within(folder: &Path) -> Self {
-        Self {
-            jsonl: folder.join("steps.jsonl"),
-            tensorboard: None,
-            wandb: None,
-            mlflow: None,
-            run: RunInfo::default(),
-        }
+        Self { jsonl: folder.join("steps.jsonl"), ..Self::default() }
     }
 }
 

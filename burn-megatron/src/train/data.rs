@@ -218,10 +218,7 @@ impl TokenDataset for CheckedSequences {
     }
 
     fn content(&self) -> Result<Option<String>, SampleError> {
-        match &self.content {
-            Some(content) => Ok(Some(content.clone())),
-            None => self.data.content(),
-        }
+        if let Some(content) = &self.content { Ok(Some(content.clone())) } else { self.data.content() }
     }
 
     fn sample(&self, index: usize) -> Sample {

@@ -178,10 +178,7 @@ where
             .with_fp8(&fp8, layers)
             .with_frozen(&frozen)
             .with_dp_ranks(rank.group(Axis::DpCp));
-        let params = match &weights {
-            Some(weights) => params.with_source(&**weights),
-            None => params,
-        };
+        let params = if let Some(weights) = &weights { params.with_source(&**weights) } else { params };
         let Some(plan) = &lora else { return Ok(M::build(&sizes, params)?) };
         let source = adapter.as_ref().map(|adapter| &adapter.tensors as &dyn WeightSource);
         let model = M::build(&sizes, params.with_lora(plan, source).with_base(base))?;

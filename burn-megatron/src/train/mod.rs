@@ -181,10 +181,7 @@ pub fn train_among(
         }
     };
     let with_teacher = || teach::taught(config, data.train.clone());
-    data.train = match processes {
-        None => with_teacher()?,
-        Some(processes) => processes.attempt(with_teacher)?,
-    };
+    data.train = if let Some(processes) = processes { processes.attempt(with_teacher)? } else { with_teacher()? };
     if processes.is_none_or(Processes::is_first) {
         let label = if config.grpo.is_used() { "grpo" } else { "chat" };
         data.notes.iter().for_each(|note| say(format_args!("{label:<12} {note}")));

@@ -131,10 +131,7 @@ impl WithModel for BuildTeacher<'_> {
 
     fn with<T: CausalLm + 'static>(self, sizes: &T::Config) -> Self::Output {
         let params = ParamBuilder::new(self.rank, self.dtype, 0).with_source(self.weights).without_autodiff();
-        let params = match self.part {
-            Some(part) => params.with_part(part),
-            None => params,
-        };
+        let params = if let Some(part) = self.part { params.with_part(part) } else { params };
         Ok(Teacher::new(T::build(sizes, params)?, &sizes.dims()))
     }
 }

@@ -166,35 +166,9 @@ pub enum CandidateError {
 }
 
 /// An example of every word.
-const WORDS: [&str; 27] = [
-    "TP2",
-    "SP",
-    "CP2",
-    "EP2",
-    "ETP2",
-    "PP2",
-    "VPP2",
-    "DP2",
-    "ZeRO1",
-    "Group2",
-    "x2",
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "zb-h1",
-    "zb-v",
-    "Et|tL",
-    "p2p",
-    "all_gather",
-    "a2a",
-    "a2a+p2p:2",
-    "dynamic:8",
-    "moe-overlap",
-    "selective",
-    "uniform1",
-    "block1",
-    "keep-attention",
-];
+const WORDS: &str = "\
+    TP2 SP CP2 EP2 ETP2 PP2 VPP2 DP2 ZeRO1 Group2 x2 gpipe 1f1b interleaved zb-h1 zb-v Et|tL p2p all_gather a2a \
+    a2a+p2p:2 dynamic:8 moe-overlap selective uniform1 block1 keep-attention";
 
 /// Whether a word is one or several sizes of parallel axes, whatever their values.
 fn is_size(word: &str) -> bool {
@@ -204,8 +178,8 @@ fn is_size(word: &str) -> bool {
 }
 
 fn unknown(word: &str) -> CandidateError {
-    let far = |known: &&&str| damerau_levenshtein(&word.to_lowercase(), &known.to_lowercase());
-    let nearest = WORDS.iter().min_by_key(far).expect("there are words");
+    let far = |known: &&str| damerau_levenshtein(&word.to_lowercase(), &known.to_lowercase());
+    let nearest = WORDS.split(' ').min_by_key(far).expect("there are words");
     CandidateError::Word { word: word.into(), nearest }
 }
 

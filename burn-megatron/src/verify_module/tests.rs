@@ -1,4 +1,4 @@
-//! What the comparison sees. Whole proofs, in double precision, are `tests/verify_module.rs`.
+//! What the comparison sees. Whole proofs, in double precision, are `tests/verify_stages`.
 
 use super::compare::compare;
 use super::*;

@@ -30,7 +30,7 @@ fn text_to_samples_and_back() {
         folder.path(),
         "preprocess --input book.txt --output-prefix out/a --train-tokenizer 300 --append-eod --workers 1",
     );
-    assert!(said.contains("out/a_text_document.bin: 40 documents"), "{said}");
+    says!(said, "out/a_text_document.bin: 40 documents");
 
     // One worker or three, this run or the next: the same bytes.
     succeed(
@@ -47,9 +47,8 @@ fn text_to_samples_and_back() {
         "inspect --seq-length 16 --split 80,20 --samples 2 --tokenizer out/a_tokenizer.json --out samples.npy \
          --num-samples 50,3 out/a_text_document",
     );
-    assert!(said.contains("40 sequences and 40 documents (0 empty)"), "{said}");
-    assert!(said.contains("train[1] \"") && said.contains("speaks of"), "{said}");
-    assert!(said.contains("wrote samples.npy: int64 (2, 16)"), "{said}");
+    says!(said, "40 sequences and 40 documents (0 empty)", "train[1] \"", "speaks of");
+    says!(said, "wrote samples.npy: int64 (2, 16)");
     assert_eq!(fs::metadata(folder.path().join("samples.npy")).unwrap().len(), 128 + 2 * 16 * 8);
 }
 
@@ -62,12 +61,12 @@ fn keys_become_outputs_and_ids_stay_ids() {
         folder.path(),
         "preprocess --input x.jsonl --output-prefix x --json-keys q ids --tokenizer byte --append-eod",
     );
-    assert!(said.contains("x_q_document.bin: 2 documents, 5 tokens, 10 bytes of uint16"), "{said}");
-    assert!(said.contains("x_ids_document.bin: 2 documents, 4 tokens, 8 bytes of uint16"), "{said}");
+    says!(said, "x_q_document.bin: 2 documents, 5 tokens, 10 bytes of uint16");
+    says!(said, "x_ids_document.bin: 2 documents, 4 tokens, 8 bytes of uint16");
     let bytes: Vec<u8> = [97u16, 98, 256, 99, 256].into_iter().flat_map(u16::to_le_bytes).collect();
     assert_eq!(fs::read(folder.path().join("x_q_document.bin")).unwrap(), bytes);
     let said = succeed(folder.path(), "inspect x_ids_document");
-    assert!(said.contains("4 tokens of uint16 in 1 sequences and 2 documents (1 empty)"), "{said}");
+    says!(said, "4 tokens of uint16 in 1 sequences and 2 documents (1 empty)");
 }
 
 #[test]
@@ -78,11 +77,11 @@ fn a_bad_line_is_named_or_counted() {
     assert_eq!(fail(folder.path(), command), "error: bad.jsonl:2: not JSON: EOF while parsing a value at column 8\n");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a failed run leaves nothing");
     let said = succeed(folder.path(), &format!("{command} --skip-bad-lines"));
-    assert!(said.contains("bad_text_document.bin: 1 documents"), "{said}");
-    assert!(said.contains("left out 2 documents that cannot be read; the first: bad.jsonl:2: not JSON"), "{said}");
+    says!(said, "bad_text_document.bin: 1 documents");
+    says!(said, "left out 2 documents that cannot be read; the first: bad.jsonl:2: not JSON");
     // A forgotten tokenizer is no bad line.
     let said = fail(folder.path(), "preprocess --input bad.jsonl --output-prefix c --skip-bad-lines");
-    assert!(said.contains("no tokenizer is chosen"), "{said}");
+    says!(said, "no tokenizer is chosen");
 }
 
 /// Each that ends well has written its own text, or the other one did so after it.
@@ -107,8 +106,7 @@ fn two_programs_that_prepare_the_same_prefix_do_not_mix() {
         let outputs = [start("a"), start("b")].map(|child| child.wait_with_output().unwrap());
         assert!(outputs.iter().any(|output| output.status.success()));
         for output in outputs.iter().filter(|output| !output.status.success()) {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(said.contains("is writing it; wait for its end, or choose another output"), "{said}");
+            says!(String::from_utf8_lossy(&output.stderr), "is writing it; wait for its end, or choose another output");
         }
         let bytes = fs::read(folder.path().join("o_text_document.bin")).unwrap();
         let (letter, count) = if bytes[0] == b'a' { (b'a', 60_000) } else { (b'b', 50_000) };
@@ -129,13 +127,11 @@ fn options_that_cannot_work_are_refused_at_once() {
         ("--tokenizer byte --workers 9223372036854775807", "at most 1024 threads"),
         ("--tokenizer byte --json-keys text text", "the JSON key 'text' is given twice"),
     ] {
-        let said = fail(folder.path(), &format!("preprocess --input one.txt --output-prefix o {arguments}"));
-        assert!(said.contains(words), "{arguments}: {said}");
+        says!(fail(folder.path(), &format!("preprocess --input one.txt --output-prefix o {arguments}")), words);
     }
     let said = fail(folder.path(), "preprocess --input . --output-prefix o --tokenizer byte");
-    assert!(said.contains(". is a folder; name its .txt, .jsonl or .parquet files"), "{said}");
-    let said = fail(folder.path(), "inspect folder");
-    assert!(said.contains("folder.idx: is a folder; a file is needed"), "{said}");
+    says!(said, ". is a folder; name its .txt, .jsonl or .parquet files");
+    says!(fail(folder.path(), "inspect folder"), "folder.idx: is a folder; a file is needed");
     let output = run(folder.path(), "inspect o --seq-length 4 --seed -1");
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("invalid value '-1' for '--seed <N>'") && !said.contains("-- -1"), "{said}");
@@ -160,5 +156,5 @@ fn refusals_say_what_to_change() {
     let bytes = fs::read(&idx).unwrap();
     fs::write(&idx, &bytes[..40]).unwrap();
     let said = fail(folder.path(), "inspect one_text_document");
-    assert!(said.contains("one_text_document.idx: byte 40: the file ends inside the sequence pointers"), "{said}");
+    says!(said, "one_text_document.idx: byte 40: the file ends inside the sequence pointers");
 }

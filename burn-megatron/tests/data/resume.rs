@@ -54,8 +54,7 @@ fn a_text_of_which_a_little_has_changed_is_noticed() {
         (0..2000).map(|number| if number == 777 { line(number).to_uppercase() } else { line(number) }).collect();
     assert_eq!(changed.len(), text.len());
     fs::write(folder.path().join("book.txt"), &changed).unwrap();
-    let said = fail(folder.path(), "train run.toml");
-    assert!(said.contains("its run read other samples"), "{said}");
+    says!(fail(folder.path(), "train run.toml"), "its run read other samples");
 }
 
 /// The order of the samples is made before the first step: one that does not fit is refused before anything else.
@@ -67,7 +66,7 @@ fn an_order_that_no_memory_holds_is_refused_by_a_dry_run() {
     let said = fail(folder.path(), "train run.toml --training.steps 1000000000000 --dry-run");
     let expected =
         "data.samples = 2000000000000 (by default all that training.steps = 1000000000000 take): their order takes";
-    assert!(said.contains(expected) && said.contains("nearest legal: data.samples = "), "{said}");
+    says!(said, expected, "nearest legal: data.samples = ");
 }
 
 #[test]
@@ -77,5 +76,5 @@ fn a_bpe_that_cannot_be_is_refused_with_one_that_can() {
     let run = RUN.replace("\"byte\"", "\"bpe\"").replace("vocab-size = 257\n", "");
     fs::write(folder.path().join("run.toml"), run).unwrap();
     let said = fail(folder.path(), "train run.toml --data.bpe-size 1000000000 --dry-run");
-    assert!(said.contains("data.bpe-size = 1000000000 is too large; nearest legal: 1048576"), "{said}");
+    says!(said, "data.bpe-size = 1000000000 is too large; nearest legal: 1048576");
 }

@@ -123,7 +123,7 @@ fn a_checkpoint_is_imported_also_where_its_configuration_is_elsewhere() {
     succeed(&["export", "--hf", text(&out), "--checkpoint", text(&checkpoint)]);
     assert_eq!(read(&out.join("model.safetensors")), read(&hf.join("model.safetensors")));
     let message = fail(&["import", "--hf", text(&hf), "--weights", text(to.path()), "--output", "x"]);
-    assert!(message.contains("a PyTorch DCP checkpoint"), "{message}");
+    says!(message, "a PyTorch DCP checkpoint");
 }
 
 /// Written by `export` and read again: the same weights, in several files.
@@ -181,8 +181,7 @@ fn what_is_wrong_with_a_folder_is_told_with_file_and_tensor() {
     let file = folder.path().join("__1_0.distcp");
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
-    let message = refused(&folder);
-    assert!(message.contains("__1_0.distcp: tensor `model.") && message.contains("but the file has"), "{message}");
+    says!(refused(&folder), "__1_0.distcp: tensor `model.", "but the file has");
     fs::remove_file(&file).unwrap();
     assert!(refused(&folder).contains("__1_0.distcp: tensor `model."), "{}", refused(&folder));
 
@@ -205,8 +204,7 @@ fn what_is_wrong_with_a_folder_is_told_with_file_and_tensor() {
     let text = fs::read_to_string(folder.path().join("config.json")).unwrap();
     fs::write(folder.path().join("config.json"), text.replace("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 5"))
         .unwrap();
-    let message = refused(&folder);
-    assert!(message.contains("tensor `model.layers.4.") && message.contains("is missing"), "{message}");
+    says!(refused(&folder), "tensor `model.layers.4.", "is missing");
     fs::write(folder.path().join("config.json"), text.replace("\"vocab_size\": 256", "\"vocab_size\": 250")).unwrap();
     assert!(refused(&folder).contains("has shape [256, 32], config.json needs [250, 32]"), "{}", refused(&folder));
 }

@@ -156,7 +156,7 @@ fn images_and_image_tokens_that_do_not_fit_are_named() {
         (with("llava", "labels", first), "every label of `labels` but the first of a sequence is -100"),
         (with("llava", "input_ids", ints(&[2, 24], 5)), "`input_ids` has 0 times token 159; legal: 8"),
     ] {
-        assert!(error.contains(text), "{error}");
+        says!(error, text);
     }
 }
 
@@ -168,8 +168,7 @@ fn heads_that_ranks_do_not_divide_are_named() {
         ("llava", "TP8", "`tower.blocks.0.attention` has 4 heads (`n_heads`), which 8 ranks"),
         ("llava", "TP4", "`decoder.blocks.0.attention` has 2 heads (`n_heads_kv`), which 4 ranks"),
     ] {
-        let error = run(model, &inputs(model), layout, false).unwrap_err().to_string();
-        assert!(error.contains(text), "{error}");
+        says!(run(model, &inputs(model), layout, false).unwrap_err(), text);
     }
 }
 

@@ -1,5 +1,9 @@
 //! Hugging Face folders: read, written, computed with; see `tests/golden/README.md` of the workspace.
 
+#[macro_use]
+#[path = "../support/says.rs"]
+mod says;
+
 #[path = "../support/damage.rs"]
 mod damage;
 mod dcp;

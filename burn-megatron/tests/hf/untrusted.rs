@@ -43,7 +43,7 @@ fn an_export_writes_no_file_that_does_not_come_with_a_model() {
         let said = String::from_utf8(refused.stderr).unwrap();
         assert_eq!(refused.status.code(), Some(1), "{name}: {said}");
         assert!(said.contains(text(&step.join("manifest.json"))) && said.contains(&format!("{name:?}")), "{said}");
-        assert!(said.contains("legal: added_tokens.json, chat_template.jinja"), "{said}");
+        says!(said, "legal: added_tokens.json, chat_template.jinja");
         assert!(!out.exists() && !folder.path().join("outside.txt").exists());
         // A run that resumes takes them from here too.
         assert!(companions_of(&Checkpoint::open(&root).unwrap()).is_err());
@@ -71,7 +71,7 @@ fn an_import_opens_the_tokenizer_as_one() {
     let refused = command(&["import", "--hf", text(folder.path()), "--output", text(&root)]);
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains("tokenizer.json: is no tokenizer: "), "{said}");
+    says!(said, "tokenizer.json: is no tokenizer: ");
     assert!(!root.join("step_00000000").exists());
 }
 

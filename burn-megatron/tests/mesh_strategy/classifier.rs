@@ -157,10 +157,7 @@ impl TrainStep for Classifier {
     }
 
     fn optimize(self, optimizer: &mut ModuleOptimizer, rate: ModuleLearningRate, grads: GradientsParams) -> Self {
-        let grads = match self.trap.max_grad_norm {
-            Some(norm) => clip_grad_norm(&self, grads, norm),
-            None => grads,
-        };
+        let grads = if let Some(norm) = self.trap.max_grad_norm { clip_grad_norm(&self, grads, norm) } else { grads };
         optimizer.step(rate, self, grads)
     }
 }

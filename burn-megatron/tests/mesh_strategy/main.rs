@@ -1,5 +1,9 @@
 //! `MegatronStrategy::mesh` under `SupervisedTraining` against one device with the larger batch, in double precision.
 
+#[macro_use]
+#[path = "../support/says.rs"]
+mod says;
+
 mod batch_norm;
 mod classifier;
 mod clip_grad_norm;

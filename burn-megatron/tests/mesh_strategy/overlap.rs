@@ -18,8 +18,7 @@ fn gradients_of_the_last_layer_leave_before_the_step_of_the_layer_below() {
             let passes = Passes { panic_at: 4, ..Passes::default() };
             let trap = Trap { passes: Some(passes.clone()), ..Trap::default() };
             let result = Setup { trap, ..Setup::default() }.run(tempfile::tempdir().unwrap().path(), strategy.into());
-            let text = result.error.expect("a rank fails").to_string();
-            assert!(text.contains("the pass ran into a wall"), "{text}");
+            says!(result.error.expect("a rank fails"), "the pass ran into a wall");
             passes.past_head.load(SeqCst)
         };
         assert_eq!(past_head(usual().overlap_grad_reduce().bucket_size(1)), 2, "{layout}");

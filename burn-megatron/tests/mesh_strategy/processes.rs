@@ -173,7 +173,7 @@ fn processes_write_one_checkpoint_and_resume_from_it() {
 fn a_process_that_fails_or_dies_ends_all_with_its_message() {
     let folder = tempfile::tempdir().unwrap();
     for (_, text) in run(folder.path(), "DP2 ZeRO1,panic", 2) {
-        assert!(text.contains("rank 1 (dp 1) panicked: the model ran into a wall"), "{text}");
+        says!(text, "rank 1 (dp 1) panicked: the model ran into a wall");
     }
     for words in ["TP2 DP2,killed", "PP2,across,killed"] {
         let results = run(folder.path(), words, 2);

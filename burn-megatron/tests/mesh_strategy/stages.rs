@@ -147,7 +147,6 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
         (mesh("PP2"), "one that implements `Stages` pipelines; nearest legal: TP1"),
     ] {
         let directory = tempfile::tempdir().unwrap();
-        let text = Setup::default().run(directory.path(), strategy.into()).error.unwrap().to_string();
-        assert!(text.contains(expected), "{text}");
+        says!(Setup::default().run(directory.path(), strategy.into()).error.unwrap(), expected);
     }
 }

@@ -31,41 +31,33 @@ fn layouts_that_are_not_for_any_module_are_refused() {
     assert!(
         text.contains("layout TP2 PP2 DP2 ZeRO1: any module can have") && text.contains("nearest legal: TP2 DP2 ZeRO1")
     );
-    let text = refused(mesh("TP2 CP2"));
-    assert!(text.contains("nearest legal: TP2"), "{text}");
-    let text = refused(mesh("DP4 ZeRO3 Group2"));
-    assert!(text.contains("over all data-parallel ranks") && text.contains("nearest legal: DP4 ZeRO3"), "{text}");
+    says!(refused(mesh("TP2 CP2")), "nearest legal: TP2");
+    says!(refused(mesh("DP4 ZeRO3 Group2")), "over all data-parallel ranks", "nearest legal: DP4 ZeRO3");
 }
 
 #[test]
 fn plans_that_do_not_fit_are_refused() {
-    let text = refused(mesh("TP3"));
-    assert!(text.contains("which 3 ranks of axis tp do not divide"), "{text}");
+    says!(refused(mesh("TP3")), "which 3 ranks of axis tp do not divide");
     let text = refused(mesh("TP2").plan(Plan::auto().columns("haed")));
-    assert!(text.contains("pattern `haed` matches no parameter; the nearest is `head."), "{text}");
-    let text = refused(mesh("TP2").plan(Plan::default()));
-    assert!(text.contains("no parameter is sharded over the 2 ranks of axis tp"), "{text}");
-    let text = refused(mesh("TP2").plan(Plan::auto().along(Axis::Dp)));
-    assert!(text.contains("the plan shards along axis dp; nearest legal: tp"), "{text}");
+    says!(text, "pattern `haed` matches no parameter; the nearest is `head.");
+    says!(refused(mesh("TP2").plan(Plan::default())), "no parameter is sharded over the 2 ranks of axis tp");
+    says!(refused(mesh("TP2").plan(Plan::auto().along(Axis::Dp))), "the plan shards along axis dp; nearest legal: tp");
     let text = refused(mesh("TP2 SP").plan(Plan::default().columns("head")));
-    assert!(text.contains("sequence parallelism over the 2 ranks of axis tp begins with an embedding"), "{text}");
+    says!(text, "sequence parallelism over the 2 ranks of axis tp begins with an embedding");
 }
 
 #[test]
 fn devices_and_micro_batches_are_counted() {
     let text = refused(MegatronStrategy::mesh_on("TP2 DP2".parse().unwrap(), vec![Device::flex(); 3]));
-    assert!(text.contains("layout TP2 DP2 has 4 ranks, and there are 3 devices; nearest legal: 4"), "{text}");
+    says!(text, "layout TP2 DP2 has 4 ranks, and there are 3 devices; nearest legal: 4");
     assert!(refused(mesh("TP2").micro_batches(0)).contains("nearest legal: 1"));
     let text = refused(mesh("DP2 ZeRO2").reshard_after_forward(false));
-    assert!(text.contains("DP2 ZeRO2: only ZeRO 3 gathers parameters; nearest legal: without it"), "{text}");
-    let text = refused(mesh("DP2").sync_batch_norm());
-    assert!(text.contains("the model has no running statistics"), "{text}");
+    says!(text, "DP2 ZeRO2: only ZeRO 3 gathers parameters; nearest legal: without it");
+    says!(refused(mesh("DP2").sync_batch_norm()), "the model has no running statistics");
     let text = refused(mesh("TP2").overlap_grad_reduce());
-    assert!(text.contains("no other rank has gradients of the same parameters; nearest legal: without it"), "{text}");
-    let text = refused(mesh("DP2 ZeRO3").overlap_grad_reduce());
-    assert!(text.contains("by itself; nearest legal: without it"), "{text}");
-    let text = refused(mesh("TP2").max_grad_norm(0.0));
-    assert!(text.contains("max_grad_norm 0 is not above 0; nearest legal: none"), "{text}");
+    says!(text, "no other rank has gradients of the same parameters; nearest legal: without it");
+    says!(refused(mesh("DP2 ZeRO3").overlap_grad_reduce()), "by itself; nearest legal: without it");
+    says!(refused(mesh("TP2").max_grad_norm(0.0)), "max_grad_norm 0 is not above 0; nearest legal: none");
 }
 
 #[test]
@@ -75,8 +67,7 @@ fn a_rank_that_panics_ends_the_training_with_its_error() {
         .map(TrainingStrategy::<Classifier>::from);
     for strategy in meshes.into_iter().chain([MegatronStrategy::data_parallel(4)]) {
         let trap = Trap { panic_at: Some(3), ..Trap::default() };
-        let text = error_of(&Setup { trap, ..Setup::default() }, strategy);
-        assert!(text.contains("the model ran into a wall"), "{text}");
+        says!(error_of(&Setup { trap, ..Setup::default() }, strategy), "the model ran into a wall");
     }
 }
 

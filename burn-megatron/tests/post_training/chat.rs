@@ -113,8 +113,7 @@ fn the_command_writes_samples_of_plain_and_compressed_files() {
             tokenizer.display(),
             chatml.display()
         );
-        let said = succeed(folder.path(), &command);
-        assert!(said.contains("out.jsonl: 2 samples"), "{said}");
+        says!(succeed(folder.path(), &command), "out.jsonl: 2 samples");
         outputs.push(fs::read_to_string(at("out.jsonl")).unwrap());
     }
     assert!(outputs.windows(2).all(|pair| pair[0] == pair[1]));
@@ -155,16 +154,13 @@ fn bad_rows_templates_and_tokenizers_are_named() {
     for (text, words) in bad {
         fs::write(at("bad.jsonl"), [&row("a", "b"), text].join("\n")).unwrap();
         let said = fail(folder.path(), &command("bad.jsonl", &tokenizer, &gemma, ""));
-        assert!(said.contains("bad.jsonl:2: ") && said.contains(words) && said.contains("--skip-bad-rows"), "{said}");
+        says!(said, "bad.jsonl:2: ", words, "--skip-bad-rows");
         assert!(!at("out.jsonl").exists(), "nothing half-written");
     }
     let all: Vec<&str> = bad.iter().map(|(text, _)| *text).collect();
     fs::write(at("bad.jsonl"), [&all[..], &[&row("a", "b")]].concat().join("\n")).unwrap();
     let said = succeed(folder.path(), &command("bad.jsonl", &tokenizer, &gemma, "--skip-bad-rows"));
-    assert!(
-        said.contains("1 samples") && said.contains("left out 5 rows") && said.contains("bad.jsonl:1: not JSON"),
-        "{said}"
-    );
+    says!(said, "1 samples", "left out 5 rows", "bad.jsonl:1: not JSON");
 
     fs::write(at("good.jsonl"), row("a", "b")).unwrap();
     // A template that writes tokens that the tokenizer does not have, one that drops a role, and wrong syntax.
@@ -183,7 +179,7 @@ fn bad_rows_templates_and_tokenizers_are_named() {
     );
     fs::write(at("long.jsonl"), row("a question", "an answer")).unwrap();
     let said = fail(folder.path(), &command("long.jsonl", &tokenizer, &deaf, ""));
-    assert!(said.contains("messages[0]: the chat template drops this message with the role `user`"), "{said}");
+    says!(said, "messages[0]: the chat template drops this message with the role `user`");
     let broken = write("broken.jinja", "{% for m in messages %}");
     assert!(
         fail(folder.path(), &command("good.jsonl", &tokenizer, &broken, "")).contains("broken.jinja: syntax error")
@@ -192,15 +188,15 @@ fn bad_rows_templates_and_tokenizers_are_named() {
     fs::create_dir(at("bare")).unwrap();
     fs::copy(tokenizer.join("tokenizer.json"), at("bare/tokenizer.json")).unwrap();
     let said = fail(folder.path(), &command("good.jsonl", &at("bare"), &llama3, ""));
-    assert!(said.contains("it writes bos_token, which tokenizer_config.json does not have"), "{said}");
+    says!(said, "it writes bos_token, which tokenizer_config.json does not have");
     fs::write(at("bare/tokenizer_config.json"), r#"{"bos_token": "<bos>"}"#).unwrap();
     let said = fail(folder.path(), &command("good.jsonl", &at("bare"), &llama3, ""));
-    assert!(said.contains("it writes bos_token = <bos>, which is no token of tokenizer.json"), "{said}");
+    says!(said, "it writes bos_token = <bos>, which is no token of tokenizer.json");
     let said = fail(
         folder.path(),
         &format!("preprocess --chat --input good.jsonl --tokenizer {} --output o.jsonl", at("bare").display()),
     );
-    assert!(said.contains("there is no chat template"), "{said}");
+    says!(said, "there is no chat template");
 }
 
 /// Questions about sums with one-word answers.
@@ -302,19 +298,11 @@ fn long_samples_are_refused_truncated_or_dropped_and_counted() {
     fs::write(&path, [&long, rows.as_str(), "{}"].join("\n")).unwrap();
     let open = |overrides: &[(&str, &str)]| RunData::open(&config(folder.path(), "run", overrides), &mut |_| ());
     let refused = |overrides: &[(&str, &str)]| open(overrides).err().expect("refused").to_string();
-    let said = refused(&[]);
-    assert!(
-        said.contains("train.jsonl:1: the sample has") && said.contains("chat.too-long = truncate or drop"),
-        "{said}"
-    );
-    let said = refused(&[("chat.too-long", "drop")]);
-    assert!(said.contains("train.jsonl:50: no key of a conversation"), "{said}");
+    says!(refused(&[]), "train.jsonl:1: the sample has", "chat.too-long = truncate or drop");
+    says!(refused(&[("chat.too-long", "drop")]), "train.jsonl:50: no key of a conversation");
     let skip = ("chat.skip-bad-rows", "true");
     let dropped = open(&[("chat.too-long", "drop"), skip]).unwrap().notes[0].clone();
-    assert!(
-        dropped.contains("48 samples") && dropped.contains("1 samples dropped") && dropped.contains("1 bad rows"),
-        "{dropped}"
-    );
+    says!(dropped, "48 samples", "1 samples dropped", "1 bad rows");
     let truncated = open(&[("chat.too-long", "truncate"), skip]).unwrap();
     assert!(truncated.notes[0].contains("49 samples") && truncated.notes[0].contains("1 samples truncated"));
     let full = (0..truncated.train.len()).map(|index| truncated.train.sample(index).counted()).max();
@@ -336,5 +324,5 @@ fn a_share_of_the_conversations_is_held_out_and_contradictions_are_refused() {
     assert!(refused(&[("data.tokenizer", "byte")]).contains("chat.train needs a tokenizer.json"));
     let small = config(folder.path(), "c", &[("model.vocab-size", "512")]);
     let said = RunData::open(&small, &mut |_| ()).err().unwrap().to_string();
-    assert!(said.contains("has 600 tokens, but model.vocab-size = 512"), "{said}");
+    says!(said, "has 600 tokens, but model.vocab-size = 512");
 }

@@ -140,10 +140,8 @@ fn texts_beyond_the_original_context_of_longrope_are_refused_with_the_length_tha
     let row = json!({"context": words(&(3..20).collect::<Vec<_>>()), "target": "w3", "max_new_tokens": 4});
     write_rows(&folder.path().join("task.jsonl"), &[row]);
     let message = fail(folder.path(), "eval --hf . --task task.jsonl");
-    assert!(message.contains("a context of 17 tokens and 4 new ones"), "{message}");
-    assert!(message.contains("at most 16 positions; nearest legal: --max-length 16"), "{message}");
-    let said = succeed(folder.path(), "eval --hf . --task task.jsonl --max-length 16");
-    assert!(said.contains("exact_match"), "{said}");
+    says!(message, "a context of 17 tokens and 4 new ones", "at most 16 positions; nearest legal: --max-length 16");
+    says!(succeed(folder.path(), "eval --hf . --task task.jsonl --max-length 16"), "exact_match");
 }
 
 #[test]

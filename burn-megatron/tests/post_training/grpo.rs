@@ -208,8 +208,7 @@ fn a_run_resumes_and_what_it_is_given_is_checked() {
         (vec![("data.tokenizer", "char")], "grpo.train needs a tokenizer.json, but data.tokenizer = char"),
         (vec![("grpo.train", "/nowhere.jsonl")], "grpo.train: /nowhere.jsonl"),
     ] {
-        let said = refused(&overrides);
-        assert!(said.contains(words), "{overrides:?}: {said}");
+        says!(refused(&overrides), words);
     }
     let path = folder.path().join("prompts.jsonl");
     fs::write(&path, "{\"prompt\": \"1=\", \"answer\": 1}\n{\"prompt\": \"2=\"}\n").unwrap();
@@ -217,8 +216,7 @@ fn a_run_resumes_and_what_it_is_given_is_checked() {
         let plan = Plan::new(&config(folder.path(), "rows", overrides), &[]).unwrap();
         train(&plan, vec![Device::flex()], &mut |_| ()).err().map(|error| error.to_string())
     };
-    let said = error(&[]).unwrap();
-    assert!(said.contains("[grpo]") && said.contains("prompts.jsonl:2: answer: missing"), "{said}");
+    says!(error(&[]).unwrap(), "[grpo]", "prompts.jsonl:2: answer: missing");
     assert_eq!(error(&[("grpo.skip-bad-rows", "true"), ("training.steps", "1")]), None);
 }
 

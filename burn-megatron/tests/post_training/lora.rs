@@ -10,12 +10,12 @@ use burn_megatron::element::Element;
 use burn_megatron::forward::{Settings, forward, read_input};
 use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter, write_adapter};
 use burn_megatron::train::Plan;
-use burn_megatron::verify::{self, LoraKind, verify};
+use burn_megatron::verify::{self, LoraKind};
 use models::layers::BalanceOver;
 use models::{Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant, ModelConfig};
 use serde_json::Value;
 
-use super::{VERIFIED, fail, gap, last_loss, parse, planned_gib, read, succeed};
+use super::{VERIFIED, assert_verified, fail, gap, last_loss, parse, planned_gib, read, succeed};
 
 const KINDS: [&str; 3] = ["lora_all", "lora_qv_rs", "dora"];
 
@@ -89,7 +89,7 @@ fn several_adapters_are_added_with_their_factors() {
     let (_, first) = merge(&format!("--adapter {all}"), "first");
     let (_, second) = merge(&format!("--adapter {few}"), "second");
     let (said, both) = merge(&format!("--adapter {all} --adapter {few} --weight 0.25 --weight -2"), "both");
-    assert!(said.contains("28 of the model's layers"), "{said}");
+    says!(said, "28 of the model's layers");
     for (name, base) in read(&golden().join("base/model.safetensors")) {
         let sum = |at: usize| {
             let base = base.data[at];
@@ -100,42 +100,29 @@ fn several_adapters_are_added_with_their_factors() {
     }
     let refused =
         fail(folder.path(), &format!("merge --hf {base} --adapter {all} --weight 1 --weight 2 --output none"));
-    assert!(refused.contains("2 factors (--weight) for 1 adapters; nearest legal: 1, or none"), "{refused}");
+    says!(refused, "2 factors (--weight) for 1 adapters; nearest legal: 1, or none");
 }
 
 #[test]
 fn every_layout_trains_adapters_as_one_device() {
     let settings = |lora| verify::Settings { lora: Some(lora), ..VERIFIED };
-    let layouts = [
-        "TP2 SP DP2 ZeRO1 x2",
-        "TP8 SP",
-        "PP2 DP2 ZeRO2 x2 uniform1",
-        "CP2 DP2 ZeRO3 selective",
-        "TP2 PP2 x2 zb-h1",
-        "PP2 x4 gpipe uniform1 keep-attention",
-    ];
-    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    let layouts = "TP2 SP DP2 ZeRO1 x2, TP8 SP, PP2 DP2 ZeRO2 x2 uniform1, CP2 DP2 ZeRO3 selective, TP2 PP2 x2 zb-h1, \
+        PP2 x4 gpipe uniform1 keep-attention";
     let llama = LlamaConfig { num_hidden_layers: 2, attention_bias: true, ..LlamaConfig::tiny() };
     for kind in [LoraKind::Lora, LoraKind::Rslora, LoraKind::Dora] {
-        let lines = verify::<Llama>(&llama, &settings(kind), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{kind:?}: {line}"));
+        assert_verified::<Llama>(&llama, &settings(kind), layouts);
     }
     // Norms after, norms of projections, 1 + w norms, windows: every linear layer has an adapter.
     for variant in [LlamaVariant::Olmo2, LlamaVariant::Gemma3] {
         let config = LlamaConfig { variant, num_hidden_layers: 2, ..LlamaConfig::tiny() };
-        let lines =
-            verify::<Llama>(&config, &settings(LoraKind::Dora), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{variant}: {line}"));
+        assert_verified::<Llama>(&config, &settings(LoraKind::Dora), layouts);
     }
     // Attention of a model with experts, whose router is frozen too.
-    let candidates = ["TP2 SP DP2".parse().unwrap(), "DP2 EP2 ZeRO2".parse().unwrap()];
+    let layouts = "TP2 SP DP2, DP2 EP2 ZeRO2";
     let moe = MixtralConfig { router_balance: BalanceOver::Sequence, ..MixtralConfig::tiny() };
     let gpt_oss = MixtralConfig { variant: MixtralVariant::GptOss, attention_bias: true, ..moe.clone() };
     for config in [moe, gpt_oss] {
-        let lines =
-            verify::<Mixtral>(&config, &settings(LoraKind::Lora), &[Device::flex()].into(), &candidates, |_| ())
-                .unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{line}"));
+        assert_verified::<Mixtral>(&config, &settings(LoraKind::Lora), layouts);
     }
 }
 
@@ -170,8 +157,7 @@ fn adapters_that_do_not_fit_are_refused() {
         ("modules_to_save", serde_json::json!(["lm_head"]), "modules_to_save"),
         ("use_dora", serde_json::json!(true), "lora_magnitude_vector` is missing"),
     ] {
-        let said = refused(key, value);
-        assert!(said.contains(words) && said.contains("adapter_"), "{key}: {said}");
+        says!(refused(key, value), words, "adapter_");
     }
 }
 
@@ -213,8 +199,7 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
     for command in
         ["export --checkpoint whole/checkpoints --hf model", "generate --checkpoint whole/checkpoints --tokens 1,2"]
     {
-        let said = fail(folder.path(), command);
-        assert!(said.contains("has adapters only") && said.contains("merge"), "{said}");
+        says!(fail(folder.path(), command), "has adapters only", "merge");
     }
     let base = HfFolder::open(golden().join("base")).unwrap();
     let adapter = read_adapter(&at("adapter"), base.config()).unwrap();
@@ -263,8 +248,7 @@ fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
     assert!(adapters < 0.25 * all && few < 0.6 * adapters, "{all} {adapters} {few} GiB");
     let said =
         fail(folder.path(), "plan run.toml --gpu h200 --model.preset deepseek-v3 --lora.target-modules gate_proj");
-    assert!(said.contains("lora.rank = 8: memory and time of adapters in a model with latent attention"), "{said}");
+    says!(said, "lora.rank = 8: memory and time of adapters in a model with latent attention");
     let other = golden().join("dora/adapter").display().to_string();
-    let said = refused(&[("lora.adapter", &other)]);
-    assert!(said.contains("it has rank = 4, alpha = 8") && said.contains("dora = true"), "{said}");
+    says!(refused(&[("lora.adapter", &other)]), "it has rank = 4, alpha = 8", "dora = true");
 }

@@ -1,5 +1,9 @@
 //! Fine-tuning: conversations, adapters, preferences, against transformers, peft and one device.
 
+#[macro_use]
+#[path = "../support/says.rs"]
+mod says;
+
 mod chat;
 mod distill;
 mod eval;
@@ -25,6 +29,7 @@ use burn_megatron::config::RunConfig;
 use burn_megatron::element::Element;
 use burn_megatron::train::{Plan, TrainReport, train};
 use burn_megatron::verify;
+use models::CausalLm;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -43,6 +48,13 @@ const VERIFIED: verify::Settings = verify::Settings {
     lora: None,
     base: None,
 };
+
+/// In every layout of a list a model trains as on one device.
+fn assert_verified<M: CausalLm + 'static>(config: &M::Config, settings: &verify::Settings, layouts: &str) {
+    let layouts: Vec<_> = layouts.split(", ").map(|layout| layout.parse().unwrap()).collect();
+    let lines = verify::verify::<M>(config, settings, &[Device::flex()].into(), &layouts, |_| ()).unwrap();
+    lines.iter().for_each(|line| assert!(line.passes(), "{settings:?}: {line}"));
+}
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)

@@ -77,7 +77,7 @@ fn the_command_writes_the_oracles_tensors_and_refuses_what_is_missing() {
     let command =
         format!("forward --objective dpo --hf {policy} --input {input} --output out.safetensors --grads --dtype f64");
     let said = succeed(folder.path(), &format!("{command} --reference {reference} --tensor-parallel 2"));
-    assert!(said.contains("3 pairs") && said.contains("loss 0.721238691"), "{said}");
+    says!(said, "3 pairs", "loss 0.721238691");
     let (found, oracle) = (read(&folder.path().join("out.safetensors")), read(&golden("dpo/oracle.safetensors")));
     for name in oracle.keys().filter(|name| *name != "beta") {
         assert!(gap(&found[name].data, &oracle[name].data) < 1e-6, "{name}");
@@ -88,7 +88,7 @@ fn the_command_writes_the_oracles_tensors_and_refuses_what_is_missing() {
         folder.path(),
         &format!("forward --objective dpo --hf {policy} --reference {reference} --input {other} --output o"),
     );
-    assert!(said.contains("tensor `completion_mask` is missing"), "{said}");
+    says!(said, "tensor `completion_mask` is missing");
 }
 
 /// The losses by the papers' formulas from log-probabilities, and gradients as differences of losses.
@@ -388,15 +388,13 @@ fn pairs_and_keys_that_cannot_be_used_are_refused() {
         (vec![("training.loss", "per-micro-batch")], "nearest legal: per-token"),
         (vec![("chat.train", "chats.jsonl")], "only one can be the data"),
     ] {
-        let said = refused(&overrides);
-        assert!(said.contains(words), "{overrides:?}: {said}");
+        says!(refused(&overrides), words);
     }
     let mut rows = fs::read_to_string(folder.path().join("pairs.jsonl")).unwrap();
     rows.push_str("{\"prompt\": \"w9\", \"chosen\": \"w8\"}\n");
     fs::write(folder.path().join("pairs.jsonl"), rows).unwrap();
     let said = train(&Plan::new(&config(folder.path(), "bad", &[]), &[]).unwrap(), vec![Device::flex()], &mut |_| ());
-    let said = said.unwrap_err().to_string();
-    assert!(said.contains("pairs.jsonl:16: rejected: missing") && said.contains("preference.skip-bad-rows"), "{said}");
+    says!(said.unwrap_err(), "pairs.jsonl:16: rejected: missing", "preference.skip-bad-rows");
     let skipped = trained(folder.path(), "skipped", &[("preference.skip-bad-rows", "true"), ("training.steps", "1")]);
     assert_eq!(skipped[0]["kind"], "train");
 }

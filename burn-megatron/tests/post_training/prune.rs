@@ -133,7 +133,7 @@ fn the_layer_goes_without_which_the_loss_is_least() {
         export(&folder.path().join(&name), &what, &kept).unwrap();
         if gap(&run(kept.config(), &kept).logits, &small.logits) < 1e-12 {
             let layers: Vec<String> = kept.layers().iter().map(ToString::to_string).collect();
-            assert!(said.contains(&format!("kept layers: {}", layers.join(", "))), "{said}");
+            says!(said, &format!("kept layers: {}", layers.join(", ")));
             chosen += 1;
         }
         assert!(perplexity(&name) <= perplexity("small") + 1e-9, "{layer}");
@@ -177,9 +177,6 @@ fn what_cannot_be_pruned_is_refused() {
     assert!(said("--calibration text.txt").contains("give --layers, --intermediate, --hidden or --heads"));
     assert!(said("--layers 2").contains("--calibration is needed"));
     let heads = said("--heads 3 --calibration text.txt");
-    assert!(
-        heads.contains("--heads 3 of the model's 4, of which 2 share a key-value head; nearest legal: 4"),
-        "{heads}"
-    );
+    says!(heads, "--heads 3 of the model's 4, of which 2 share a key-value head; nearest legal: 4");
     assert!(!folder.path().join("to").exists());
 }

@@ -3,15 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use burn::tensor::Device;
 use burn_megatron::config::RunConfig;
 use burn_megatron::train::Plan;
-use burn_megatron::verify::{LoraKind, Settings, verify};
+use burn_megatron::verify::{LoraKind, Settings};
 use models::layers::BalanceOver;
 use models::lora::BaseFormat;
 use models::{Llama, LlamaConfig, Mixtral, MixtralConfig};
 
-use super::{VERIFIED, fail, last_loss, parse};
+use super::{VERIFIED, assert_verified, fail, last_loss, parse};
 
 /// Blocks of 64 and of 128 elements divide what two and four ranks have of it.
 fn llama() -> LlamaConfig {
@@ -33,15 +32,12 @@ fn settings(base: BaseFormat, lora: LoraKind) -> Settings {
 
 #[test]
 fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
-    let layouts = ["TP2 SP", "TP4", "PP2 DP2 x2 uniform1", "CP2 DP2 ZeRO3", "TP2 DP2 ZeRO2 selective"];
-    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    let layouts = "TP2 SP, TP4, PP2 DP2 x2 uniform1, CP2 DP2 ZeRO3, TP2 DP2 ZeRO2 selective";
     for (base, lora) in
         [(BaseFormat::Nf4, LoraKind::Lora), (BaseFormat::Fp8Block, LoraKind::Lora), (BaseFormat::Nf4, LoraKind::Dora)]
     {
         // 512 columns are 4 blocks of 128: no more than 4 ranks.
-        let lines =
-            verify::<Llama>(&llama(), &settings(base, lora), &[Device::flex()].into(), &candidates, |_| ()).unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{base:?}: {line}"));
+        assert_verified::<Llama>(&llama(), &settings(base, lora), layouts);
     }
 }
 
@@ -58,12 +54,10 @@ fn every_layout_trains_adapters_of_experts_in_few_bits_as_one_device() {
         router_balance: BalanceOver::Sequence,
         ..MixtralConfig::tiny()
     };
-    let layouts = ["DP2 EP2 ZeRO2", "DP2 ETP2", "TP2 SP DP2 EP2 ETP1", "DP2 EP2 ZeRO3 x2", "PP2 DP2 EP2 x2 uniform1"];
-    let candidates: Vec<_> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
+    let layouts = "DP2 EP2 ZeRO2, DP2 ETP2, TP2 SP DP2 EP2 ETP1, DP2 EP2 ZeRO3 x2, PP2 DP2 EP2 x2 uniform1";
     for (base, lora) in [(BaseFormat::Nf4, LoraKind::Dora), (BaseFormat::Fp8Block, LoraKind::Lora)] {
         let settings = settings(base, lora);
-        let lines = verify::<Mixtral>(&mixtral, &settings, &[Device::flex()].into(), &candidates, |_| ()).unwrap();
-        lines.iter().for_each(|line| assert!(line.passes(), "{base:?}: {line}"));
+        assert_verified::<Mixtral>(&mixtral, &settings, layouts);
     }
 }
 
@@ -109,9 +103,7 @@ fn weights_that_are_not_whole_blocks_are_refused_before_anything_starts() {
         (vec![("lora.base", "fp8-block"), ("parallel.tp", "2")], "nearest legal: 1"),
         (vec![("lora.base", "nf4"), ("fp8.format", "e4m3")], "nearest legal: fp8.format = none"),
     ] {
-        let said = refused(&overrides);
-        assert!(said.contains(words), "{overrides:?}: {said}");
+        says!(refused(&overrides), words);
     }
-    let said = fail(folder.path(), "verify --lora --lora-base nf4 --layout TP2 --hidden 96");
-    assert!(said.contains("its 96 inputs"), "{said}");
+    says!(fail(folder.path(), "verify --lora --lora-base nf4 --layout TP2 --hidden 96"), "its 96 inputs");
 }

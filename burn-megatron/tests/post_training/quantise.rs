@@ -72,7 +72,7 @@ fn what_is_written_is_read_again() {
             folder.path(),
             &format!("export --from-hf base --hf {to} --dtype f32 --quantize {numbers} {flags}"),
         );
-        assert!(said.contains("28 matrices in few bits, 0 of them by GPTQ"), "{said}");
+        says!(said, "28 matrices in few bits, 0 of them by GPTQ");
         let path = folder.path().join(&to);
         let read = weights(&path);
         for (name, values) in &original {
@@ -179,7 +179,7 @@ fn every_family_is_read_again() {
     }
     let gpt2 = super::golden("hf/gpt2").display().to_string();
     let said = fail(folder.path(), &format!("export --from-hf {gpt2} --hf none --quantize int8"));
-    assert!(said.contains("no matrix of this model as a linear layer's"), "{said}");
+    says!(said, "no matrix of this model as a linear layer's");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_checkpoint_is_quantised_as_its_folder() {
     let rest: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(rest.len(), 6, "{rest:?}");
     let said = fail(folder.path(), "export --checkpoint checkpoints --hf third --perplexity text.txt");
-    assert!(said.contains("--calibration and --perplexity are for --quantize"), "{said}");
+    says!(said, "--calibration and --perplexity are for --quantize");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn gptq_is_nearer_to_the_model_than_rounding() {
         folder.path(),
         &format!("export --from-hf base --hf gptq {flags} --method gptq --calibration calibration.txt"),
     );
-    assert!(gptq.contains("28 matrices in few bits, 28 of them by GPTQ"), "{gptq}");
+    says!(gptq, "28 matrices in few bits, 28 of them by GPTQ");
     let eval = succeed(folder.path(), "eval --hf gptq --perplexity text.txt --max-length 64");
     let of = |said: &str, what: &str| -> f64 {
         let (before, _) = said.split_once(what).unwrap_or_else(|| panic!("{what} in {said}"));
@@ -253,13 +253,9 @@ fn gptq_is_nearer_to_the_model_than_rounding() {
 fn what_cannot_be_quantised_is_refused() {
     let folder = folder();
     let said = |flags: &str| fail(folder.path(), &format!("export --from-hf base --hf to {flags}"));
-    let group = said("--quantize int4");
-    assert!(
-        group.contains("--group-size 128 does not divide the 32 inputs of") && group.contains("nearest legal: "),
-        "{group}"
-    );
+    says!(said("--quantize int4"), "--group-size 128 does not divide the 32 inputs of", "nearest legal: ");
     let none = said("--quantize int8 --perplexity text.txt --max-length 1");
-    assert!(none.contains("--max-length 1 leaves nothing to do; nearest legal: 2"), "{none}");
+    says!(none, "--max-length 1 leaves nothing to do; nearest legal: 2");
     assert!(said("--quantize int8 --perplexity none.txt").contains("none.txt"));
     assert!(!folder.path().join("to").exists());
 }

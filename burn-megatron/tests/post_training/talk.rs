@@ -106,9 +106,7 @@ fn a_long_conversation_forgets_its_beginning() {
     fs::write(folder.path().join("chat_template.jinja"), TEMPLATE).unwrap();
     let long = vec!["w9"; 60].join(" ");
     let output = talk(folder.path(), "", &format!("{long}\n{long}\n{long} {long} {long}\nw12\n"));
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(error.contains("the oldest 2 messages are left out"), "{error}");
-    assert!(error.contains("there is room for 123"), "{error}");
+    says!(String::from_utf8(output.stderr).unwrap(), "the oldest 2 messages are left out", "there is room for 123");
     let said = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines.len(), 3);

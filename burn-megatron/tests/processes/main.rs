@@ -1,5 +1,9 @@
 //! Commands in several processes, started as torchrun starts them.
 
+#[macro_use]
+#[path = "../support/says.rs"]
+mod says;
+
 mod commands;
 mod restarts;
 mod train;

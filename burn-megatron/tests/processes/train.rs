@@ -88,8 +88,7 @@ fn several_processes_train_and_save_the_bits_of_one_and_outlive_a_killed_one() {
         assert_eq!(all.remove(victim).status.signal(), Some(9));
         for Ended { status, stderr, .. } in all {
             assert!(!status.success());
-            assert!(stderr.contains(&format!("process {victim} on ")) && stderr.contains("is gone"), "{stderr}");
-            assert!(stderr.contains(&format!("(rank {victim})")), "{stderr}");
+            says!(stderr, &format!("process {victim} on "), "is gone", &format!("(rank {victim})"));
         }
     }
     succeed(folder, &train("killed"), 2);

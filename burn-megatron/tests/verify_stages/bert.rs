@@ -51,24 +51,15 @@ fn loss(model: &BertTraining, items: Range<usize>, device: &Device) -> Tensor<1>
 
 #[test]
 fn bert_trains_over_ranks_as_on_one_device() {
-    let layouts = layouts(&[
-        "TP2",
-        "TP4",
-        "TP2 SP",
-        "TP4 SP",
-        "TP2 DP2",
-        "TP2 SP DP2 ZeRO1",
-        "DP2 ZeRO2",
-        "DP4 ZeRO3",
-        "TP2 SP DP2 ZeRO3",
-    ]);
+    let layouts =
+        layouts("TP2, TP4, TP2 SP, TP4 SP, TP2 DP2, TP2 SP DP2 ZeRO1, DP2 ZeRO2, DP4 ZeRO3, TP2 SP DP2 ZeRO3");
     let proof = Proof::default().plan(Bert::plan());
     proven(verify_module_as(training, loss, &layouts, &proof), layouts.len());
 }
 
 #[test]
 fn bert_trains_in_pipelines_as_on_one_device() {
-    let layouts = layouts(&["PP2", "PP4", "PP2 VPP2", "PP2 DP2 ZeRO1", "TP2 SP PP2 DP2"]);
+    let layouts = layouts("PP2, PP4, PP2 VPP2, PP2 DP2 ZeRO1, TP2 SP PP2 DP2");
     let proof = Proof::default().plan(Bert::plan()).optimizer(adamw);
     proven(verify_stages_as(training, batch, &layouts, &proof), layouts.len());
 }
@@ -77,9 +68,9 @@ fn bert_trains_in_pipelines_as_on_one_device() {
 fn adapters_of_bert_train_as_on_one_device() {
     let adapted = |device: &Device| BertTraining { bert: adapted(Bert::new(&config(), device)) };
     let proof = Proof::default().plan(Bert::plan()).optimizer(adamw);
-    let whole = layouts(&["TP2", "TP2 SP DP2 ZeRO1", "DP2 ZeRO2", "TP2 DP2 ZeRO3"]);
+    let whole = layouts("TP2, TP2 SP DP2 ZeRO1, DP2 ZeRO2, TP2 DP2 ZeRO3");
     proven(verify_module_as(adapted, loss, &whole, &proof), whole.len());
-    let stages = layouts(&["PP2", "TP2 SP PP2 DP2 ZeRO1", "PP2 VPP2 DP2 ZeRO3"]);
+    let stages = layouts("PP2, TP2 SP PP2 DP2 ZeRO1, PP2 VPP2 DP2 ZeRO3");
     proven(verify_stages_as(adapted, batch, &stages, &proof), stages.len());
 }
 

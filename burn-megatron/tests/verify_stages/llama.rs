@@ -183,16 +183,8 @@ fn plan() -> Plan {
 
 #[test]
 fn a_llama_trains_in_pipelines_as_on_one_device() {
-    let layouts = layouts(&[
-        "PP2",
-        "PP4",
-        "PP2 VPP2",
-        "TP2 PP2",
-        "TP2 SP PP2",
-        "PP2 DP2 ZeRO1",
-        "TP2 PP2 DP2 ZeRO2",
-        "PP2 VPP2 DP2 ZeRO3",
-    ]);
+    let layouts =
+        layouts("PP2, PP4, PP2 VPP2, TP2 PP2, TP2 SP PP2, PP2 DP2 ZeRO1, TP2 PP2 DP2 ZeRO2, PP2 VPP2 DP2 ZeRO3");
     for optimizer in [adamw as fn() -> burn::optim::ModuleOptimizer, sgd] {
         let proof = Proof::default().optimizer(optimizer).plan(plan());
         proven(verify_stages_as(|device| Llama::new(device, 4, false), batch, &layouts, &proof), layouts.len());
@@ -201,8 +193,7 @@ fn a_llama_trains_in_pipelines_as_on_one_device() {
 
 #[test]
 fn tied_embeddings_have_the_gradients_of_both_ends() {
-    let layouts =
-        layouts(&["TP1", "PP2", "PP3", "PP2 VPP2", "TP2 PP2", "PP2 DP2 ZeRO1", "PP2 VPP2 DP2 ZeRO2", "PP2 DP2 ZeRO3"]);
+    let layouts = layouts("TP1, PP2, PP3, PP2 VPP2, TP2 PP2, PP2 DP2 ZeRO1, PP2 VPP2 DP2 ZeRO2, PP2 DP2 ZeRO3");
     for recompute in [Recompute::default(), Recompute::full()] {
         let proof = Proof::default().plan(plan()).recompute(recompute);
         let make_model = |device: &Device| Tied { llama: Llama::new(device, 4, true) };

@@ -1,9 +1,14 @@
-//! `verify_stages` of an encoder, a Llama and models of images as Burn users build them, in double precision.
+//! `verify_module` and `verify_stages` of modules as Burn users build them, in double precision.
+
+#[macro_use]
+#[path = "../support/says.rs"]
+mod says;
 
 mod bert;
 mod encoder;
 mod images;
 mod llama;
+mod modules;
 mod siglip;
 mod t5;
 mod wrong;
@@ -18,8 +23,8 @@ use burn_megatron::prelude::*;
 use models::hf::HfModule;
 use models::lora::{LoraConfig, with_adapters};
 
-fn layouts(list: &[&str]) -> Vec<ParallelLayout> {
-    list.iter().map(|layout| layout.parse().unwrap()).collect()
+fn layouts(list: &str) -> Vec<ParallelLayout> {
+    list.split(", ").map(|layout| layout.parse().unwrap()).collect()
 }
 
 fn adamw() -> ModuleOptimizer {

@@ -53,8 +53,7 @@ fn loss(model: &T5Training, items: Range<usize>, device: &Device) -> Tensor<1> {
 
 #[test]
 fn t5_trains_over_ranks_as_on_one_device() {
-    let layouts =
-        layouts(&["TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "DP4 ZeRO3", "TP2 SP DP2 ZeRO3"]);
+    let layouts = layouts("TP2, TP4, TP2 SP, TP4 SP, TP2 DP2, TP2 SP DP2 ZeRO1, DP4 ZeRO3, TP2 SP DP2 ZeRO3");
     let proof = Proof::default().plan(T5::plan());
     proven(verify_module_as(training, loss, &layouts, &proof), layouts.len());
 }
@@ -63,19 +62,10 @@ fn t5_trains_over_ranks_as_on_one_device() {
 /// that is read by the first stage, by the decoder's first, and by the last as the head.
 #[test]
 fn t5_trains_in_pipelines_as_on_one_device() {
-    let list = layouts(&[
-        "PP2",
-        "PP4",
-        "PP2 VPP2",
-        "TP2 PP4",
-        "PP4 DP2 ZeRO1",
-        "PP2 DP2 ZeRO2",
-        "PP4 DP2 ZeRO3",
-        "TP2 SP PP2 DP2",
-    ]);
+    let list = layouts("PP2, PP4, PP2 VPP2, TP2 PP4, PP4 DP2 ZeRO1, PP2 DP2 ZeRO2, PP4 DP2 ZeRO3, TP2 SP PP2 DP2");
     let proof = Proof::default().plan(T5::plan()).optimizer(adamw);
     proven(verify_stages_as(training, batch, &list, &proof), list.len());
-    let list = layouts(&["PP2", "PP4", "TP2 PP2"]);
+    let list = layouts("PP2, PP4, TP2 PP2");
     let gpipe = proof.clone().schedule(ScheduleKind::GPipe);
     proven(verify_stages_as(training, batch, &list, &gpipe), list.len());
     let recomputed = proof.recompute(Recompute::full());
@@ -88,7 +78,7 @@ fn a_stage_with_blocks_of_encoder_and_decoder() {
     let sizes = T5Config { num_layers: 3, num_decoder_layers: 2, ..config() };
     let config = T5Config { tie_word_embeddings: false, scale_decoder_outputs: false, ..sizes };
     let training = |device: &Device| T5Training { t5: T5::new(&config, device) };
-    let list = layouts(&["PP2", "PP4 DP2", "PP5"]);
+    let list = layouts("PP2, PP4 DP2, PP5");
     let proof = Proof::default().plan(T5::plan()).optimizer(adamw);
     proven(verify_stages_as(training, batch, &list, &proof), list.len());
 }
@@ -97,9 +87,9 @@ fn a_stage_with_blocks_of_encoder_and_decoder() {
 fn adapters_of_t5_train_as_on_one_device() {
     let training = |device: &Device| T5Training { t5: adapted(T5::new(&config(), device)) };
     let proof = Proof::default().plan(T5::plan()).optimizer(adamw);
-    let whole = layouts(&["TP2", "TP2 SP DP2 ZeRO3"]);
+    let whole = layouts("TP2, TP2 SP DP2 ZeRO3");
     proven(verify_module_as(training, loss, &whole, &proof), whole.len());
-    let stages = layouts(&["PP4", "TP2 PP2 DP2 ZeRO2"]);
+    let stages = layouts("PP4, TP2 PP2 DP2 ZeRO2");
     proven(verify_stages_as(training, batch, &stages, &proof), stages.len());
 }
 
@@ -107,9 +97,8 @@ fn adapters_of_t5_train_as_on_one_device() {
 #[test]
 fn schedules_that_split_the_backward_pass_are_refused() {
     let proof = Proof::default().plan(T5::plan()).schedule(ScheduleKind::ZbH1);
-    let error = verify_stages_as(training, batch, &layouts(&["PP2"]), &proof).unwrap_err().to_string();
-    assert!(error.contains("computes gradients of inputs before those of weights"), "{error}");
-    assert!(error.contains("nearest legal: 1f1b"), "{error}");
+    let error = verify_stages_as(training, batch, &layouts("PP2"), &proof).unwrap_err().to_string();
+    says!(error, "computes gradients of inputs before those of weights", "nearest legal: 1f1b");
 }
 
 #[test]
@@ -120,7 +109,6 @@ fn no_operation_of_t5_falls_back() {
 /// Tensor parallelism divides attention between heads, of which there is a column of numbers for distances each.
 #[test]
 fn ranks_that_do_not_divide_the_heads_are_refused() {
-    let error = verify_module_as(training, loss, &layouts(&["TP8"]), &Proof::default().plan(T5::plan()));
-    let error = error.unwrap_err().to_string();
-    assert!(error.contains("encoder.positions.bias` has 4 elements"), "{error}");
+    let error = verify_module_as(training, loss, &layouts("TP8"), &Proof::default().plan(T5::plan()));
+    says!(error.unwrap_err(), "encoder.positions.bias` has 4 elements");
 }

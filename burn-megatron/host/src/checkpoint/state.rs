@@ -8,7 +8,7 @@ use serde_json::Value;
 ///
 /// The values of type [`Value`] belong to whoever saves; a checkpoint stores and returns them. JSON numbers keep 64-bit
 /// integers exactly; a float that must come back bit for bit belongs in a string or as its bits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     /// Training steps done, those that were skipped included.
     pub step: u64,

@@ -28,10 +28,7 @@ impl Decoder {
             let (attention, mlp) = (self.has_keys(layer), self.has_mlp(layer));
             let kind = LayerKind { example: layer, count: 1, moe, linear, attention, mlp };
             let alike = |other: &&mut LayerKind| LayerKind { example: layer, count: 1, ..**other } == kind;
-            match kinds.iter_mut().find(alike) {
-                Some(known) => known.count += 1,
-                None => kinds.push(kind),
-            }
+            if let Some(known) = kinds.iter_mut().find(alike) { known.count += 1 } else { kinds.push(kind) }
         }
         kinds.sort_by_key(|kind| (kind.moe, kind.linear));
         kinds

@@ -46,22 +46,7 @@ impl<'a> Chain<'a> {
     /// An operation whose output is recomputed with a module.
     pub fn op_of(&mut self, output: u64, module: Option<Module>, change: impl FnOnce(&mut Op)) {
         let output = self.tensor(output, module);
-        let mut op = Op {
-            input: self.at,
-            output,
-            saves: Vec::new(),
-            weight: 0,
-            matrix: 0,
-            frozen: 0,
-            temporary: 0,
-            expert: false,
-            linear: false,
-            fp8: None,
-            flops: [0.0; 3],
-            attention: false,
-            again: false,
-            communication: None,
-        };
+        let mut op = Op { input: self.at, output, ..Op::default() };
         change(&mut op);
         let is_frozen = |name: String| self.builder.job.is_frozen(&name);
         if self.builder.adapters.is_some() || self.name.take().is_some_and(is_frozen) {

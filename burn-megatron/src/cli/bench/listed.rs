@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use backend_dist::mesh::ParallelLayout;
 
-use crate::cli::layout::LayoutArgs;
+use crate::cli::layout::{DataParallel, LayoutArgs};
+use crate::cli::overrides::Overrides;
 
 /// A layout of the list, and its keys.
 pub(super) fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)>)> {
@@ -13,26 +14,19 @@ pub(super) fn listed(text: &str) -> Result<(ParallelLayout, Vec<(String, String)
         text.split_whitespace().partition(|word| word.starts_with("dynamic:"));
     let layout: ParallelLayout = sizes.join(" ").parse().with_context(|| format!("--layouts \"{text}\""))?;
     layout.check()?;
-    let mut keys = vec![
-        ("tensor-parallel", layout.tp.to_string()),
-        ("sequence-parallel", layout.sp.to_string()),
-        ("context-parallel", layout.cp.to_string()),
-        ("expert-parallel", layout.ep.to_string()),
-        ("pipeline-parallel", layout.pp.to_string()),
-        ("virtual-pipeline", layout.vpp.to_string()),
-        ("data-parallel", layout.dp.to_string()),
-    ];
-    if let Some(etp) = layout.etp {
-        keys.push(("expert-tensor-parallel", etp.to_string()));
-    }
-    if text.to_ascii_lowercase().contains("zero") {
-        keys.push(("zero", layout.zero.to_string()));
-    }
-    if let Some(group) = layout.zero_group {
-        keys.push(("zero-group", group.to_string()));
-    }
-    let mut keys: Vec<(String, String)> =
-        keys.into_iter().map(|(key, value)| (format!("parallel.{key}"), value)).collect();
+    let flags = LayoutArgs {
+        tensor_parallel: Some(layout.tp),
+        sequence_parallel: Some(layout.sp),
+        context_parallel: Some(layout.cp),
+        expert_parallel: Some(layout.ep),
+        expert_tensor_parallel: layout.etp,
+        pipeline_parallel: Some(layout.pp),
+        virtual_pipeline: Some(layout.vpp),
+        data_parallel: Some(DataParallel::Size(layout.dp)),
+        zero: text.to_ascii_lowercase().contains("zero").then_some(layout.zero),
+        zero_group: layout.zero_group,
+    };
+    let mut keys = Overrides::default().with_layout(&flags).0;
     if let [first, second, ..] = dynamic[..] {
         bail!("--layouts \"{text}\": {first} and {second}; only one can be the length");
     }

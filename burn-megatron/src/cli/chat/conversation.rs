@@ -172,7 +172,7 @@ mod tests {
         let (turn, left_out) = talk.say("go").unwrap();
         assert_eq!((text(&turn).as_str(), left_out), ("sxx.ugo.a", 2));
         let refused = talk.say("abcdefghijklm").unwrap_err();
-        assert!(refused.contains("there is room for 14"), "{refused}");
+        says!(refused, "there is room for 14");
         talk.answered("yo");
         assert_eq!(text(&talk.say("b").unwrap().0), "sxx.ub.a", "what was refused is forgotten");
     }

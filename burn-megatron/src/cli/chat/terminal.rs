@@ -1,8 +1,9 @@
 //! The side of a conversation that a person sees.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::{self, BufRead, IsTerminal};
 use std::sync::mpsc::{Receiver, Sender};
 
+use super::super::write_now;
 use super::conversation::{COMMANDS, Conversation, Line};
 use super::{Answer, Turn};
 
@@ -28,7 +29,7 @@ impl Terminal {
             eprintln!("{COMMANDS}");
         }
         loop {
-            if person && write("> ").is_err() {
+            if person && write_now("> ").is_err() {
                 return;
             }
             let mut line = String::new();
@@ -83,13 +84,6 @@ impl Terminal {
             let rate = generated.tokens.len().saturating_sub(1) as f64 / generated.decode_seconds.max(1e-9);
             eprint!("\n[{} tokens, {rate:.1} tokens/s]", generated.tokens.len());
         }
-        write("\n").is_ok()
+        write_now("\n").is_ok()
     }
-}
-
-/// To standard output, at once.
-pub(super) fn write(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }

@@ -1,11 +1,12 @@
 //! Tokens to standard output as they come.
 
-use std::io::{self, Write};
+use std::io;
 use std::ops::ControlFlow;
 
 use anyhow::{Result, anyhow};
 use tokenizers::Tokenizer;
 
+use super::super::write_now;
 use crate::generate::TextStream;
 
 /// Writes tokens to standard output as they come.
@@ -37,10 +38,7 @@ impl<'a> Writer<'a> {
         let after = if self.stream.is_some() { "" } else { "," };
         let before = std::mem::replace(&mut self.before, after.to_string());
         self.put(text.map(|text| before + &text));
-        match self.failure {
-            None => ControlFlow::Continue(()),
-            Some(_) => ControlFlow::Break(()),
-        }
+        if self.failure.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Writes what was held back. Fails if something could not be written, unless the reader has closed the output.
@@ -64,10 +62,4 @@ impl<'a> Writer<'a> {
     fn put(&mut self, text: Result<String>) {
         self.failure = text.and_then(|text| Ok(write_now(&text)?)).err();
     }
-}
-
-fn write_now(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }

@@ -95,9 +95,7 @@ fn limited(flag: &str, value: Option<usize>, most: usize) -> Result<()> {
 impl PipelineArgs {
     /// The schedule that is asked for, by name or as text.
     pub(super) fn wanted(&self, layout: &LayoutArgs) -> Result<Schedule> {
-        let Some(file) = &self.schedule_file else {
-            return Ok(Schedule::new(self.spec(layout)?)?);
-        };
+        let Some(file) = &self.schedule_file else { return Ok(Schedule::new(self.spec(layout)?)?) };
         let text = fs::read_to_string(file).map_err(refused(Access::Read, file))?;
         text.parse().map_err(|error| anyhow!("{}: {error}", file.display()))
     }

@@ -46,23 +46,26 @@ pub(super) struct MachineArgs {
 impl MachineArgs {
     /// Refuses flags that have no meaning without a configuration.
     pub(super) fn refuse_without_config(&self) -> Result<()> {
-        let flags = [
-            ("gpus", self.gpus.is_some()),
-            ("gpu", self.gpu.is_some()),
-            ("gpus-per-host", self.gpus_per_host.is_some()),
-            ("memory", self.memory.is_some()),
-            ("tflops", self.tflops.is_some()),
-            ("bandwidth", self.bandwidth.is_some()),
-            ("link", self.link.is_some()),
-            ("network", self.network.is_some()),
-            ("documents", self.documents.is_some()),
-            ("no-overlap", self.no_overlap),
-            ("all-ranks", self.all_ranks),
-        ];
-        match flags.into_iter().find(|(_, given)| *given) {
+        let others = [("gpu", self.gpu.is_some()), ("no-overlap", self.no_overlap), ("all-ranks", self.all_ranks)];
+        let numbers = self.numbers().map(|(flag, value)| (flag, value.is_some()));
+        match numbers.into_iter().chain(others).find(|(_, given)| *given) {
             Some((flag, _)) => bail!("--{flag} is for a run: name its CONFIG, the TOML file, or --hf"),
             None => Ok(()),
         }
+    }
+
+    /// The flags that take a number.
+    fn numbers(&self) -> [(&'static str, Option<f64>); 8] {
+        [
+            ("memory", self.memory),
+            ("tflops", self.tflops),
+            ("bandwidth", self.bandwidth),
+            ("link", self.link),
+            ("network", self.network),
+            ("gpus-per-host", self.gpus_per_host.map(|gpus| gpus as f64)),
+            ("gpus", self.gpus.map(|gpus| gpus as f64)),
+            ("documents", self.documents.map(|tokens| tokens as f64)),
+        ]
     }
 
     /// Whether the GPU has FP8.
@@ -81,19 +84,8 @@ impl MachineArgs {
             bail!("--gpus {gpus} is more than can be planned; nearest legal: {RANKS}");
         }
         let mut hardware = Hardware::of(gpu, element);
-        let numbers = [
-            ("memory", self.memory),
-            ("tflops", self.tflops),
-            ("bandwidth", self.bandwidth),
-            ("link", self.link),
-            ("network", self.network),
-            ("gpus-per-host", self.gpus_per_host.map(|gpus| gpus as f64)),
-            ("gpus", self.gpus.map(|gpus| gpus as f64)),
-            ("documents", self.documents.map(|tokens| tokens as f64)),
-        ];
-        if let Some((key, value)) =
-            numbers.iter().find(|(_, value)| value.is_some_and(|value| !value.is_finite() || value <= 0.0))
-        {
+        let is_wrong = |value: &f64| !value.is_finite() || *value <= 0.0;
+        if let Some((key, value)) = self.numbers().iter().find(|(_, value)| value.as_ref().is_some_and(is_wrong)) {
             bail!("--{key} {} is not a number above 0", value.unwrap_or_default());
         }
         if let Some(gib) = self.memory {

@@ -11,37 +11,16 @@ use crate::plan::bytes;
 use crate::plan_module::{ModuleRun, Subject, plan_folder};
 
 /// Flags that say nothing about a plain Burn module.
-const OF_OTHER_PLANS: [&str; 23] = [
-    "config",
-    "schedule",
-    "schedule_file",
-    "microbatch_group_size",
-    "forward_only",
-    "layers",
-    "first_stage_layers",
-    "last_stage_layers",
-    "count_embedding",
-    "count_loss",
-    "pipeline_layout",
-    "mtp_num_layers",
-    "durations",
-    "transfer",
-    "draw",
-    "svg",
-    "gpus",
-    "gpus_per_host",
-    "link",
-    "network",
-    "documents",
-    "no_overlap",
-    "all_ranks",
-];
+const OF_OTHER_PLANS: &str = "\
+    config schedule schedule_file microbatch_group_size forward_only layers first_stage_layers last_stage_layers \
+    count_embedding count_loss pipeline_layout mtp_num_layers durations transfer draw svg gpus gpus_per_host link \
+    network documents no_overlap all_ranks";
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Plain Burn modules")]
 pub(super) struct ModuleArgs {
     /// Folder with the config.json of a BERT, T5, ViT, SigLIP or LLaVA: prints memory and arithmetic of a step under AdamW
-    #[arg(long, value_name = "DIR", conflicts_with_all = OF_OTHER_PLANS)]
+    #[arg(long, value_name = "DIR", conflicts_with_all = OF_OTHER_PLANS.split(' '))]
     pub(super) hf: Option<PathBuf>,
     /// Sequences or images of a micro-batch [default: 1]
     #[arg(long, value_name = "N", requires = "hf")]

@@ -36,7 +36,7 @@ fn megatrons_spellings_are_understood() {
                       --account-for-loss-in-pipeline-split --account-for-embedding-in-pipeline-split";
     let error = report(ours).unwrap_err().to_string();
     assert_eq!(report(theirs).unwrap_err().to_string(), error);
-    assert!(error.contains("nearest legal: layers 6, 10"), "{error}");
+    says!(error, "nearest legal: layers 6, 10");
     assert_eq!(
         report(&ours.replace("layers 8", "layers 6")).unwrap(),
         report(&theirs.replace("layers 8", "layers 6")).unwrap()
@@ -50,12 +50,9 @@ fn stages_are_listed_and_weighed() {
     let flags =
         "--pipeline-parallel 2 --micro-batches 4 --layers 4 --mtp-num-layers 1 --pipeline-layout Et*3|tmL --draw";
     let report = self::report(flags).unwrap();
-    assert!(
-        report.contains("rank 0: embedding, layers 0-2\n  rank 1: layer 3, multi-token prediction, loss\n"),
-        "{report}"
-    );
-    assert!(report.contains("2 1 micro-batches, 6 1 layers;"), "{report}");
-    assert!(report.contains("rank 1  ······F0"), "{report}");
+    says!(report, "rank 0: embedding, layers 0-2\n  rank 1: layer 3, multi-token prediction, loss\n");
+    says!(report, "2 1 micro-batches, 6 1 layers;");
+    says!(report, "rank 1  ······F0");
 }
 
 #[test]
@@ -74,8 +71,7 @@ fn what_does_not_fit_is_refused() {
         ("--training.steps 4", "--training.steps is for a run"),
     ] {
         let defaults = if flags.contains("--micro-batches") { "" } else { "--micro-batches 4" };
-        let error = report(&format!("{defaults} {flags}")).unwrap_err().to_string();
-        assert!(error.contains(words), "{flags}: {error}");
+        says!(report(&format!("{defaults} {flags}")).unwrap_err(), words);
     }
 }
 
@@ -96,17 +92,15 @@ activations in flight, maximum per rank: 2 2 micro-batches; received but not yet
 ";
     assert_eq!(text, format!("{}{expected}", file.display()));
     let text = with("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1", "--layers 6 --first-stage-layers 4 --draw").unwrap();
-    assert!(text.contains("rank 0: embedding, layers 0-3") && text.contains("8 2 layers"), "{text}");
-    let refused = with("0F0 0B0\n1F0", "").unwrap_err().to_string();
-    assert!(refused.contains("mine.txt: rank 1 never does: backward of micro-batch 0"), "{refused}");
-    let refused = with("", "--schedule gpipe").unwrap_err().to_string();
-    assert!(refused.contains("cannot be used with"), "{refused}");
+    says!(text, "rank 0: embedding, layers 0-3", "8 2 layers");
+    says!(with("0F0 0B0\n1F0", "").unwrap_err(), "mine.txt: rank 1 never does: backward of micro-batch 0");
+    says!(with("", "--schedule gpipe").unwrap_err(), "cannot be used with");
 }
 
 #[test]
 fn transfers_that_stop_ranks_are_counted() {
     let report = report("--pipeline-parallel 4 --virtual-pipeline 2 --micro-batches 8 --transfer 1").unwrap();
-    assert!(report.contains("with transfers blocking both ranks: "), "{report}");
+    says!(report, "with transfers blocking both ranks: ");
     assert!(!report.contains("formula"), "{report}");
 }
 
@@ -123,39 +117,18 @@ fn what_says_nothing_about_a_module_is_refused() {
         let args = Command::try_parse_from(line)?.args;
         super::module::plan(&args, std::path::Path::new("DIR"))
     };
-    for flags in [
-        "--schedule 1f1b",
-        "--microbatch-group-size 2",
-        "--forward-only",
-        "--layers 4",
-        "--first-stage-layers 1",
-        "--last-stage-layers 1",
-        "--count-embedding",
-        "--count-loss",
-        "--pipeline-layout EtL",
-        "--durations 1,1,1",
-        "--transfer 1",
-        "--draw",
-        "--svg FILE",
-        "--gpus 8",
-        "--gpus-per-host 8",
-        "--link 400",
-        "--network 50",
-        "--documents 100",
-        "--no-overlap",
-        "--all-ranks",
-    ] {
+    let flags = "\
+        --schedule 1f1b, --microbatch-group-size 2, --forward-only, --layers 4, --first-stage-layers 1, \
+        --last-stage-layers 1, --count-embedding, --count-loss, --pipeline-layout EtL, --durations 1,1,1, \
+        --transfer 1, --draw, --svg FILE, --gpus 8, --gpus-per-host 8, --link 400, --network 50, --documents 100, \
+        --no-overlap, --all-ranks";
+    for flags in flags.split(", ") {
         let flag = flags.split(' ').next().unwrap();
-        let error = module(flags).unwrap_err().to_string();
-        assert!(error.contains("cannot be used with") && error.contains(flag), "{flags}: {error}");
+        says!(module(flags).unwrap_err(), "cannot be used with", flag);
     }
     let error = module("--training.micro-batch 4").unwrap_err().to_string();
-    assert!(
-        error.contains("--training.micro-batch is a key of a CONFIG") && error.contains("--micro-batch,"),
-        "{error}"
-    );
-    let error = module("--micro-batch 0").unwrap_err().to_string();
-    assert!(error.contains("--micro-batch 0") && error.contains("nearest legal: 1"), "{error}");
+    says!(error, "--training.micro-batch is a key of a CONFIG", "--micro-batch,");
+    says!(module("--micro-batch 0").unwrap_err(), "--micro-batch 0", "nearest legal: 1");
 }
 
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/configs/llama3_8b_8gpus.toml");
@@ -163,18 +136,14 @@ const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/configs/
 #[test]
 fn the_example_fits_eight_h100() {
     let text = plan(EXAMPLE).unwrap();
-    for part in ["8030261248 parameters", "DP8 ZeRO2, micro-batch 1, recompute selective on 8 x h100", "fits: ", "MFU "]
-    {
-        assert!(text.contains(part), "{part}: {text}");
-    }
+    says!(text, "8030261248 parameters", "DP8 ZeRO2, micro-batch 1, recompute selective on 8 x h100", "fits: ", "MFU ");
     assert!(!text.contains("nearest that fits"), "{text}");
 }
 
 #[test]
 fn what_does_not_fit_is_told_with_the_nearest_that_does() {
     let text = plan(&format!("{EXAMPLE} --memory 40 --all-ranks --gpus 16")).unwrap();
-    assert!(text.contains("DOES NOT FIT") && text.contains("of 40.0 GiB"), "{text}");
-    assert!(text.contains("nearest that fits\n") && text.contains("layouts on 16 x h100"), "{text}");
+    says!(text, "DOES NOT FIT", "of 40.0 GiB", "nearest that fits\n", "layouts on 16 x h100");
 }
 
 #[test]
@@ -187,8 +156,7 @@ fn measured_rates_and_other_layouts_change_the_plan() {
     assert_eq!(step("--gpu H100"), step(""));
     assert_ne!(step("--gpu h200 --bandwidth 1000"), step("--gpu h200"));
     let flags = "--pipeline-parallel 2 --data-parallel 4 --schedule zb-h1 --first-stage-layers 15";
-    let text = plan(&format!("{EXAMPLE} {flags}")).unwrap();
-    assert!(text.contains("PP2 DP4 ZeRO2 zb-h1") && text.contains("(zb-h1, micro-batches: 32)"), "{text}");
+    says!(plan(&format!("{EXAMPLE} {flags}")).unwrap(), "PP2 DP4 ZeRO2 zb-h1", "(zb-h1, micro-batches: 32)");
 }
 
 /// The search has context parallelism, and both precisions on GPUs that have FP8.
@@ -234,8 +202,7 @@ fn a_run_that_cannot_be_is_refused() {
         ("--link 0", "--link 0 is not a number above 0"),
         ("--optimizer.momentum 0.5", "only with sgd, muon"),
     ] {
-        let error = plan(&format!("{EXAMPLE} {flags}")).unwrap_err().to_string();
-        assert!(error.contains(words), "{flags}: {error}");
+        says!(plan(&format!("{EXAMPLE} {flags}")).unwrap_err(), words);
     }
     assert!(report("--gpus 8 --micro-batches 4").is_err());
     assert!(report("").unwrap_err().to_string().contains("--micro-batches"));

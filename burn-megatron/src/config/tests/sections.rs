@@ -76,15 +76,11 @@ fn context_parallelism_is_written_as_in_megatron() {
     let lists = good(file, &[("context.comm-type", "p2p,all_gather,a2a")]);
     assert_eq!(lists.context.comm_type, [CommWord::P2p, CommWord::AllGather, CommWord::A2a]);
     let said = contradiction(&format!("{file}[training]\nseq-length = 60\n"));
-    assert!(
-        said.contains("sequence length 60 is not a multiple of 8") && said.contains("nearest legal: 56, 64"),
-        "{said}"
-    );
+    says!(said, "sequence length 60 is not a multiple of 8", "nearest legal: 56, 64");
     let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
-    assert!(said.contains("context: cp-comm-type has 3 entries"), "{said}");
+    says!(said, "context: cp-comm-type has 3 entries");
     let dynamic = "[parallel]\ndp = 4\n[context]\nhybrid-context-parallel = true\n";
-    let said = contradiction(dynamic);
-    assert!(said.contains("needs max-seqlen-per-dp-cp-rank") && said.contains("data.reset-position-ids"), "{said}");
+    says!(contradiction(dynamic), "needs max-seqlen-per-dp-cp-rank", "data.reset-position-ids");
     let limit = good(dynamic, &[("context.max-seqlen-per-dp-cp-rank", "32")]).context;
     assert_eq!((limit.dynamic, limit.max_tokens_per_rank), (true, Some(32)));
 }
@@ -119,7 +115,7 @@ fn training_is_as_long_as_its_samples() {
         "run.toml:2: training.samples = 4800 makes 300 steps, but training.steps makes 7: give only one of the two"
     );
     let said = refusal("[data]\ntrain-samples = 10\n", &[]);
-    assert!(said.contains("unknown key `data.train-samples`; did you mean `training.samples`?"), "{said}");
+    says!(said, "unknown key `data.train-samples`; did you mean `training.samples`?");
 }
 
 /// `--train-tokens`, and the steps of `--rampup-batch-size`.
@@ -148,10 +144,8 @@ fn training_is_as_long_as_its_tokens_and_its_ramp() {
     let said = |overrides: &[(&str, &str)]| good(TEXT, overrides).check().unwrap_err().to_string();
     let two = [("parallel.dp", "2"), ("training.micro-batch", "2"), ("training.rampup-batch-size", "2,2,12")];
     let text = said(&two);
-    assert!(
-        text.contains("`rampup-batch-size = [2, 2, 12]`") && text.ends_with("= 4; nearest legal: [4, 4, 12]"),
-        "{text}"
-    );
+    says!(text, "`rampup-batch-size = [2, 2, 12]`");
+    assert!(text.ends_with("= 4; nearest legal: [4, 4, 12]"), "{text}");
     let interleaved = [
         ("parallel.pp", "2"),
         ("parallel.vpp", "2"),

@@ -55,11 +55,10 @@ fn numbers_of_ranks_that_do_not_run_are_refused_with_the_nearest_that_do() {
         // With no number of ranks.
         ("tensor-parallel = 3\n", 3, "tensor-parallel 3 does not divide"),
     ] {
-        let error = layout(&format!("{keys}{batch}"), ranks).unwrap_err();
-        assert!(error.contains(said), "{error}");
+        says!(layout(&format!("{keys}{batch}"), ranks).unwrap_err(), said);
     }
     let unknown = refusal("", &[("parallel.dp", "auto")]);
-    assert!(unknown.contains("parallel.data-parallel = auto: only train, bench of a file and plan"), "{unknown}");
+    says!(unknown, "parallel.data-parallel = auto: only train, bench of a file and plan");
 }
 
 #[test]
@@ -67,8 +66,8 @@ fn the_smallest_data_parallel_size_of_restarts_is_checked() {
     let keys = "[training]\nglobal-batch = 4\nmin-data-parallel = 2\n";
     let dp = "[parallel]\ndata-parallel = 2\n";
     let said = contradiction(&format!("{TEXT}{dp}{keys}"));
-    assert!(said.contains("training.min-data-parallel = 2 is for restarts, and training.max-restarts = 0"), "{said}");
+    says!(said, "training.min-data-parallel = 2 is for restarts, and training.max-restarts = 0");
     let said = contradiction(&format!("{TEXT}{keys}max-restarts = 1\n"));
-    assert!(said.contains("is above parallel.data-parallel = 1; nearest legal: 1"), "{said}");
+    says!(said, "is above parallel.data-parallel = 1; nearest legal: 1");
     assert_eq!(good(&format!("{TEXT}{dp}{keys}max-restarts = 1\n"), &[]).check(), Ok(()));
 }

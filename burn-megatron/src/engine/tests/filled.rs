@@ -44,20 +44,8 @@ fn one_by_one(batch: &TokenBatch) -> f64 {
     let of_sequence = |(sequence, end): (usize, usize)| {
         let sequence = batch.slice(sequence..sequence + 1);
         let (tokens, labels) = (sequence.tokens[..end].to_vec(), sequence.labels[..end].to_vec());
-        let report = evaluate(
-            "TP1",
-            1,
-            &TokenBatch {
-                sequences: 1,
-                seq: end,
-                tokens,
-                labels,
-                mask: None,
-                documents: None,
-                references: None,
-                taught: None,
-            },
-        );
+        let batch = TokenBatch { sequences: 1, seq: end, tokens, labels, ..TokenBatch::default() };
+        let report = evaluate("TP1", 1, &batch);
         report.loss * report.tokens as f64
     };
     batch.ends().into_iter().enumerate().map(of_sequence).sum::<f64>() / batch.counted() as f64

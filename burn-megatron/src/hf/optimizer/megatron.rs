@@ -217,10 +217,7 @@ mod tests {
             told.notes
         );
         let refused = read(&Recipe { form: "staircase", ..recipe() }).unwrap_err();
-        assert!(
-            refused.contains("`opt_param_scheduler.lr_decay_style` = staircase is no schedule of ours"),
-            "{refused}"
-        );
+        says!(refused, "`opt_param_scheduler.lr_decay_style` = staircase is no schedule of ours");
     }
 
     /// One of all parameters, or one for dense parameters and one for experts.
@@ -256,7 +253,6 @@ mod tests {
         let told = common(0.95).unwrap();
         assert_eq!((told.updates, told.consumed), (4, None));
         assert!(told.notes[0].contains("there is no opt_param_scheduler"));
-        let refused = common(0.99).unwrap_err();
-        assert!(refused.contains("`optimizer.1.param_groups.0.betas` is [0.9, 0.99]"), "{refused}");
+        says!(common(0.99).unwrap_err(), "`optimizer.1.param_groups.0.betas` is [0.9, 0.99]");
     }
 }

@@ -43,10 +43,7 @@ impl<M: LearnerModel> Own<M> {
     ) -> Result<Self, BoxError> {
         // Forks have leaves of their own: graphs of different threads must not share a node.
         let model = if zero.states.is_empty() { model } else { with_own_states(&model) };
-        let model = match placing {
-            Some(placing) => placing.place(model, device)?,
-            None => model,
-        };
+        let model = if let Some(placing) = placing { placing.place(model, device)? } else { model };
         let (model, during) = if zero.stage == 3 {
             let shards = FullyShard::new(&model, group, &zero.units);
             let shards = if placing.is_some() { shards } else { shards.on(device) };
@@ -66,10 +63,7 @@ impl<M: LearnerModel> Own<M> {
 
     /// How stage 3 shards the model.
     pub fn shards(&self) -> Option<&FullyShard> {
-        match &self.during {
-            During::Shards(shards) => Some(shards),
-            _ => None,
-        }
+        if let During::Shards(shards) = &self.during { Some(shards) } else { None }
     }
 
     /// Whether the model communicates, so that it cannot leave its rank.

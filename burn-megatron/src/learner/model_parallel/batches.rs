@@ -70,17 +70,7 @@ impl GlobalBatch {
         assert!(range.end <= self.sequences, "sequences {range:?} of a batch of {}", self.sequences);
         let count = range.len();
         let seq = self.data.seq_length();
-        let (tokens, labels) = (Vec::new(), Vec::new());
-        let mut batch = TokenBatch {
-            sequences: count,
-            seq,
-            tokens,
-            labels,
-            mask: None,
-            documents: None,
-            references: None,
-            taught: None,
-        };
+        let mut batch = TokenBatch { sequences: count, seq, ..TokenBatch::default() };
         let (mut mask, mut documents) = (Vec::new(), Vec::new());
         let (mut masked, mut divided) = (false, false);
         let (mut references, mut taught) = (Vec::new(), Vec::new());

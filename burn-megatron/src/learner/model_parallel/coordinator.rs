@@ -88,10 +88,7 @@ impl Coordinator {
 
     /// Opens the log of a run whose last finished step is `step`; after a restart it is still open.
     pub fn open_log(&mut self, files: &LogFiles, sinks: &Sinks, step: u64) -> io::Result<()> {
-        let log = match self.log.take() {
-            Some(log) => log.again(files, step)?,
-            None => RunLog::open(files, step)?,
-        };
+        let log = if let Some(log) = self.log.take() { log.again(files, step)? } else { RunLog::open(files, step)? };
         self.log = Some(log.with(sinks.clone()));
         Ok(())
     }

@@ -56,10 +56,7 @@ impl Copies {
                 Err(error) => log::warn!("no copy in memory of step {}: {error}", state.step),
             }
         };
-        match is_under_way {
-            false => add(),
-            true => self.later(add),
-        }
+        if is_under_way { self.later(add) } else { add() }
     }
 
     /// Adds on a thread of its own, which outlives its rank.
@@ -117,33 +114,13 @@ impl Copies {
 mod tests {
     use std::time::Duration;
 
-    use backend_dist::mesh::ParallelLayout;
     use safetensors::Dtype;
-    use serde_json::Value;
 
     use super::*;
     use crate::checkpoint::Kind;
 
     fn state(step: u64) -> RunState {
-        let [model, config, data, schedule, rng, loss_scale, fp8, anomalies] = std::array::from_fn(|_| Value::Null);
-        let (layout, world_size) = (ParallelLayout::default(), 2);
-        let (consumed_samples, updates, skipped_samples) = (step, step, None);
-        RunState {
-            step,
-            consumed_samples,
-            updates,
-            skipped_samples,
-            layout,
-            world_size,
-            model,
-            config,
-            data,
-            schedule,
-            rng,
-            loss_scale,
-            fp8,
-            anomalies,
-        }
+        RunState { step, consumed_samples: step, updates: step, world_size: 2, ..RunState::default() }
     }
 
     fn copies_of_two(every: u64) -> Arc<Copies> {

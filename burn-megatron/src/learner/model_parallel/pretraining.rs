@@ -249,16 +249,9 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         self,
         finish: impl Fn(&Rank, &mut RankEngine<M>) -> Result<S, BoxError> + Send + Sync + 'static,
     ) -> Pretraining<M, S> {
-        Pretraining {
-            settings: self.settings,
-            build: self.build,
-            reference: self.reference,
-            evaluation_batches: self.evaluation_batches,
-            directory: self.directory,
-            resume: self.resume,
-            finish: Arc::new(finish),
-            finished: Arc::default(),
-        }
+        let Self { settings, build, reference, evaluation_batches, directory, resume, .. } = self;
+        let (finish, finished) = (Arc::new(finish), Arc::default());
+        Pretraining { settings, build, reference, evaluation_batches, directory, resume, finish, finished }
     }
 
     /// Whether a training has ended before its last step as [`exit`](Self::exit) says.

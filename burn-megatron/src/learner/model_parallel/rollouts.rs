@@ -180,16 +180,7 @@ fn sequences_of(pairs: &[(&[i64], &[i64])], seq: usize) -> TokenBatch {
         labels[start..start + inputs].copy_from_slice(&all[1..]);
         mask[start + prompt.len() - 1..start + inputs].fill(true);
     }
-    TokenBatch {
-        sequences: pairs.len(),
-        seq,
-        tokens,
-        labels,
-        mask: Some(mask),
-        documents: None,
-        references: None,
-        taught: None,
-    }
+    TokenBatch { sequences: pairs.len(), seq, tokens, labels, mask: Some(mask), ..TokenBatch::default() }
 }
 
 #[cfg(test)]

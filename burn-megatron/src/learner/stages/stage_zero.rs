@@ -101,10 +101,7 @@ impl StageZero {
 
     /// Whether data-parallel rank `dp` is the one that stands for a parameter: its owner, or the first of those who have it.
     fn is_first_of(&self, id: ParamId, dp: usize) -> bool {
-        match self.owners.owner(id) {
-            Some(owner) => owner == dp,
-            None => dp == 0,
-        }
+        if let Some(owner) = self.owners.owner(id) { owner == dp } else { dp == 0 }
     }
 
     /// Whether this rank saves the optimizer's states of a parameter.

@@ -16,16 +16,8 @@ const MOST: i64 = 128;
 pub(super) const MOST_LOGPROBS: i64 = 20;
 
 /// Parameters that say nothing of the text.
-const IGNORED: [&str; 8] = [
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "parallel_tool_calls",
-];
+const IGNORED: &str =
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls";
 
 /// The parameters that both endpoints have.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,7 +64,7 @@ impl Common {
         }
         params.without("logit_bias", &[json!({})])?;
         params.without("best_of", &[json!(n)])?;
-        IGNORED.iter().for_each(|key| drop(params.take(key)));
+        IGNORED.split(' ').for_each(|key| drop(params.take(key)));
         let max_tokens = completion.or(max_tokens).map(|tokens| tokens as usize);
         Ok(Self { model, sampling, n, max_tokens, stop, ignore_eos, stream, include_usage })
     }

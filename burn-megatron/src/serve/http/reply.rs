@@ -40,10 +40,7 @@ impl Job {
         // All at once: the ranks read them together.
         let running =
             self.requests.iter().map(|request| submit(&app, request.clone())).collect::<Result<Vec<_>, _>>()?;
-        match self.stream {
-            true => Ok(self.part_by_part(running, form)),
-            false => self.whole(running, form).await,
-        }
+        if self.stream { Ok(self.part_by_part(running, form)) } else { self.whole(running, form).await }
     }
 
     async fn whole(self, running: Vec<Running>, mut form: impl Form) -> Result<Response, ApiError> {

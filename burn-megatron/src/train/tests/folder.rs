@@ -8,8 +8,7 @@ fn damaged_checkpoints_are_neither_ignored_nor_touched() {
     run(&config(folder.path(), &[("checkpoint.every", "3"), ("checkpoint.keep-last", "none")])).unwrap();
     let root = folder.path().join("run/checkpoints");
     std::fs::remove_file(root.join("latest")).unwrap();
-    let plan = Plan::new(&config(folder.path(), &[]), &[]).unwrap().to_string();
-    assert!(plan.contains("warning      there is no ") && plan.contains("step_00000006 is taken"), "{plan}");
+    says!(Plan::new(&config(folder.path(), &[]), &[]).unwrap(), "warning      there is no ", "step_00000006 is taken");
 
     // As a copy that is not done yet: every checkpoint lacks something.
     for step in [3, 6] {
@@ -23,7 +22,7 @@ fn damaged_checkpoints_are_neither_ignored_nor_touched() {
     ] {
         let said = run(&config(folder.path(), &[("checkpoint.resume", resume)])).unwrap_err().to_string();
         assert!(said.starts_with(&format!("checkpoint.resume = {resume}")) && said.contains(words), "{said}");
-        assert!(said.contains("another checkpoint.directory"), "{said}");
+        says!(said, "another checkpoint.directory");
     }
     assert_eq!(files(), before);
 }
@@ -63,7 +62,7 @@ fn a_run_does_not_begin_among_the_copies_of_another() {
     for resume in ["if-present", "never"] {
         let said = run(&config(second.path(), &[storage, ("checkpoint.resume", resume)])).unwrap_err().to_string();
         assert!(said.starts_with(&format!("checkpoint.resume = {resume}")), "{said}");
-        assert!(said.contains("has step 6: choose another storage, or bring it with `burn-megatron fetch"), "{said}");
+        says!(said, "has step 6: choose another storage, or bring it with `burn-megatron fetch");
     }
     assert_eq!(walk(copies.path()), before);
 }

@@ -282,7 +282,7 @@ fn inputs_and_layouts_that_do_not_fit_are_named() {
         ("TP3", "nearest"),
     ] {
         let error = run("bert", &inputs, layout, false).unwrap_err().to_string();
-        assert!(error.contains(text), "{layout}: {error}");
+        says!(error, text);
     }
     let with = |name: &str, shape: &[usize], value: i64| {
         let mut inputs = inputs.clone();
@@ -302,7 +302,7 @@ fn inputs_and_layouts_that_do_not_fit_are_named() {
         ),
         (with("position_ids", &[2, 40], 3), "tensor `position_ids` is none that this model takes"),
     ] {
-        assert!(error.contains(text), "{error}");
+        says!(error, text);
     }
     // This is said before the model runs, which would miss its tokens.
     assert!(run("bert", &Inputs::new(), "TP1", true).unwrap_err().to_string().contains("no `labels`"));

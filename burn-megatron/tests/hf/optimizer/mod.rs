@@ -139,7 +139,7 @@ fn a_run_of_torch_continues_with_its_losses() {
     let (checkpoint, said) = imported(folder.path(), to.path());
     let state = checkpoint.state();
     assert_eq!((state.step, state.updates, state.consumed_samples), (10, 10, 80));
-    assert!(said.contains("moments of 10 updates") && said.contains("the learning rate was 0.01"), "{said}");
+    says!(said, "moments of 10 updates", "the learning rate was 0.01");
     let expected =
         json!({"kind": "adamw", "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight-decay": 0.1, "decay-vectors": false});
     assert_eq!(state.config["optimizer"], expected);
@@ -241,7 +241,7 @@ fn a_run_goes_back_with_its_moments() {
         let dtype = if format == "--dcp" { "f64" } else { "f32" };
         let options = ["--checkpoint", text(&trained), "--max-shard-size", "100KB", "--optimizer", "--dtype", dtype];
         let said = succeed(&[&["export", format, text(&out)], &options[..]].concat());
-        assert!(said.contains("step 20 in") && said.contains("weights and moments"), "{said}");
+        says!(said, "step 20 in", "weights and moments");
         assert!(!name.ends_with("experts") || said.contains("; for expert-model-parallel-size "), "{said}");
         let trained = Checkpoint::open(&trained).unwrap();
         let words = ["import", "--hf", text(&out), "--output", text(&again), "--optimizer"];

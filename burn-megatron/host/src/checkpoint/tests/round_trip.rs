@@ -21,12 +21,9 @@ pub(super) fn state(step: u64) -> RunState {
         world_size: 2,
         model: json!({"family": "llama"}),
         config: json!({"seed": u64::MAX}),
-        data: json!(null),
         schedule: json!({}),
         rng: json!([1, 2]),
-        loss_scale: json!(null),
-        fp8: json!(null),
-        anomalies: json!(null),
+        ..RunState::default()
     }
 }
 

@@ -98,7 +98,6 @@ fn files_that_cannot_be_written_are_named_before_the_first_step() {
         LogOptions { mlflow: inside.clone(), ..LogOptions::default() },
         LogOptions { trace: inside, ..LogOptions::default() },
     ] {
-        let error = launch(&run("TP1", &folder.path().join("run")).logs(logs)).error.expect("a refusal").to_string();
-        assert!(error.contains("taken"), "{error}");
+        says!(launch(&run("TP1", &folder.path().join("run")).logs(logs)).error.expect("a refusal"), "taken");
     }
 }

@@ -241,8 +241,7 @@ fn a_rank_that_cannot_build_its_model_ends_the_run_with_its_own_error() {
         _ => build(rank, part),
     })
     .directory(folder.path());
-    let error = launch(&run).error.expect("the failure is the result's error").to_string();
-    assert!(error.contains("rank 2") && error.contains("no memory left for this part"), "{error}");
+    says!(launch(&run).error.expect("the failure is the result's error"), "rank 2", "no memory left for this part");
     assert!(run.finished().is_none());
 }
 

@@ -51,5 +51,5 @@ fn an_average_with_states_in_host_memory_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let engine = EngineConfig { ema_decay: Some(0.9), ..with_share(Some(1.0)) };
     let error = launch(&run_of("DP2", engine, folder.path(), None)).error.expect("it is refused").to_string();
-    assert!(error.contains("`ema_decay` with `cpu_offload`"), "{error}");
+    says!(error, "`ema_decay` with `cpu_offload`");
 }

@@ -71,8 +71,7 @@ fn a_failure_that_repeats_or_comes_once_too_often_ends_the_run() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let case = Case { layout: "DP2", faults, copy_every: Some(2), save_every: None, resumed: &[] };
-        let error = launch(&failing(&case, restarts, folder.path())).error.expect(faults).to_string();
-        assert!(error.contains(why), "{faults}: {error}");
+        says!(launch(&failing(&case, restarts, folder.path())).error.expect(faults), why);
     }
 }
 

@@ -4,107 +4,48 @@
 use std::ops::Range;
 
 use burn::module::ParamGroup;
-use burn::nn::attention::generate_padding_mask;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfig};
-use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, ModuleOptimizer, MuonConfig, SgdConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Lstm, LstmConfig};
+use burn::optim::{ModuleOptimizer, MuonConfig};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn_megatron::prelude::*;
 
-const VOCABULARY: usize = 23;
-const CLASSES: usize = 3;
-const WIDTH: usize = 16;
-const PAD: usize = 0;
+use crate::encoder::{Batch, Classifier, WIDTH, batch};
+use crate::{adamw, layouts, proven, sgd};
 
-#[derive(Module, Debug)]
-struct Classifier {
-    tokens: Embedding,
-    encoder: TransformerEncoder,
-    head: Linear,
-}
-
-impl Classifier {
-    fn new(device: &Device, dropout: f64) -> Self {
-        let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, 2).with_norm_first(true).with_dropout(dropout);
-        Self {
-            tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
-            encoder: encoder.init(device),
-            head: LinearConfig::new(WIDTH, CLASSES).init(device),
-        }
-    }
-
-    /// Each item is a sequence of its own length.
-    fn loss(&self, items: Range<usize>, device: &Device) -> Tensor<1> {
-        let tokens = |item: usize| (0..4 + item % 5).map(|at| 1 + (item * 7 + at * at) % (VOCABULARY - 1)).collect();
-        // The same length on every rank and on one device.
-        let padded = generate_padding_mask(PAD, items.clone().map(tokens).collect(), Some(9), device);
-        let classes: Vec<i64> = items.map(|item| (item % CLASSES) as i64).collect();
-        let batch = classes.len();
-        let input = TransformerEncoderInput::new(self.tokens.forward(padded.tensor)).mask_pad(padded.mask);
-        let first = self.encoder.forward(input).slice([0..batch, 0..1]).reshape([batch, WIDTH]);
-        let classes = Tensor::<1, Int>::from_data(classes.as_slice(), device);
-        CrossEntropyLossConfig::new().init(device).forward(self.head.forward(first), classes)
-    }
-}
-
-fn layouts(list: &[&str]) -> Vec<ParallelLayout> {
-    list.iter().map(|layout| layout.parse().unwrap()).collect()
+/// The loss with the encoder's own forward pass.
+fn loss(model: &Classifier, items: Range<usize>, device: &Device) -> Tensor<1> {
+    let Batch { tokens, padding, classes } = batch(items, device);
+    let count = classes.dims()[0];
+    let input = TransformerEncoderInput::new(model.tokens.forward(tokens)).mask_pad(padding);
+    let first = model.encoder.forward(input).slice([0..count, 0..1]).reshape([count, WIDTH]);
+    CrossEntropyLossConfig::new().init(device).forward(model.head.forward(first), classes)
 }
 
 #[test]
 fn an_encoder_trains_over_ranks_as_on_one_device() {
-    let layouts = layouts(&[
-        "TP1",
-        "DP2",
-        "DP3",
-        "DP4",
-        "DP2 ZeRO1",
-        "DP3 ZeRO1",
-        "DP2 ZeRO2",
-        "DP4 ZeRO2",
-        "DP2 ZeRO3",
-        "DP4 ZeRO3",
-        "TP2",
-        "TP4",
-        "TP2 SP",
-        "TP4 SP",
-        "TP2 DP2",
-        "TP2 DP2 ZeRO1",
-        "TP2 DP2 ZeRO2",
-        "TP2 DP2 ZeRO3",
-        "TP2 SP DP2 ZeRO1",
-        "TP2 SP DP2 ZeRO3",
-    ]);
-    let report = verify_module(|device| Classifier::new(device, 0.0), Classifier::loss, &layouts).unwrap();
-    println!("{report}");
-    assert_eq!(report.worst().count(), layouts.len());
-    // Something was compared: sums over ranks round differently.
-    assert!(report.worst().any(|(_, worst)| worst.relative > 0.0));
-    assert!(report.worst().all(|(_, worst)| worst.relative <= 1e-10));
+    let layouts = layouts(
+        "TP1, DP2, DP3, DP4, DP2 ZeRO1, DP3 ZeRO1, DP2 ZeRO2, DP4 ZeRO2, DP2 ZeRO3, DP4 ZeRO3, TP2, TP4, TP2 SP, \
+         TP4 SP, TP2 DP2, TP2 DP2 ZeRO1, TP2 DP2 ZeRO2, TP2 DP2 ZeRO3, TP2 SP DP2 ZeRO1, TP2 SP DP2 ZeRO3",
+    );
+    proven(verify_module(|device| Classifier::new(device, 2), loss, &layouts), layouts.len());
 }
 
 #[test]
 fn gradients_that_are_reduced_during_the_backward_pass_train_as_one_device() {
-    let overlapped =
-        layouts(&["DP2", "DP4", "DP2 ZeRO1", "DP4 ZeRO2", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 SP DP2 ZeRO2"]);
+    let overlapped = layouts("DP2, DP4, DP2 ZeRO1, DP4 ZeRO2, TP2 DP2, TP2 SP DP2 ZeRO1, TP2 SP DP2 ZeRO2");
     for optimizer in [adamw as fn() -> ModuleOptimizer, muon] {
         let proof = Proof::default().optimizer(optimizer).overlap_grad_reduce();
-        let make_model = |device: &Device| Classifier::new(device, 0.0);
-        proven(verify_module_as(make_model, Classifier::loss, &overlapped, &proof), overlapped.len());
+        let make_model = |device: &Device| Classifier::new(device, 2);
+        proven(verify_module_as(make_model, loss, &overlapped, &proof), overlapped.len());
     }
 }
 
 /// Layouts of tensor, sequence and data parallelism on 2 and 4 ranks.
-const SHARDED: [&str; 8] =
-    ["TP2", "TP4", "TP2 SP", "TP4 SP", "TP2 DP2", "TP2 SP DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 SP DP2 ZeRO3"];
-
-fn adamw() -> ModuleOptimizer {
-    AdamWConfig::new().with_weight_decay(0.1).init()
-}
+const SHARDED: &str = "TP2, TP4, TP2 SP, TP4 SP, TP2 DP2, TP2 SP DP2 ZeRO1, TP2 DP2 ZeRO2, TP2 SP DP2 ZeRO3";
 
 /// Muon of matrices and AdamW of the rest.
 fn muon() -> ModuleOptimizer {
@@ -112,24 +53,12 @@ fn muon() -> ModuleOptimizer {
     adamw().with_group(ParamGroup::from_predicate("weight"), muon, None)
 }
 
-fn sgd() -> ModuleOptimizer {
-    let momentum = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: true };
-    SgdConfig::new().with_momentum(Some(momentum)).init()
-}
-
-fn proven(report: Result<ModuleReport, ModuleError>, layouts: usize) {
-    let report = report.unwrap();
-    println!("{report}");
-    assert_eq!(report.worst().count(), layouts);
-    assert!(report.worst().any(|(_, worst)| worst.relative > 0.0));
-}
-
 #[test]
 fn every_optimizer_steps_shards_as_one_device() {
     for optimizer in [muon as fn() -> ModuleOptimizer, sgd] {
         let proof = Proof::default().optimizer(optimizer).plan(Plan::auto().rows("head.weight"));
-        let make_model = |device: &Device| Classifier::new(device, 0.0);
-        proven(verify_module_as(make_model, Classifier::loss, &layouts(&SHARDED), &proof), SHARDED.len());
+        let make_model = |device: &Device| Classifier::new(device, 2);
+        proven(verify_module_as(make_model, loss, &layouts(SHARDED), &proof), 8);
     }
 }
 
@@ -151,7 +80,7 @@ fn an_encoder_without_an_embedding() {
             y.clone().powi_scalar(3).mean() + (y - 0.5).powi_scalar(2).mean()
         };
         let proof = Proof::default().optimizer(optimizer);
-        proven(verify_module_as(make_model, loss, &layouts(&SHARDED), &proof), SHARDED.len());
+        proven(verify_module_as(make_model, loss, &layouts(SHARDED), &proof), 8);
     }
 }
 
@@ -163,7 +92,7 @@ struct Recurrent {
 
 #[test]
 fn a_recurrent_network() {
-    let layouts = layouts(&["TP2", "TP4", "TP2 SP", "TP2 DP2", "TP2 DP2 ZeRO1", "TP2 DP2 ZeRO2", "TP2 DP2 ZeRO3"]);
+    let layouts = layouts("TP2, TP4, TP2 SP, TP2 DP2, TP2 DP2 ZeRO1, TP2 DP2 ZeRO2, TP2 DP2 ZeRO3");
     for optimizer in [adamw as fn() -> ModuleOptimizer, muon, sgd] {
         let make_model = |device: &Device| Recurrent {
             lstm: LstmConfig::new(8, 8, true).init(device),
@@ -190,7 +119,7 @@ struct Convolutional {
 #[test]
 fn convolutions_with_batch_normalization() {
     // Data-parallel ranks would normalize by the statistics of their own images.
-    let layouts = layouts(&["TP2", "TP4"]);
+    let layouts = layouts("TP2, TP4");
     for optimizer in [adamw as fn() -> ModuleOptimizer, muon_of_the_head, sgd] {
         let make_model = |device: &Device| Convolutional {
             // A bias before a norm has no gradient but for rounding.
@@ -219,16 +148,16 @@ fn muon_of_the_head() -> ModuleOptimizer {
 
 #[test]
 fn a_plan_that_does_not_fit_is_a_layout_that_fails() {
-    let make_model = |device: &Device| Classifier::new(device, 0.0);
+    let make_model = |device: &Device| Classifier::new(device, 2);
     let proof = Proof::default().plan(Plan::auto().columns("haed"));
-    let error = verify_module_as(make_model, Classifier::loss, &layouts(&["TP2"]), &proof).unwrap_err();
+    let error = verify_module_as(make_model, loss, &layouts("TP2"), &proof).unwrap_err();
     assert!(error.to_string().contains("pattern `haed` matches no parameter; the nearest is `module.head."), "{error}");
 }
 
 #[test]
 fn random_numbers_of_a_rank_are_found() {
-    let layouts = layouts(&["DP2", "DP2 ZeRO1"]);
-    let error = verify_module(|device| Classifier::new(device, 0.1), Classifier::loss, &layouts).unwrap_err();
+    let layouts = layouts("DP2, DP2 ZeRO1");
+    let error = verify_module(|device| Classifier::with_dropout(device, 2, 0.1), loss, &layouts).unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("2 of 2 layouts do not train like one device; worst: DP2"), "{text}");
     assert!(text.contains("allowed 1.0e-10") && text.contains("DIFFERENT"), "{text}");
@@ -242,7 +171,7 @@ fn batch_statistics_of_a_rank_are_found() {
         let x = Tensor::<1>::from_data(x.as_slice(), device).reshape([-1, 3]);
         norm.forward(linear.forward(x)).powi_scalar(3).mean()
     };
-    let text = verify_module(make_model, loss, &layouts(&["DP1", "DP2"])).unwrap_err().to_string();
+    let text = verify_module(make_model, loss, &layouts("DP1, DP2")).unwrap_err().to_string();
     assert!(text.starts_with("1 of 2 layouts do not train like one device; worst: DP2: "), "{text}");
 }
 
@@ -267,7 +196,7 @@ fn the_parameter_that_is_wrong_is_named() {
         // Too small to show in the loss, and nothing to the gradients of the other layer.
         model.right.forward(x).powi_scalar(2).mean() + wrong * 1e-13
     };
-    let error = verify_module(make_model, loss, &layouts(&["DP2"])).unwrap_err();
+    let error = verify_module(make_model, loss, &layouts("DP2")).unwrap_err();
     assert!(error.to_string().contains("gradient of wrong."), "{error}");
 }
 
@@ -278,17 +207,17 @@ fn a_rank_that_panics_is_a_layout_that_fails() {
         assert!(items.start == 0 || items.len() > 4, "item {} is not here", items.start);
         model.forward(Tensor::<2>::ones([items.len(), 1], device)).mean()
     };
-    let text = verify_module(make_model, loss, &layouts(&["DP2"])).unwrap_err().to_string();
+    let text = verify_module(make_model, loss, &layouts("DP2")).unwrap_err().to_string();
     assert!(text.contains("item 4 is not here"), "{text}");
 }
 
 #[test]
 fn a_parameter_in_single_precision_is_refused_by_name() {
     let make_model = |device: &Device| {
-        let mut model = Classifier::new(device, 0.0);
+        let mut model = Classifier::new(device, 2);
         model.head.weight = model.head.weight.map(|weight| weight.detach().cast(burn::tensor::FloatDType::F32));
         model
     };
-    let text = verify_module(make_model, Classifier::loss, &layouts(&["DP2"])).unwrap_err().to_string();
+    let text = verify_module(make_model, loss, &layouts("DP2")).unwrap_err().to_string();
     assert!(text.starts_with("parameter head.weight is F32"), "{text}");
 }
