@@ -16,7 +16,7 @@ use super::rope::{Angles, rotate};
 use super::row_linear::{RowParallelLinear, Summand};
 use super::weight_dropout::WeightDropout;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 use crate::recompute;
 
 /// Sizes of an attention layer.
@@ -105,7 +105,7 @@ pub struct SelfAttention {
 
 impl SelfAttention {
     /// An attention layer under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &AttentionConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &AttentionConfig) -> Result<Self> {
         let ranks = params.place().size;
         let kv_parts = ranks.min(config.kv_heads);
         let [q, k, v, gate] = ["q", "k", "v", "gate"].map(|part| format!("{name}.{part}_proj"));

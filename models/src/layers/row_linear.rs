@@ -15,7 +15,7 @@ use super::norm::Norm;
 use crate::lora::{RowAdapter, apply};
 use crate::micro_batch::MicroBatch;
 use crate::observer::ObservedInput;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// `[s, b, in/tp] -> [s, b, out]`; under sequence parallelism the output is `[s/tp, b, out]`. The bias is added after
 /// the sum over the ranks.
@@ -40,7 +40,7 @@ impl RowParallelLinear {
         inputs: usize,
         outputs: usize,
         config: LinearConfig,
-    ) -> Result<Self, BuildError> {
+    ) -> Result<Self> {
         let at = params.place();
         let section = Section::split(format!("{name}.weight"), &[outputs, inputs], 1, at.size, at);
         let weight = params.linear_weight(vec![(section, config.init)])?;

@@ -18,7 +18,7 @@ use layouts::sizes::EXPERT_WIDTH;
 
 use super::layers::{divided, init_a, named};
 use crate::layers::LinearWeight;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// The adapters of a layer's experts.
 #[derive(Module, Debug)]
@@ -65,7 +65,7 @@ impl ExpertAdapters {
         name: &str,
         [hidden, intermediate, experts]: [usize; 3],
         [gate_up, down_w]: [&LinearWeight; 2],
-    ) -> Result<Option<Self>, BuildError> {
+    ) -> Result<Option<Self>> {
         let first = Adapters::new(params, (name, experts), &["gate", "up"], [intermediate, hidden], (0, gate_up))?;
         let down = Adapters::new(params, (name, experts), &["down"], [hidden, intermediate], (1, down_w))?;
         Ok((first.is_some() || down.is_some()).then_some(Self { first, down }))
@@ -106,7 +106,7 @@ impl Adapters {
         parts: &[&str],
         [outputs, inputs]: [usize; 2],
         (dim, w): (usize, &LinearWeight),
-    ) -> Result<Option<Self>, BuildError> {
+    ) -> Result<Option<Self>> {
         let (etp, own) = (params.experts().etp, params.experts().local(experts));
         let layer = |expert: usize, part: &str| format!("{name}.{expert}.{part}_proj");
         let names: Vec<String> = parts.iter().map(|part| layer(own.start, part)).collect();
