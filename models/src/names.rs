@@ -234,10 +234,7 @@ impl Foreign {
         let columns = ranges[1..].last().cloned().unwrap_or(0..1);
         let matrix = self.matrix();
         let before = self.stack.map_or(0, |part| part.index * matrix.iter().product::<usize>());
-        let (row_step, column_step) = match self.transposed {
-            true => (1, matrix[1]),
-            false => (matrix[1..].iter().product(), 1),
-        };
+        let (row_step, column_step) = if self.transposed { (1, matrix[1]) } else { (matrix[1..].iter().product(), 1) };
         let row = |row: usize| Run {
             start: before + self.their_row(row) * row_step + columns.start * column_step,
             step: column_step,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::activation::Activation;
 use crate::config::{ConfigError, divides};
-use crate::hf::{ConfigReader, HfError};
+use crate::hf::{ConfigReader, HfError, written};
 
 /// The sizes of a [`Vit`](super::Vit).
 ///
@@ -126,22 +126,12 @@ impl VitConfig {
         let id2label: Map<String, Value> =
             (0..self.num_labels).map(|class| (class.to_string(), json!(label(class)))).collect();
         let label2id: Map<String, Value> = (0..self.num_labels).map(|class| (label(class), json!(class))).collect();
-        json!({
+        let further = json!({
             "architectures": ["ViTForImageClassification"],
             "model_type": "vit",
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "hidden_act": self.hidden_act.name(),
-            "layer_norm_eps": self.layer_norm_eps,
-            "image_size": self.image_size,
-            "patch_size": self.patch_size,
-            "num_channels": self.num_channels,
-            "qkv_bias": self.qkv_bias,
-            "initializer_range": self.initializer_range,
             "id2label": id2label,
             "label2id": label2id,
-        })
+        });
+        written(self, &["num_labels"], further)
     }
 }
