@@ -102,6 +102,16 @@ pub fn vocab_size(tokenizer: &Tokenizer) -> usize {
     tokenizer.get_vocab(true).values().max().map_or(0, |highest| *highest as usize + 1)
 }
 
+fn bpe_trainer(size: usize) -> BpeTrainer {
+    BpeTrainer::builder()
+        .vocab_size(size)
+        .min_frequency(2)
+        .show_progress(false)
+        .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .build()
+}
+
 fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<Tokenizer> {
     if !(SMALLEST_BPE..=LARGEST_BPE).contains(&size) {
         return Err(failed(format!(
@@ -110,13 +120,7 @@ fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<
             size.clamp(SMALLEST_BPE, LARGEST_BPE)
         )));
     }
-    let mut trainer = BpeTrainer::builder()
-        .vocab_size(size)
-        .min_frequency(2)
-        .show_progress(false)
-        .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
-        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-        .build();
+    let mut trainer = bpe_trainer(size);
     // What `Tokenizer::train` does, without its offsets into the text.
     let pre_tokenizer = PreTokenizer::gpt2();
     let words = |text: &str| Ok(pre_tokenizer.split(text).map(|word| pre_tokenizer.symbols(word)).collect());
@@ -203,14 +207,8 @@ mod tests {
         let mut theirs = Tokenizer::new(ModelWrapper::BPE(BPE::default()));
         theirs.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         theirs.with_decoder(Some(ByteLevel::new(false, true, true)));
-        let trainer = BpeTrainer::builder()
-            .vocab_size(280)
-            .min_frequency(2)
-            .show_progress(false)
-            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .build();
-        theirs.train(&mut tokenizers::models::TrainerWrapper::BpeTrainer(trainer), [&text].into_iter()).unwrap();
+        let mut trainer = tokenizers::models::TrainerWrapper::BpeTrainer(bpe_trainer(280));
+        theirs.train(&mut trainer, [&text].into_iter()).unwrap();
         let ours = train_bpe([text].into_iter(), 280).unwrap();
         assert_eq!(ours.to_string(false).unwrap(), theirs.to_string(false).unwrap());
     }
