@@ -65,12 +65,7 @@ impl MixtralConfig {
             "use_qk_norm": self.use_qk_norm,
             "partial_rotary_factor": self.rotated_share(),
         });
-        let (Value::Object(keys), Some(config)) = (keys, config.as_object_mut()) else { return };
-        config.extend(keys);
-        config.remove("num_local_experts");
-        if let Some(rope) = config.get_mut("rope_parameters") {
-            rope["partial_rotary_factor"] = json!(self.rotated_share());
-        }
+        self.add_keys(config, keys);
     }
 }
 
