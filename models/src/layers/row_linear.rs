@@ -44,10 +44,8 @@ impl RowParallelLinear {
         let at = params.place();
         let section = Section::split(format!("{name}.weight"), &[outputs, inputs], 1, at.size, at);
         let weight = params.linear_weight(vec![(section, config.init)])?;
-        let bias = match config.bias {
-            true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
-            false => None,
-        };
+        let bias = || params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS);
+        let bias = config.bias.then(bias).transpose()?;
         let adapter = RowAdapter::new(params, name, [inputs, outputs], &weight)?;
         let (observed, fp8) = (params.observed([name].into_iter()), params.fp8_linear(name));
         Ok(Self { weight, bias, adapter, observed, parallel: params.parallel().clone(), fp8 })
@@ -62,7 +60,7 @@ impl RowParallelLinear {
         recompute: bool,
         batch: &MicroBatch,
     ) -> Tensor<3> {
-        self.with_fp8(self.fp8.clone(), x, prologue, recompute, batch)
+        self.leaving(exit(&self.parallel), self.fp8.clone(), x, prologue, recompute, batch)
     }
 
     /// The same for a decode step: what the ranks have of the sum, where nothing but the addition to the residual stream
@@ -90,18 +88,7 @@ impl RowParallelLinear {
             Some(amax) => fp8.with_input_amax(amax),
             None => fp8,
         });
-        self.with_fp8(fp8, x, Prologue::None, false, batch)
-    }
-
-    fn with_fp8<const D: usize>(
-        &self,
-        fp8: Option<Fp8Linear>,
-        x: Tensor<D>,
-        prologue: Prologue,
-        recompute: bool,
-        batch: &MicroBatch,
-    ) -> Tensor<3> {
-        self.leaving(exit(&self.parallel), fp8, x, prologue, recompute, batch)
+        self.leaving(exit(&self.parallel), fp8, x, Prologue::None, false, batch)
     }
 
     fn leaving<const D: usize>(
