@@ -7,8 +7,7 @@
 
 use std::sync::Arc;
 
-use backend_dist::collective::all_reduce;
-use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::comm::Group;
 use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
 use backend_dist::ops::{PassContext, embedding, matmul, sum_dim};
 use backend_dist::shard::{Init, Section};
@@ -16,7 +15,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use layouts::sizes::EXPERT_WIDTH;
 
-use super::layers::{divided, init_a, named};
+use super::layers::{divided, init_a, named, squares, summed};
 use crate::layers::LinearWeight;
 use crate::param::{ParamBuilder, Result};
 
@@ -246,19 +245,4 @@ fn of_tokens(values: Tensor<1>, counts: &[usize]) -> Tensor<2> {
     let experts: Vec<i64> = counts.iter().enumerate().flat_map(of_each).collect();
     let experts = Tensor::from_data(TensorData::new(experts, [tokens, 1]), (&values.device(), DType::I64));
     embedding(values.reshape([counts.len(), features]), experts, 0).reshape([tokens, features])
-}
-
-/// Sums of squares of the rows of experts' matrices, `[experts, rows]`; at least in fp32.
-fn squares(w: Tensor<2>, experts: usize) -> Tensor<2> {
-    let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
-    let rows = w.dims()[0];
-    sum_dim(w.clone() * w, 1).reshape([experts, rows / experts])
-}
-
-/// Over the ranks that have columns each.
-fn summed(squares: Tensor<2>, group: Option<&Group>) -> Tensor<2> {
-    match group.filter(|group| group.size() > 1) {
-        Some(group) => all_reduce(squares, ReduceOp::Sum, group),
-        None => squares,
-    }
 }

@@ -261,14 +261,23 @@ fn merged(w: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f64) -> Tensor<2> {
 
 /// The norm of each matrix row, of which the ranks of `group` have some columns each; at least in fp32.
 fn row_norms(w: Tensor<2>, group: Option<&Group>) -> Tensor<1> {
+    let rows = w.dims()[0];
+    summed(squares(w, 1), group).sqrt().reshape([rows])
+}
+
+/// Sums of squares of the rows of experts' matrices, `[experts, rows]`; at least in fp32.
+pub(super) fn squares(w: Tensor<2>, experts: usize) -> Tensor<2> {
     let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
     let rows = w.dims()[0];
-    let squares = sum_dim(w.clone() * w, 1).reshape([rows]);
-    let squares = match group.filter(|group| group.size() > 1) {
+    sum_dim(w.clone() * w, 1).reshape([experts, rows / experts])
+}
+
+/// Over the ranks that have columns each.
+pub(super) fn summed(squares: Tensor<2>, group: Option<&Group>) -> Tensor<2> {
+    match group.filter(|group| group.size() > 1) {
         Some(group) => all_reduce(squares, ReduceOp::Sum, group),
         None => squares,
-    };
-    squares.sqrt()
+    }
 }
 
 /// A magnitude divided by a norm that has no gradient.
