@@ -29,6 +29,17 @@ pub enum ConfigError {
     TooMany { sizes: String, count: f64, what: &'static str, most: u64 },
 }
 
+/// A configuration with sizes of its own, as many to a line as it takes.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! sized {
+    ($of:expr; $($size:ident: $value:expr),*) => {{
+        let mut config = $of;
+        $(config.$size = $value;)*
+        config
+    }};
+}
+
 /// The largest number that divides both; the other one, if one is 0.
 pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
