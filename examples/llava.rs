@@ -11,13 +11,11 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::train::metric::LossMetric;
-use burn::train::{
-    ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, ExecutionStrategy, Learner, SupervisedTraining};
 use burn_megatron::prelude::*;
 use clap::Parser;
 use examples::drawings::{Picture, SHAPES, SIZE, drawings};
-use examples::{Args, loader, report, tell, trained};
+use examples::{Args, classification_steps, loader, report, tell, trained};
 use models::images::{ClipVisionConfig, Llava, LlavaConfig};
 
 /// Letters are their bytes.
@@ -113,24 +111,7 @@ impl Captioner {
     }
 }
 
-impl TrainStep for Captioner {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let output = self.forward(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Captioner {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.forward(batch)
-    }
-}
+classification_steps!(Captioner, Batch);
 
 struct Captions {
     image_tokens: usize,

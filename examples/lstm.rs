@@ -13,12 +13,10 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, Lstm, LstmConfi
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::{
-    ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, ExecutionStrategy, Learner, SupervisedTraining};
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::{Args, Dice, accuracy, loader, report, tell, trained};
+use examples::{Args, Dice, accuracy, classification_steps, loader, report, tell, trained};
 
 const SYMBOLS: usize = 6;
 /// Comes after the symbols.
@@ -74,24 +72,7 @@ impl Memory {
     }
 }
 
-impl TrainStep for Memory {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let output = self.forward(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Memory {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.forward(batch)
-    }
-}
+classification_steps!(Memory, Batch);
 
 #[derive(Clone, Debug)]
 struct Sequence {

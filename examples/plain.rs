@@ -70,6 +70,31 @@ pub fn trained<M: LearnerModel>(result: LearningResult<M>) -> Result<M> {
     }
 }
 
+/// The steps of a model whose `forward` takes such a batch and returns a [`ClassificationOutput`].
+#[macro_export]
+macro_rules! classification_steps {
+    ($model:ty, $batch:ty) => {
+        impl burn::train::TrainStep for $model {
+            type Input = $batch;
+            type Output = burn::train::ClassificationOutput;
+
+            fn step(&self, batch: $batch) -> burn::train::TrainOutput<Self::Output> {
+                let output = self.forward(batch);
+                burn::train::TrainOutput::new(self, output.loss.backward(), output)
+            }
+        }
+
+        impl burn::train::InferenceStep for $model {
+            type Input = $batch;
+            type Output = burn::train::ClassificationOutput;
+
+            fn step(&self, batch: $batch) -> Self::Output {
+                self.forward(batch)
+            }
+        }
+    };
+}
+
 /// The share of right answers, over all batches.
 ///
 /// # Errors

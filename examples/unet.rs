@@ -23,12 +23,10 @@ use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::tensor::activation::relu;
 use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::{
-    ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, ExecutionStrategy, Learner, SupervisedTraining};
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::{Args, Dice, loader, report, tell, trained};
+use examples::{Args, Dice, classification_steps, loader, report, tell, trained};
 
 const SIZE: usize = 24;
 
@@ -119,24 +117,7 @@ impl UNet {
     }
 }
 
-impl TrainStep for UNet {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let output = self.forward(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for UNet {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.forward(batch)
-    }
-}
+classification_steps!(UNet, Batch);
 
 /// Intersection over union of the discs' pixels, and that of all pixels.
 fn iou(model: &UNet, loader: &Arc<dyn DataLoader<Batch>>, device: &Device) -> anyhow::Result<(f64, f64)> {

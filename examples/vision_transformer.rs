@@ -14,14 +14,12 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::{
-    ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, ExecutionStrategy, Learner, SupervisedTraining};
 use burn_megatron::data::images::{ImageDataset, ImageProcessor, Target};
 use burn_megatron::prelude::*;
 use clap::Parser;
 use examples::drawings::{Picture, SHAPES, SIZE, drawings};
-use examples::{Args, accuracy, loader, report, tell, trained};
+use examples::{Args, accuracy, classification_steps, loader, report, tell, trained};
 use models::images::{Vit, VitConfig};
 
 #[derive(Parser)]
@@ -125,24 +123,7 @@ impl Classifier {
     }
 }
 
-impl TrainStep for Classifier {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let output = self.forward(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Classifier {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.forward(batch)
-    }
-}
+classification_steps!(Classifier, Batch);
 
 /// Images `[batch, channels, height, width]` and the class of each.
 type Batch = (Tensor<4>, Tensor<1, Int>);

@@ -11,7 +11,7 @@ use models::{
     CausalLm, DeepSeekV3, DeepSeekV3Config, Fp8Config, Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig,
     ParamBuilder,
 };
-use tests::{SETTINGS, assert_equals_one_device, llama, moe};
+use tests::{SETTINGS, assert_equals_one_device, layouts, llama, moe};
 
 /// All parts of four ranks are multiples of 16, and no two of them hold the same key-value head.
 fn wide_llama() -> LlamaConfig {
@@ -20,27 +20,15 @@ fn wide_llama() -> LlamaConfig {
 }
 
 fn mixtral() -> MixtralConfig {
-    MixtralConfig {
-        hidden_size: 64,
-        moe_intermediate_size: Some(32),
-        num_hidden_layers: 2,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        head_dim: 8,
-        num_experts: 4,
-        mlp_only_layers: vec![],
-        ..moe()
+    models::sized! { moe();
+        hidden_size: 64, moe_intermediate_size: Some(32), num_hidden_layers: 2, num_attention_heads: 8,
+        num_key_value_heads: 4, head_dim: 8, num_experts: 4, mlp_only_layers: vec![]
     }
 }
 
 fn deepseek() -> DeepSeekV3Config {
-    DeepSeekV3Config {
-        vocab_size: 101,
-        hidden_size: 64,
-        intermediate_size: 64,
-        moe_intermediate_size: 32,
-        router_aux_loss_coef: 0.0,
-        ..DeepSeekV3Config::tiny()
+    models::sized! { DeepSeekV3Config::tiny();
+        vocab_size: 101, hidden_size: 64, intermediate_size: 64, moe_intermediate_size: 32, router_aux_loss_coef: 0.0
     }
 }
 
@@ -92,17 +80,9 @@ fn assert_layouts_agree<M: CausalLm>(config: &M::Config, one: &str, layouts: &[&
 
 #[test]
 fn sequences_that_ranks_share() {
-    let layouts = [
-        "CP2",
-        "CP4",
-        "CP2 all_gather",
-        "CP4 a2a",
-        "CP4 a2a+p2p:2",
-        "TP2 CP2",
-        "TP2 SP CP2",
-        "TP2 SP CP2 a2a selective",
-        "PP2 CP2 ZeRO1 uniform1",
-        "CP2 ZeRO3",
+    let layouts = layouts![
+        "CP2" "CP4" "CP2 all_gather" "CP4 a2a" "CP4 a2a+p2p:2" "TP2 CP2" "TP2 SP CP2" "TP2 SP CP2 a2a selective"
+        "PP2 CP2 ZeRO1 uniform1" "CP2 ZeRO3"
     ];
     assert_layouts_agree::<Llama>(&wide_llama(), "TP1", &layouts, &sequences(101));
     assert_layouts_agree::<Llama>(&wide_llama(), "TP1 x2", &["CP2 DP2", "PP2 CP2 x2 zb-h1"], &sequences(101));
@@ -116,15 +96,9 @@ fn latent_attention_of_sequences_that_ranks_share() {
 /// Their tokens are dispatched to one rank, to some of them, to each of them, or with those of others.
 #[test]
 fn experts_of_sequences_that_ranks_share() {
-    let layouts = [
-        "CP2",
-        "CP2 EP2",
-        "CP4 EP2",
-        "CP2 EP1 ETP2",
-        "TP2 CP2 EP2 ETP1",
-        "TP2 SP CP2 EP4 ETP1",
-        "TP2 SP CP2 EP1 ETP1",
-        "CP2 EP2 selective",
+    let layouts = layouts![
+        "CP2" "CP2 EP2" "CP4 EP2" "CP2 EP1 ETP2" "TP2 CP2 EP2 ETP1" "TP2 SP CP2 EP4 ETP1" "TP2 SP CP2 EP1 ETP1"
+        "CP2 EP2 selective"
     ];
     assert_layouts_agree::<Mixtral>(&mixtral(), "TP1", &layouts, &sequences(101));
     assert_layouts_agree::<Mixtral>(
@@ -139,13 +113,9 @@ fn experts_of_sequences_that_ranks_share() {
 /// several ranks.
 #[test]
 fn experts_overlapped_with_collectives() {
-    let layouts = [
-        "CP2 EP2 moe-overlap",
-        "CP4 EP2 moe-overlap",
-        "CP2 EP1 ETP2 moe-overlap selective",
-        "TP2 SP CP2 EP2 ETP1 ZeRO3 moe-overlap",
-        "TP4 EP2 ETP1 moe-overlap",
-        "PP2 CP2 EP2 zb-h1 moe-overlap",
+    let layouts = layouts![
+        "CP2 EP2 moe-overlap" "CP4 EP2 moe-overlap" "CP2 EP1 ETP2 moe-overlap selective"
+        "TP2 SP CP2 EP2 ETP1 ZeRO3 moe-overlap" "TP4 EP2 ETP1 moe-overlap" "PP2 CP2 EP2 zb-h1 moe-overlap"
     ];
     let config = MixtralConfig { num_experts: 8, ..mixtral() };
     assert_layouts_agree::<Mixtral>(&config, "TP1", &layouts, &sequences(101));

@@ -6,35 +6,17 @@ use backend_dist::mesh::{Axis, Mesh};
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::{EngineConfig, RankEngine};
 use burn_megatron::optim::{MuonConfig, OptimizerConfig};
-use burn_megatron::verify::{Candidate, Line, Settings, verify};
+use burn_megatron::verify::{Candidate, Settings};
 use models::{CausalLm, Gpt, Llama, Mixtral, MixtralConfig, ModelConfig, ParamBuilder};
-use tests::{SETTINGS, gpt, llama, moe, train, weights};
-
-fn equal_one_device<M: CausalLm>(config: &M::Config, settings: &Settings, layouts: &[&str]) {
-    let layouts: Vec<Candidate> = layouts.iter().map(|text| text.parse().unwrap()).collect();
-    let lines = verify::<M>(config, settings, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
-    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
-    assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
-}
+use tests::{SETTINGS, equal_one_device, gpt, layouts, llama, moe, train, weights};
 
 #[test]
 fn groups_equal_one_device() {
-    let layouts = [
-        "DP4 ZeRO1 Group2",
-        "DP4 ZeRO2 Group2",
-        "DP4 ZeRO3 Group2",
-        "DP4 ZeRO1 Group2 x2",
-        "DP4 ZeRO2 Group2 x2",
-        "DP4 ZeRO3 Group2 x2",
-        "DP4 ZeRO3 Group1",
-        "DP8 ZeRO2 Group4",
-        "CP2 DP2 ZeRO3 Group2",
-        "CP2 DP2 ZeRO1 Group2 x2 uniform1",
-        "TP2 SP DP4 ZeRO1 Group2",
-        "TP2 SP DP4 ZeRO3 Group2 x2",
-        "PP2 DP4 ZeRO2 Group2 x2 zb-h1",
-        "PP2 VPP2 DP4 ZeRO3 Group2 x2",
-        "TP2 DP4 ZeRO3 Group2 x2 selective",
+    let layouts = layouts![
+        "DP4 ZeRO1 Group2" "DP4 ZeRO2 Group2" "DP4 ZeRO3 Group2" "DP4 ZeRO1 Group2 x2" "DP4 ZeRO2 Group2 x2"
+        "DP4 ZeRO3 Group2 x2" "DP4 ZeRO3 Group1" "DP8 ZeRO2 Group4" "CP2 DP2 ZeRO3 Group2"
+        "CP2 DP2 ZeRO1 Group2 x2 uniform1" "TP2 SP DP4 ZeRO1 Group2" "TP2 SP DP4 ZeRO3 Group2 x2"
+        "PP2 DP4 ZeRO2 Group2 x2 zb-h1" "PP2 VPP2 DP4 ZeRO3 Group2 x2" "TP2 DP4 ZeRO3 Group2 x2 selective"
     ];
     equal_one_device::<Llama>(&llama(), &SETTINGS, &layouts);
     // Tied embeddings, whose two copies are summed over the first and the last stage.
@@ -55,12 +37,9 @@ fn groups_in_bf16_with_master_weights_are_within_megatrons_bound() {
 #[test]
 fn groups_with_experts_equal_one_device() {
     let config = MixtralConfig { num_experts: 4, router_aux_loss_coef: 0.5, router_z_loss_coef: 0.1, ..moe() };
-    let layouts = [
-        "DP4 EP2 ZeRO1 Group2",
-        "DP4 EP2 ZeRO3 Group2 x2",
-        "DP8 EP2 ZeRO2 Group4",
-        "TP2 SP DP4 EP2 ETP1 ZeRO3 Group2",
-        "DP4 ZeRO3 Group2",
+    let layouts = layouts![
+        "DP4 EP2 ZeRO1 Group2" "DP4 EP2 ZeRO3 Group2 x2" "DP8 EP2 ZeRO2 Group4" "TP2 SP DP4 EP2 ETP1 ZeRO3 Group2"
+        "DP4 ZeRO3 Group2"
     ];
     equal_one_device::<Mixtral>(&config, &SETTINGS, &layouts);
 }

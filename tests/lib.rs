@@ -9,7 +9,8 @@ use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::optim::OptimizerConfig;
 use burn_megatron::verify::{
-    Bounds, Candidate, Job, LocalTensor, RankTrace, Reference, Settings, assemble, compare, first_copies, trace,
+    Bounds, Candidate, Job, Line, LocalTensor, RankTrace, Reference, Settings, assemble, compare, first_copies, trace,
+    verify,
 };
 use models::layers::BalanceOver;
 use models::{CausalLm, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig, ParamBuilder};
@@ -29,47 +30,49 @@ pub const SETTINGS: Settings = Settings {
 
 /// Fewer key-value heads than ranks, and a vocabulary that two ranks do not divide.
 pub fn llama() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        ..LlamaConfig::tiny()
+    models::sized! { LlamaConfig::tiny();
+        vocab_size: 101, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 4, num_attention_heads: 4,
+        num_key_value_heads: 2
     }
 }
 
 /// Three layers with experts and one without, and a loss that balances the tokens of each sequence by itself, so that
 /// it does not matter how the batch is divided into micro-batches.
 pub fn moe() -> MixtralConfig {
-    MixtralConfig {
-        variant: MixtralVariant::Qwen3Moe,
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        moe_intermediate_size: Some(16),
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        mlp_only_layers: vec![1],
-        router_balance: BalanceOver::Sequence,
-        ..MixtralConfig::tiny()
+    models::sized! { MixtralConfig::tiny();
+        variant: MixtralVariant::Qwen3Moe, vocab_size: 101, hidden_size: 32, intermediate_size: 64,
+        moe_intermediate_size: Some(16), num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 2,
+        mlp_only_layers: vec![1], router_balance: BalanceOver::Sequence
     }
 }
 
 /// Tied embeddings and dropout, also of attention weights.
 pub fn gpt() -> GptConfig {
-    GptConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 64,
-        num_hidden_layers: 3,
-        num_attention_heads: 4,
-        hidden_dropout: 0.1,
-        attention_dropout: 0.2,
-        ..GptConfig::tiny()
+    models::sized! { GptConfig::tiny();
+        vocab_size: 101, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, num_attention_heads: 4,
+        hidden_dropout: 0.1, attention_dropout: 0.2
     }
+}
+
+/// A list of layouts, as many to a line as it takes.
+#[macro_export]
+macro_rules! layouts {
+    ($($layout:literal)*) => { [$($layout),*] };
+}
+
+/// Every layout trains as one device does; what was compared.
+pub fn verified<M: CausalLm>(config: &M::Config, settings: &Settings, layouts: &[Candidate]) -> Vec<Line> {
+    let lines = verify::<M>(config, settings, &[Device::flex()].into(), layouts, |_| {}).unwrap();
+    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    let passes = lines.len() == layouts.len() && lines.iter().all(Line::passes);
+    assert!(passes, "{:?}\n{}", settings.dtype, table.join("\n"));
+    lines
+}
+
+/// Every layout, as one writes it, trains as one device does.
+pub fn equal_one_device<M: CausalLm>(config: &M::Config, settings: &Settings, layouts: &[&str]) {
+    let layouts: Vec<Candidate> = layouts.iter().map(|text| text.parse().unwrap()).collect();
+    verified::<M>(config, settings, &layouts);
 }
 
 /// The traces of a layout's ranks, with AdamW or another optimizer.

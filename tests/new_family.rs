@@ -2,8 +2,6 @@
 //! like on one device: attention alternates between a window and all positions, and MLPs become narrower with depth.
 
 use backend_dist::shard::Init;
-use burn::tensor::Device;
-use burn_megatron::verify::{Candidate, Line, verify};
 use models::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, NormKind, NormPlacement, RopeConfig,
     Vocab,
@@ -12,7 +10,7 @@ use models::layout::ModelDims;
 use models::names::NameMap;
 use models::{Decoder, DecoderConfig, Frame, ModelConfig};
 use serde::{Deserialize, Serialize};
-use tests::SETTINGS;
+use tests::{SETTINGS, equal_one_device, layouts};
 
 /// The sizes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -88,23 +86,11 @@ impl ModelConfig for FunnelConfig {
 
 #[test]
 fn a_family_from_outside_trains_in_every_kind_of_layout() {
-    let layouts = [
-        "TP2",
-        "TP4 SP",
-        "DP2 ZeRO1 x2",
-        "DP4 ZeRO3",
-        "CP2",
-        "PP2 x4 1f1b",
-        "PP2 VPP2 x4 interleaved",
-        "PP2 x4 zb-h1",
-        "TP2 SP PP2 DP2 ZeRO2 x2",
-        "TP2 CP2 PP2 x2 uniform1",
+    let layouts = layouts![
+        "TP2" "TP4 SP" "DP2 ZeRO1 x2" "DP4 ZeRO3" "CP2" "PP2 x4 1f1b" "PP2 VPP2 x4 interleaved" "PP2 x4 zb-h1"
+        "TP2 SP PP2 DP2 ZeRO2 x2" "TP2 CP2 PP2 x2 uniform1"
     ];
-    let candidates: Vec<Candidate> = layouts.iter().map(|layout| layout.parse().unwrap()).collect();
-    let lines =
-        verify::<Decoder<FunnelConfig>>(&FUNNEL, &SETTINGS, &[Device::flex()].into(), &candidates, |_| {}).unwrap();
-    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
-    assert!(lines.len() == layouts.len() && lines.iter().all(Line::passes), "{}", table.join("\n"));
+    equal_one_device::<Decoder<FunnelConfig>>(&FUNNEL, &SETTINGS, &layouts);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use models::{
     CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mamba2, Mamba2Config,
     Mixtral, MixtralConfig, ModelConfig, NemotronH, NemotronHConfig, ParamBuilder,
 };
-use tests::{SETTINGS, assert_equals_one_device, gpt, llama, train_on};
+use tests::{SETTINGS, assert_equals_one_device, gpt, layouts, llama, train_on};
 
 /// Where documents start in each of the sequences.
 const STARTS: [&[usize]; 4] = [&[0, 5, 12], &[0], &[0, 1, 2, 9], &[0, 8]];
@@ -62,22 +62,10 @@ fn packed_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
 
 #[test]
 fn a_packed_llama_learns_what_its_documents_teach() {
-    let layouts = [
-        "TP1",
-        "TP1 x4 selective",
-        "TP2 SP DP2",
-        "PP2 x4 zb-h1",
-        "CP2",
-        "CP4 uniform1",
-        "CP2 all_gather",
-        "CP2 a2a x2",
-        "CP4 a2a+p2p:2",
-        "TP2 SP CP2",
-        "CP2 PP2 DP2 ZeRO1 x2",
-        "CP2 selective",
-        "CP4 a2a x2 selective",
-        "TP2 SP CP2 all_gather selective",
-        "PP2 CP2 x4 zb-h1 a2a+p2p:1 selective",
+    let layouts = layouts![
+        "TP1" "TP1 x4 selective" "TP2 SP DP2" "PP2 x4 zb-h1" "CP2" "CP4 uniform1" "CP2 all_gather" "CP2 a2a x2"
+        "CP4 a2a+p2p:2" "TP2 SP CP2" "CP2 PP2 DP2 ZeRO1 x2" "CP2 selective" "CP4 a2a x2 selective"
+        "TP2 SP CP2 all_gather selective" "PP2 CP2 x4 zb-h1 a2a+p2p:1 selective"
     ];
     packed_equals_unpacked::<Llama>(&llama(), &layouts);
 }
@@ -99,56 +87,35 @@ fn a_packed_gpt_learns_what_its_documents_teach() {
 /// Eight heads in two groups: four ranks that share a sequence, or their tensor-parallel ranks, compute a group's B and C
 /// twice.
 fn mamba2() -> Mamba2Config {
-    let of = Mamba2Config {
-        vocab_size: 101,
-        hidden_size: 32,
-        head_dim: 6,
-        state_size: 5,
-        use_bias: true,
-        ..Mamba2Config::tiny()
+    let of = models::sized! { Mamba2Config::tiny();
+        vocab_size: 101, hidden_size: 32, head_dim: 6, state_size: 5, use_bias: true
     };
     Mamba2Config { time_step_limit_min: 0.01, time_step_limit_max: Some(2.0), initializer_range: 0.2, ..of }
 }
 
 /// Of two key heads, which serve two value heads each, four ranks compute each one twice.
 fn qwen3_next() -> MixtralConfig {
-    MixtralConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        num_hidden_layers: 2,
-        linear_num_key_heads: Some(2),
-        linear_num_value_heads: Some(4),
-        linear_value_head_dim: Some(12),
-        router_aux_loss_coef: 0.0,
-        initializer_range: 0.2,
-        ..MixtralConfig::qwen3_next_tiny()
+    models::sized! { MixtralConfig::qwen3_next_tiny();
+        vocab_size: 101, hidden_size: 32, num_hidden_layers: 2, linear_num_key_heads: Some(2),
+        linear_num_value_heads: Some(4), linear_value_head_dim: Some(12), router_aux_loss_coef: 0.0,
+        initializer_range: 0.2
     }
 }
 
 /// States and convolutions begin anew with each document, also where ranks share the sequence.
 #[test]
 fn recurrent_layers_learn_what_their_documents_teach() {
-    let layouts = [
-        "TP1",
-        "CP2",
-        "CP4 uniform1",
-        "TP2 CP2 x2 selective",
-        "TP2 SP CP2 a2a",
-        "CP2 DP2 ZeRO3 block1",
-        "PP2 CP2 x4 zb-h1 all_gather",
-        "PP2 CP2 DP2 ZeRO1 x2",
+    let layouts = layouts![
+        "TP1" "CP2" "CP4 uniform1" "TP2 CP2 x2 selective" "TP2 SP CP2 a2a" "CP2 DP2 ZeRO3 block1"
+        "PP2 CP2 x4 zb-h1 all_gather" "PP2 CP2 DP2 ZeRO1 x2"
     ];
     packed_equals_unpacked::<Mamba2>(&mamba2(), &layouts);
     packed_equals_unpacked::<Mamba2>(&mamba2(), &["CP8", "TP4 SP CP2"]);
     packed_equals_unpacked::<Mixtral>(&qwen3_next(), &layouts);
     packed_equals_unpacked::<Mixtral>(&qwen3_next(), &["CP2 EP2", "TP2 SP CP2 EP2 ETP1"]);
-    let nemotron_h = NemotronHConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        hybrid_override_pattern: "M-*M".into(),
-        mamba_head_dim: 6,
-        initializer_range: 0.2,
-        ..NemotronHConfig::tiny()
+    let nemotron_h = models::sized! { NemotronHConfig::tiny();
+        vocab_size: 101, hidden_size: 32, hybrid_override_pattern: "M-*M".into(), mamba_head_dim: 6,
+        initializer_range: 0.2
     };
     packed_equals_unpacked::<NemotronH>(&nemotron_h, &layouts);
 }
@@ -165,15 +132,9 @@ fn recurrent_layers_share_documents_by_length() {
 /// documents. Nothing balances experts here, since padding is routed too.
 #[test]
 fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
-    let config = DeepSeekV3Config {
-        vocab_size: 101,
-        hidden_size: 32,
-        num_nextn_predict_layers: 2,
-        mtp_loss_scaling_factor: 0.5,
-        moe_router_bias_update_rate: 0.0,
-        router_aux_loss_coef: 0.0,
-        initializer_range: 0.1,
-        ..DeepSeekV3Config::tiny()
+    let config = models::sized! { DeepSeekV3Config::tiny();
+        vocab_size: 101, hidden_size: 32, num_nextn_predict_layers: 2, mtp_loss_scaling_factor: 0.5,
+        moe_router_bias_update_rate: 0.0, router_aux_loss_coef: 0.0, initializer_range: 0.1
     };
     packed_equals_unpacked::<DeepSeekV3>(&config, &["TP1", "TP1 x4 uniform1", "TP2 SP DP2", "CP2", "CP4 all_gather"]);
 }
@@ -181,12 +142,9 @@ fn megatron_lm_6205_4495_further_tokens_are_those_of_the_same_document() {
 /// Each document is shared by as many ranks as its length needs; ranks take different numbers of them.
 #[test]
 fn documents_that_are_assigned_by_length_teach_the_same() {
-    let layouts = [
-        "DP4 dynamic:4",
-        "DP2 CP2 ZeRO1 all_gather dynamic:8",
-        "CP4 a2a dynamic:5",
-        "TP2 SP DP2 selective dynamic:16",
-        "DP6 dynamic:3 uniform1",
+    let layouts = layouts![
+        "DP4 dynamic:4" "DP2 CP2 ZeRO1 all_gather dynamic:8" "CP4 a2a dynamic:5" "TP2 SP DP2 selective dynamic:16"
+        "DP6 dynamic:3 uniform1"
     ];
     assigned_equals_unpacked::<Llama>(&llama(), &layouts);
 }
@@ -200,14 +158,10 @@ fn a_rank_without_further_sequences_stops_nobody() {
 /// Where others wait for a rank in every pass, all run equally many: the last ones of some have no tokens.
 #[test]
 fn documents_that_are_assigned_in_rounds_teach_the_same() {
-    let layouts = [
-        "DP4 ZeRO2 dynamic:4",
-        "DP2 CP2 ZeRO3 dynamic:5",
-        "TP2 SP DP2 ZeRO3 dynamic:8 uniform1",
-        "PP2 DP3 dynamic:6",
-        "PP2 DP2 ZeRO2 x2 zb-h1 dynamic:8 selective",
-        "PP2 VPP2 CP2 x4 interleaved dynamic:8",
-        "PP2 DP2 x2 zb-v dynamic:16",
+    let layouts = layouts![
+        "DP4 ZeRO2 dynamic:4" "DP2 CP2 ZeRO3 dynamic:5" "TP2 SP DP2 ZeRO3 dynamic:8 uniform1" "PP2 DP3 dynamic:6"
+        "PP2 DP2 ZeRO2 x2 zb-h1 dynamic:8 selective" "PP2 VPP2 CP2 x4 interleaved dynamic:8"
+        "PP2 DP2 x2 zb-v dynamic:16"
     ];
     assigned_equals_unpacked::<Llama>(&llama(), &layouts);
     // Auxiliary losses are means over the tokens of a sequence: of several documents on one device, of one here.
@@ -216,25 +170,15 @@ fn documents_that_are_assigned_in_rounds_teach_the_same() {
 }
 
 fn mixtral() -> MixtralConfig {
-    MixtralConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 16,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        num_experts: 4,
-        ..MixtralConfig::tiny()
+    models::sized! { MixtralConfig::tiny();
+        vocab_size: 101, hidden_size: 32, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 4,
+        num_key_value_heads: 2, num_experts: 4
     }
 }
 
-const MOES: [&str; 6] = [
-    "DP4 dynamic:6",
-    "DP4 EP2 dynamic:4",
-    "DP2 CP2 EP4 ZeRO3 dynamic:5",
-    "DP2 EP1 ETP2 ZeRO2 dynamic:8",
-    "TP2 SP DP2 EP2 ETP1 dynamic:8 uniform1",
-    "PP2 DP2 EP2 x2 zb-h1 dynamic:8",
+const MOES: [&str; 6] = layouts![
+    "DP4 dynamic:6" "DP4 EP2 dynamic:4" "DP2 CP2 EP4 ZeRO3 dynamic:5" "DP2 EP1 ETP2 ZeRO2 dynamic:8"
+    "TP2 SP DP2 EP2 ETP1 dynamic:8 uniform1" "PP2 DP2 EP2 x2 zb-h1 dynamic:8"
 ];
 
 /// One device has every document as it is, several pad it to a length that they can shard: padding is in no auxiliary
@@ -243,15 +187,9 @@ const MOES: [&str; 6] = [
 fn padding_of_documents_is_not_balanced() {
     let mixtral = MixtralConfig { router_aux_loss_coef: 0.1, router_z_loss_coef: 0.01, ..mixtral() };
     assigned_equals_one_device::<Mixtral>(&mixtral, &[&MOES[..], &["TP2 DP2 dynamic:8", "CP4 dynamic:4"]].concat());
-    let deepseek = DeepSeekV3Config {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 48,
-        moe_intermediate_size: 16,
-        num_attention_heads: 4,
-        moe_router_bias_update_rate: 0.05,
-        router_aux_loss_coef: 0.1,
-        ..DeepSeekV3Config::tiny()
+    let deepseek = models::sized! { DeepSeekV3Config::tiny();
+        vocab_size: 101, hidden_size: 32, intermediate_size: 48, moe_intermediate_size: 16, num_attention_heads: 4,
+        moe_router_bias_update_rate: 0.05, router_aux_loss_coef: 0.1
     };
     assigned_equals_one_device::<DeepSeekV3>(&deepseek, &["DP4 EP2 dynamic:4", "TP2 SP CP2 dynamic:8"]);
 }

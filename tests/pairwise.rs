@@ -2,16 +2,15 @@
 
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::ops::fp8::Fp8Format;
-use burn::tensor::Device;
 use burn_megatron::config::decoder_of;
 use burn_megatron::engine::ContextConfig;
-use burn_megatron::verify::{Candidate, Line, Settings, different_in_fp8, pairwise, verify};
+use burn_megatron::verify::{Candidate, Settings, different_in_fp8, pairwise};
 use models::layers::BalanceOver;
 use models::{
     CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
     ModelConfig, NemotronHConfig, WithModel,
 };
-use tests::{SETTINGS, gpt, llama, moe};
+use tests::{SETTINGS, gpt, llama, moe, verified};
 
 struct EveryPair<'a>(&'a FamilyConfig, Settings);
 
@@ -29,9 +28,7 @@ impl WithModel for EveryPair<'_> {
             |candidate: &Candidate| settings.fp8.is_none() || different_in_fp8(&decoder, candidate, batch).is_none();
         let layouts = pairwise(4, settings.global_batch, dims.layers, dims.experts.is_some(), fits, legal);
         assert!((20..100).contains(&layouts.len()), "{}", layouts.len());
-        let lines = verify::<M>(config, &settings, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
-        let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
-        assert!(lines.iter().all(Line::passes), "{}", table.join("\n"));
+        verified::<M>(config, &settings, &layouts);
     }
 }
 
@@ -54,21 +51,13 @@ fn dense_families() {
 #[test]
 fn relatives_of_llama() {
     let of = |variant| LlamaConfig { variant, num_hidden_layers: 2, ..llama() };
-    let gemma2 = LlamaConfig {
-        sliding_window: Some(5),
-        sliding_window_pattern: Some(2),
-        query_pre_attn_scalar: Some(10.0),
-        attn_logit_softcapping: Some(2.0),
-        final_logit_softcapping: Some(1.0),
-        tie_word_embeddings: true,
-        ..of(LlamaVariant::Gemma2)
+    let gemma2 = models::sized! { of(LlamaVariant::Gemma2);
+        sliding_window: Some(5), sliding_window_pattern: Some(2), query_pre_attn_scalar: Some(10.0),
+        attn_logit_softcapping: Some(2.0), final_logit_softcapping: Some(1.0), tie_word_embeddings: true
     };
-    let gemma3 = LlamaConfig {
-        variant: LlamaVariant::Gemma3,
-        rope_local_base_freq: Some(100.0),
-        attn_logit_softcapping: None,
-        final_logit_softcapping: None,
-        ..gemma2.clone()
+    let gemma3 = models::sized! { gemma2.clone();
+        variant: LlamaVariant::Gemma3, rope_local_base_freq: Some(100.0), attn_logit_softcapping: None,
+        final_logit_softcapping: None
     };
     let glm4 = LlamaConfig { partial_rotary_factor: Some(0.5), attention_bias: true, ..of(LlamaVariant::Glm4) };
     let smollm3 = LlamaConfig { no_rope_layer_interval: Some(2), ..of(LlamaVariant::SmolLm3) };
@@ -79,53 +68,25 @@ fn relatives_of_llama() {
 
 #[test]
 fn families_with_experts() {
-    let mixtral = MixtralConfig {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 16,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        router_balance: BalanceOver::Sequence,
-        router_z_loss_coef: 0.01,
-        ..MixtralConfig::tiny()
+    let mixtral = models::sized! { MixtralConfig::tiny();
+        vocab_size: 101, hidden_size: 32, intermediate_size: 16, num_hidden_layers: 2, num_attention_heads: 4,
+        num_key_value_heads: 2, router_balance: BalanceOver::Sequence, router_z_loss_coef: 0.01
     };
-    let qwen2 = MixtralConfig {
-        variant: MixtralVariant::Qwen2Moe,
-        shared_expert_intermediate_size: Some(48),
-        norm_topk_prob: false,
-        mlp_only_layers: vec![0],
-        ..mixtral.clone()
+    let qwen2 = models::sized! { mixtral.clone();
+        variant: MixtralVariant::Qwen2Moe, shared_expert_intermediate_size: Some(48), norm_topk_prob: false,
+        mlp_only_layers: vec![0]
     };
-    let gpt_oss = MixtralConfig {
-        variant: MixtralVariant::GptOss,
-        attention_bias: true,
-        sliding_window: Some(5),
-        sliding_window_pattern: Some(2),
-        swiglu_limit: Some(0.1),
-        initializer_range: 0.2,
-        ..mixtral.clone()
+    let gpt_oss = models::sized! { mixtral.clone();
+        variant: MixtralVariant::GptOss, attention_bias: true, sliding_window: Some(5),
+        sliding_window_pattern: Some(2), swiglu_limit: Some(0.1), initializer_range: 0.2
     };
-    let qwen3_next = MixtralConfig {
-        moe_intermediate_size: Some(16),
-        shared_expert_intermediate_size: Some(48),
-        initializer_range: 0.2,
-        vocab_size: 101,
-        hidden_size: 32,
-        num_hidden_layers: 2,
-        router_balance: BalanceOver::Sequence,
-        ..MixtralConfig::qwen3_next_tiny()
+    let qwen3_next = models::sized! { MixtralConfig::qwen3_next_tiny();
+        moe_intermediate_size: Some(16), shared_expert_intermediate_size: Some(48), initializer_range: 0.2,
+        vocab_size: 101, hidden_size: 32, num_hidden_layers: 2, router_balance: BalanceOver::Sequence
     };
-    let glm4_moe = MixtralConfig {
-        variant: MixtralVariant::Glm4Moe,
-        shared_expert_intermediate_size: Some(48),
-        first_k_dense_replace: 1,
-        n_group: 2,
-        routed_scaling_factor: 2.5,
-        attention_bias: true,
-        use_qk_norm: true,
-        router_z_loss_coef: 0.0,
-        ..mixtral.clone()
+    let glm4_moe = models::sized! { mixtral.clone();
+        variant: MixtralVariant::Glm4Moe, shared_expert_intermediate_size: Some(48), first_k_dense_replace: 1,
+        n_group: 2, routed_scaling_factor: 2.5, attention_bias: true, use_qk_norm: true, router_z_loss_coef: 0.0
     };
     for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss, qwen3_next, glm4_moe] {
         every_pair(&FamilyConfig::Mixtral(config));
@@ -158,17 +119,9 @@ fn nemotron_h() {
 /// ZeRO 3 and full recomputation with saved attention among them, with two modules of multi-token prediction.
 #[test]
 fn deepseek() {
-    let config = DeepSeekV3Config {
-        vocab_size: 101,
-        hidden_size: 32,
-        intermediate_size: 48,
-        moe_intermediate_size: 16,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_nextn_predict_layers: 2,
-        mtp_loss_scaling_factor: 0.5,
-        initializer_range: 0.1,
-        ..DeepSeekV3Config::tiny()
+    let config = models::sized! { DeepSeekV3Config::tiny();
+        vocab_size: 101, hidden_size: 32, intermediate_size: 48, moe_intermediate_size: 16, num_hidden_layers: 2,
+        num_attention_heads: 4, num_nextn_predict_layers: 2, mtp_loss_scaling_factor: 0.5, initializer_range: 0.1
     };
     every_pair(&FamilyConfig::DeepSeekV3(config));
 }
@@ -176,14 +129,9 @@ fn deepseek() {
 /// FP8 with every other option, where it computes what one device does.
 #[test]
 fn fp8() {
-    let config = LlamaConfig {
-        hidden_size: 64,
-        intermediate_size: 128,
-        num_hidden_layers: 2,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        head_dim: 8,
-        ..llama()
+    let config = models::sized! { llama();
+        hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 8, num_key_value_heads: 4,
+        head_dim: 8
     };
     let family = FamilyConfig::Llama(config);
     let settings = Settings { steps: 1, seq: 64, fp8: Some(Fp8Format::Hybrid), ..SETTINGS };

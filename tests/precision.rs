@@ -5,9 +5,9 @@ use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::engine::{EngineConfig, RankEngine, StepReport};
 use burn_megatron::optim::LossScalerConfig;
-use burn_megatron::verify::{Candidate, Line, Settings, curve, verify};
+use burn_megatron::verify::{Candidate, Settings, curve};
 use models::{CausalLm, Gpt, GptConfig, Llama, ModelConfig, ParamBuilder};
-use tests::{SETTINGS, gpt, llama};
+use tests::{SETTINGS, gpt, llama, verified};
 
 const STEPS: usize = 12;
 
@@ -79,15 +79,9 @@ fn differs_by_rounding<M: CausalLm>(config: &M::Config, dtype: FloatDType) {
     let steps = if dtype == FloatDType::BF16 { 1 } else { 3 };
     let settings = Settings { steps, dtype, ..SETTINGS };
     let layouts = MIXES.map(|layout| layout.parse().unwrap());
-    let lines = verify::<M>(config, &settings, &[Device::flex()].into(), &layouts, |_| {}).unwrap();
-    let table: Vec<String> = lines.iter().map(ToString::to_string).collect();
-    assert!(lines.iter().all(Line::passes), "{dtype:?}\n{}", table.join("\n"));
-    // Something was rounded.
-    assert!(
-        lines.iter().flat_map(|line| &line.outcome).all(|found| found.gradients.relative > 1e-9),
-        "{}",
-        table.join("\n")
-    );
+    for line in verified::<M>(config, &settings, &layouts) {
+        assert!(line.outcome.iter().all(|found| found.gradients.relative > 1e-9), "nothing was rounded: {line}");
+    }
 }
 
 #[test]

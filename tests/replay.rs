@@ -3,22 +3,11 @@
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::replay::{Oracle, layouts, replay};
 use std::path::Path;
+use tests::layouts;
 
-const LAYOUTS: [&str; 14] = [
-    "TP1",
-    "TP2",
-    "TP4",
-    "TP2 SP",
-    "TP4 SP",
-    "DP2",
-    "TP2 DP2",
-    "TP2 SP DP2",
-    "PP2",
-    "PP2 VPP2",
-    "TP2 PP2 DP2 ZeRO1",
-    "TP2 SP PP2 VPP2",
-    "PP2 DP2 ZeRO2",
-    "DP4 ZeRO3",
+const LAYOUTS: [&str; 14] = layouts![
+    "TP1" "TP2" "TP4" "TP2 SP" "TP4 SP" "DP2" "TP2 DP2" "TP2 SP DP2" "PP2" "PP2 VPP2" "TP2 PP2 DP2 ZeRO1"
+    "TP2 SP PP2 VPP2" "PP2 DP2 ZeRO2" "DP4 ZeRO3"
 ];
 
 fn load(name: &str) -> Oracle {
@@ -50,18 +39,9 @@ fn tied() {
 #[test]
 fn experts() {
     let oracle = load("moe");
-    for layout in [
-        "DP1",
-        "DP2 EP2",
-        "DP4 EP4",
-        "DP4 EP2 ZeRO3",
-        "PP2 DP2 EP2",
-        "TP2",
-        "TP2 SP",
-        "TP2 SP DP2 EP2 ZeRO1",
-        "TP2 EP2 ETP1",
-        "TP2 SP DP2 EP4 ETP1 ZeRO2",
-        "TP2 SP PP2 VPP2 EP2 ETP1",
+    for layout in layouts![
+        "DP1" "DP2 EP2" "DP4 EP4" "DP4 EP2 ZeRO3" "PP2 DP2 EP2" "TP2" "TP2 SP" "TP2 SP DP2 EP2 ZeRO1" "TP2 EP2 ETP1"
+        "TP2 SP DP2 EP4 ETP1 ZeRO2" "TP2 SP PP2 VPP2 EP2 ETP1"
     ] {
         let replay = replay(&oracle, &layout.parse().unwrap(), FloatDType::F64, &[Device::flex()].into()).unwrap();
         assert_eq!(replay.steps.len(), 10);

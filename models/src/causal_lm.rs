@@ -11,7 +11,7 @@ use crate::layers::paged::{PagedKvCache, Step};
 use crate::layout::ModelDims;
 use crate::micro_batch::MicroBatch;
 use crate::names::NameMap;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 use crate::part::Part;
 
 /// The sizes of a model and everything that follows from them without a tensor.
@@ -39,7 +39,7 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
     ///
     /// # Errors
     /// Names the key or size, its value and the nearest legal ones.
-    fn check_for(&self, params: &ParamBuilder) -> Result<(), BuildError> {
+    fn check_for(&self, params: &ParamBuilder) -> Result<()> {
         self.check()?;
         let (dims, experts) = (self.dims(), params.experts());
         dims.check_tp(params.place().size)?;
@@ -133,7 +133,7 @@ pub trait CausalLm: Module {
     ///
     /// # Errors
     /// If the model does not fit the number of tensor parallel ranks, or weights cannot be read.
-    fn build(config: &Self::Config, params: ParamBuilder) -> Result<Self, BuildError>;
+    fn build(config: &Self::Config, params: ParamBuilder) -> Result<Self>;
 
     /// The part of the whole model that this is.
     fn part(&self) -> &Part;

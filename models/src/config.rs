@@ -29,89 +29,85 @@ pub enum ConfigError {
     TooMany { sizes: String, count: f64, what: &'static str, most: u64 },
 }
 
+/// A configuration with sizes of its own, as many to a line as it takes.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! sized {
+    ($of:expr; $($size:ident: $value:expr),*) => {{
+        let mut config = $of;
+        $(config.$size = $value;)*
+        config
+    }};
+}
+
 /// The largest number that divides both; the other one, if one is 0.
 pub(crate) fn common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
+/// Refuses a value that is not in a range.
+pub(crate) fn expect(
+    is_legal: bool,
+    (key, value): (&'static str, f64),
+    range: &'static str,
+    nearest: f64,
+) -> Result<(), ConfigError> {
+    if is_legal { Ok(()) } else { Err(ConfigError::OutOfRange { key, value, range, nearest }) }
+}
+
 /// `value` must divide `total`.
 pub(crate) fn divides(key: &'static str, value: usize, of: &'static str, total: usize) -> Result<(), ConfigError> {
-    match value > 0 && total.is_multiple_of(value) {
-        true => Ok(()),
-        false => {
-            let nearest = Nearest::where_legal(value, total, |x| total.is_multiple_of(x));
-            Err(ConfigError::NotADivisor { key, value, of, total, nearest })
-        }
+    if value > 0 && total.is_multiple_of(value) {
+        return Ok(());
     }
+    let nearest = Nearest::where_legal(value, total, |x| total.is_multiple_of(x));
+    Err(ConfigError::NotADivisor { key, value, of, total, nearest })
 }
 
 /// `value` must be even and positive.
 pub(crate) fn even(key: &'static str, value: usize) -> Result<(), ConfigError> {
-    match value > 0 && value.is_multiple_of(2) {
-        true => Ok(()),
-        false => {
-            let nearest = (value + 1) as f64 + if value == 0 { 1.0 } else { 0.0 };
-            Err(ConfigError::OutOfRange { key, value: value as f64, range: "even and positive", nearest })
-        }
-    }
+    let nearest = (value + 1) as f64 + if value == 0 { 1.0 } else { 0.0 };
+    expect(value > 0 && value.is_multiple_of(2), (key, value as f64), "even and positive", nearest)
 }
 
 /// Sizes must be positive.
 pub(crate) fn positive(sizes: &[(&'static str, usize)]) -> Result<(), ConfigError> {
-    match sizes.iter().find(|(_, size)| *size == 0) {
-        None => Ok(()),
-        Some((key, _)) => Err(ConfigError::OutOfRange { key, value: 0.0, range: "positive", nearest: 1.0 }),
-    }
+    sizes.iter().try_for_each(|(key, size)| expect(*size > 0, (key, 0.0), "positive", 1.0))
 }
 
 /// A convolution sees more than one position.
 pub(crate) fn taps(key: &'static str, size: usize) -> Result<(), ConfigError> {
-    match size {
-        0 | 1 => Err(ConfigError::OutOfRange { key, value: size as f64, range: "at least 2", nearest: 2.0 }),
-        _ => Ok(()),
-    }
+    expect(size > 1, (key, size as f64), "at least 2", 2.0)
 }
 
 /// Numbers must be at least 0.
 pub(crate) fn not_negative(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
-    match numbers.iter().find(|(_, value)| !(0.0..f64::INFINITY).contains(value)) {
-        None => Ok(()),
-        Some((key, value)) => Err(ConfigError::OutOfRange { key, value: *value, range: "at least 0", nearest: 0.0 }),
-    }
+    let legal = 0.0..f64::INFINITY;
+    numbers.iter().try_for_each(|number| expect(legal.contains(&number.1), *number, "at least 0", 0.0))
 }
 
 /// A base of rotary frequencies must make waves.
 pub(crate) fn base(key: &'static str, value: f64) -> Result<(), ConfigError> {
-    match (1.0..f64::INFINITY).contains(&value) {
-        true => Ok(()),
-        false => Err(ConfigError::OutOfRange { key, value, range: "at least 1", nearest: 10_000.0 }),
-    }
+    expect((1.0..f64::INFINITY).contains(&value), (key, value), "at least 1", 10_000.0)
 }
 
 /// Numbers that activations are divided by must leave them finite.
 pub(crate) fn divisors(numbers: &[(&'static str, Option<f64>)]) -> Result<(), ConfigError> {
     const LEAST: f64 = 1e-3;
     const MOST: f64 = 1e6;
-    let mut given = numbers.iter().filter_map(|(key, value)| Some((*key, (*value)?)));
-    match given.find(|(_, value)| !(LEAST..=MOST).contains(value)) {
-        None => Ok(()),
-        Some((key, value)) => {
-            let nearest = if value > MOST { MOST } else { LEAST };
-            Err(ConfigError::OutOfRange { key, value, range: "at least 0.001 and at most 1e6", nearest })
-        }
-    }
+    numbers.iter().filter_map(|(key, value)| Some((*key, (*value)?))).try_for_each(|(key, value)| {
+        let nearest = if value > MOST { MOST } else { LEAST };
+        expect((LEAST..=MOST).contains(&value), (key, value), "at least 0.001 and at most 1e6", nearest)
+    })
 }
 
 /// Factors that multiply activations must leave them finite.
 pub(crate) fn factors(numbers: &[(&'static str, f64)]) -> Result<(), ConfigError> {
     const MOST: f64 = 1e6;
-    match numbers.iter().find(|(_, value)| !(0.0..=MOST).contains(value)) {
-        None => Ok(()),
-        Some((key, value)) => {
-            let (value, nearest) = (*value, if *value > MOST { MOST } else { 0.0 });
-            Err(ConfigError::OutOfRange { key, value, range: "at least 0 and at most 1e6", nearest })
-        }
-    }
+    numbers.iter().try_for_each(|&(key, value)| {
+        let nearest = if value > MOST { MOST } else { 0.0 };
+        expect((0.0..=MOST).contains(&value), (key, value), "at least 0 and at most 1e6", nearest)
+    })
 }
 
 /// Base and scaling of the rotary frequencies of so many features must make waves.
@@ -170,13 +166,8 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -
 
 /// A share of dropped elements must leave some.
 pub(crate) fn share(key: &'static str, value: f64) -> Result<(), ConfigError> {
-    match (0.0..1.0).contains(&value) {
-        true => Ok(()),
-        false => {
-            let nearest = if value >= 1.0 { 0.99 } else { 0.0 };
-            Err(ConfigError::OutOfRange { key, value, range: "at least 0 and below 1", nearest })
-        }
-    }
+    let nearest = if value >= 1.0 { 0.99 } else { 0.0 };
+    expect((0.0..1.0).contains(&value), (key, value), "at least 0 and below 1", nearest)
 }
 
 #[cfg(test)]
@@ -188,12 +179,8 @@ mod tests {
     fn frequencies_that_make_no_waves_are_refused_by_name() {
         let said = |theta, scaling| rotary(theta, scaling, 8).unwrap_err().to_string();
         assert_eq!(said(0.5, None).split(';').next(), Some("rope_theta = 0.5 is not at least 1"));
-        let llama3 = Llama3Scaling {
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 64,
-        };
+        let (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings) = (8.0, 1.0, 4.0, 64);
+        let llama3 = Llama3Scaling { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings };
         rotary(1e4, Some(RopeScaling::Llama3(llama3)), 8).unwrap();
         let equal = Llama3Scaling { high_freq_factor: 1.0, ..llama3 };
         assert!(

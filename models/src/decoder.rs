@@ -18,7 +18,7 @@ use crate::layers::{
 use crate::megatron;
 use crate::micro_batch::MicroBatch;
 use crate::names::NameMap;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 use crate::part::Part;
 
 /// A rank's part of a model whose sizes are `C`: [`Llama`](crate::Llama), for example.
@@ -54,7 +54,7 @@ struct Head {
 impl<C: DecoderConfig> CausalLm for Decoder<C> {
     type Config = C;
 
-    fn build(config: &C, mut params: ParamBuilder) -> Result<Self, BuildError> {
+    fn build(config: &C, mut params: ParamBuilder) -> Result<Self> {
         config.check_for(&params)?;
         let params = &mut params;
         let frame @ Frame { vocab, init, .. } = config.frame();

@@ -120,13 +120,11 @@ impl ModelConfig for FamilyConfig {
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        let llama = LlamaConfig::presets().into_iter().map(|(name, config)| (name, Self::Llama(config)));
-        let mixtral = MixtralConfig::presets().into_iter().map(|(name, config)| (name, Self::Mixtral(config)));
-        let gpt = GptConfig::presets().into_iter().map(|(name, config)| (name, Self::Gpt(config)));
-        let deepseek = DeepSeekV3Config::presets().into_iter().map(|(name, config)| (name, Self::DeepSeekV3(config)));
-        let mamba2 = Mamba2Config::presets().into_iter().map(|(name, config)| (name, Self::Mamba2(config)));
-        let nemotron = NemotronHConfig::presets().into_iter().map(|(name, config)| (name, Self::NemotronH(config)));
-        llama.chain(mixtral).chain(gpt).chain(deepseek).chain(mamba2).chain(nemotron).collect()
+        fn of<C: ModelConfig>(family: impl Fn(C) -> FamilyConfig) -> Vec<(&'static str, FamilyConfig)> {
+            C::presets().into_iter().map(|(name, config)| (name, family(config))).collect()
+        }
+        let (llama, mixtral, gpt) = (of(Self::Llama), of(Self::Mixtral), of(Self::Gpt));
+        [llama, mixtral, gpt, of(Self::DeepSeekV3), of(Self::Mamba2), of(Self::NemotronH)].concat()
     }
 
     fn hf_optional_prefix(&self) -> Option<&'static str> {

@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::config::ConfigError;
+use crate::hf::keys;
 
 /// Layers of a model.
 const LAYERS: u64 = 1 << 12;
@@ -26,44 +27,27 @@ const REORDERED: u64 = 1 << 24;
 /// The largest value of a size, by its key in our configurations or in a `config.json`.
 pub fn limit(key: &str) -> u64 {
     match key {
-        "num_hidden_layers"
-        | "n_layer"
-        | "num_nextn_predict_layers"
-        | "first_k_dense_replace"
-        | "decoder_sparse_step"
-        | "full_attention_interval"
-        | "mlp_only_layers" => LAYERS,
-        "num_experts"
-        | "num_local_experts"
-        | "n_routed_experts"
-        | "n_shared_experts"
-        | "num_experts_per_tok"
-        | "n_group"
-        | "topk_group" => EXPERTS,
-        "num_attention_heads"
-        | "n_head"
-        | "num_key_value_heads"
-        | "head_dim"
-        | "qk_head_dim"
-        | "qk_nope_head_dim"
-        | "qk_rope_head_dim"
-        | "v_head_dim"
-        | "linear_num_key_heads"
-        | "linear_num_value_heads"
-        | "linear_key_head_dim"
-        | "linear_value_head_dim"
-        | "linear_conv_kernel_dim"
-        | "num_heads"
-        | "state_size"
-        | "mamba_num_heads"
-        | "mamba_head_dim"
-        | "ssm_state_size"
-        | "n_groups"
-        | "conv_kernel" => HEADS,
+        key if OF_LAYERS.contains(&key) => LAYERS,
+        key if OF_EXPERTS.contains(&key) => EXPERTS,
+        key if OF_HEADS.contains(&key) => HEADS,
         "make_vocab_size_divisible_by" => MULTIPLE,
         _ => LARGEST,
     }
 }
+
+const OF_LAYERS: [&str; 7] = keys![
+    "num_hidden_layers" "n_layer" "num_nextn_predict_layers" "first_k_dense_replace" "decoder_sparse_step"
+    "full_attention_interval" "mlp_only_layers"
+];
+const OF_EXPERTS: [&str; 7] = keys![
+    "num_experts" "num_local_experts" "n_routed_experts" "n_shared_experts" "num_experts_per_tok" "n_group" "topk_group"
+];
+const OF_HEADS: [&str; 20] = keys![
+    "num_attention_heads" "n_head" "num_key_value_heads" "head_dim" "qk_head_dim" "qk_nope_head_dim" "qk_rope_head_dim"
+    "v_head_dim" "linear_num_key_heads" "linear_num_value_heads" "linear_key_head_dim" "linear_value_head_dim"
+    "linear_conv_kernel_dim" "num_heads" "state_size" "mamba_num_heads" "mamba_head_dim" "ssm_state_size" "n_groups"
+    "conv_kernel"
+];
 
 /// Whether each whole number of a configuration is within its limit.
 ///
@@ -76,9 +60,8 @@ pub(crate) fn sizes(config: &impl Serialize) -> Result<(), ConfigError> {
 
 fn within(key: &str, value: &Value) -> Result<(), ConfigError> {
     let most = limit(key);
-    let compare = |value: u64| match value <= most {
-        true => Ok(()),
-        false => Err(ConfigError::TooLarge { key: key.into(), value, most }),
+    let compare = |value: u64| {
+        if value <= most { Ok(()) } else { Err(ConfigError::TooLarge { key: key.into(), value, most }) }
     };
     match value {
         Value::Array(list) => {
@@ -110,13 +93,11 @@ pub(crate) fn reordered(sizes: Named) -> Result<(), ConfigError> {
 
 fn count(what: &'static str, sizes: Named, most: u64) -> Result<(), ConfigError> {
     let total = sizes.iter().map(|(_, size)| *size as f64).product::<f64>();
-    match total <= most as f64 {
-        true => Ok(()),
-        false => {
-            let sizes = sizes.iter().map(|(key, size)| format!("{key} = {size}")).collect::<Vec<_>>().join(", ");
-            Err(ConfigError::TooMany { sizes, count: total, what, most })
-        }
+    if total <= most as f64 {
+        return Ok(());
     }
+    let sizes = sizes.iter().map(|(key, size)| format!("{key} = {size}")).collect::<Vec<_>>().join(", ");
+    Err(ConfigError::TooMany { sizes, count: total, what, most })
 }
 
 #[cfg(test)]

@@ -15,6 +15,9 @@ pub(crate) use latent::latent;
 pub use layouts::pattern::fits;
 pub(crate) use mamba2::mamba2;
 
+/// Whole tensors by their names.
+pub type HostTensors = BTreeMap<String, HostTensor>;
+
 /// Where a global tensor is found in another system: in some matrix rows of a tensor, perhaps transposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
@@ -134,7 +137,7 @@ impl NameMap {
     ///
     /// # Errors
     /// If one is missing, has a wrong shape, or is unknown.
-    pub fn import(&self, theirs: &BTreeMap<String, HostTensor>) -> Result<BTreeMap<String, HostTensor>, NameError> {
+    pub fn import(&self, theirs: &HostTensors) -> Result<HostTensors, NameError> {
         if let Some(name) = theirs.keys().find(|name| self.entries.iter().all(|(_, foreign)| foreign.name != **name)) {
             return Err(NameError::Unknown { name: name.clone() });
         }
@@ -150,11 +153,11 @@ impl NameMap {
     ///
     /// # Errors
     /// If one is missing, has a wrong shape, or is unknown.
-    pub fn export(&self, ours: &BTreeMap<String, HostTensor>) -> Result<BTreeMap<String, HostTensor>, NameError> {
+    pub fn export(&self, ours: &HostTensors) -> Result<HostTensors, NameError> {
         if let Some(name) = ours.keys().find(|name| self.get(name).is_none()) {
             return Err(NameError::Unknown { name: name.clone() });
         }
-        let mut theirs: BTreeMap<String, HostTensor> = BTreeMap::new();
+        let mut theirs: HostTensors = BTreeMap::new();
         for (name, foreign) in self.iter() {
             let tensor = ours.get(name).ok_or_else(|| NameError::Missing { name: name.to_string() })?;
             check_shape(name, tensor, &foreign.our_shape())?;
@@ -234,10 +237,7 @@ impl Foreign {
         let columns = ranges[1..].last().cloned().unwrap_or(0..1);
         let matrix = self.matrix();
         let before = self.stack.map_or(0, |part| part.index * matrix.iter().product::<usize>());
-        let (row_step, column_step) = match self.transposed {
-            true => (1, matrix[1]),
-            false => (matrix[1..].iter().product(), 1),
-        };
+        let (row_step, column_step) = if self.transposed { (1, matrix[1]) } else { (matrix[1..].iter().product(), 1) };
         let row = |row: usize| Run {
             start: before + self.their_row(row) * row_step + columns.start * column_step,
             step: column_step,

@@ -13,7 +13,7 @@ mod place;
 mod values;
 
 pub use backend_dist::shard::WeightSource;
-pub use error::BuildError;
+pub use error::{BuildError, Result};
 pub use place::{ExpertParallel, TensorParallel};
 
 use std::cell::Cell;

@@ -43,31 +43,15 @@ const MOST_BYTES: usize = 1 << 30;
 const MOST_TIME: Duration = Duration::from_secs(20);
 
 macro_rules! hf {
-    ($($folder:literal),*) => {
+    ($($folder:literal)*) => {
         [$(include_str!(concat!("../../tests/golden/hf/", $folder, "/config.json"))),*]
     };
 }
 
-const FILES: [&str; 18] = hf!(
-    "llama2",
-    "llama3",
-    "mistral",
-    "qwen3",
-    "mixtral",
-    "qwen3_moe",
-    "gpt2",
-    "deepseek_v3",
-    "qwen2",
-    "smollm3",
-    "olmo2",
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "glm4",
-    "gpt_oss",
-    "mamba2",
-    "nemotron_h"
-);
+const FILES: [&str; 18] = hf![
+    "llama2" "llama3" "mistral" "qwen3" "mixtral" "qwen3_moe" "gpt2" "deepseek_v3" "qwen2" "smollm3" "olmo2" "gemma2"
+    "gemma3" "phi3" "glm4" "gpt_oss" "mamba2" "nemotron_h"
+];
 
 fn values() -> Vec<Value> {
     let numbers = [0, 1, 2, 3, 1 << 12, 1 << 16, 1 << 20, 1 << 31, 1 << 32, (1 << 63) - 1, u64::MAX];

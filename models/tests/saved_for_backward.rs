@@ -107,19 +107,10 @@ const LATENT: [usize; 5] = [24, 16, 4, 8, 6];
 /// A DeepSeek-V3's first block, which has no experts.
 fn latent(params: ParamBuilder, sizes: Sizes) -> Layer {
     let [queries, keys, rotated, unrotated, value] = LATENT;
-    let config = DeepSeekV3Config {
-        hidden_size: sizes.hidden,
-        intermediate_size: sizes.ffn,
-        num_hidden_layers: 1,
-        first_k_dense_replace: 1,
-        num_attention_heads: sizes.heads,
-        q_lora_rank: Some(queries),
-        kv_lora_rank: keys,
-        qk_rope_head_dim: rotated,
-        qk_nope_head_dim: unrotated,
-        v_head_dim: value,
-        num_nextn_predict_layers: 0,
-        ..DeepSeekV3Config::tiny()
+    let config = models::sized! { DeepSeekV3Config::tiny();
+        hidden_size: sizes.hidden, intermediate_size: sizes.ffn, num_hidden_layers: 1, first_k_dense_replace: 1,
+        num_attention_heads: sizes.heads, q_lora_rank: Some(queries), kv_lora_rank: keys, qk_rope_head_dim: rotated,
+        qk_nope_head_dim: unrotated, v_head_dim: value, num_nextn_predict_layers: 0
     };
     let part = Part { layers: 0..1, embedding: false, head: false };
     let model = DeepSeekV3::build(&config, params.with_part(part)).unwrap();

@@ -66,8 +66,5 @@ fn parse(text: &[u8], bytes: u64) -> Result<Metadata, SafeTensorError> {
     use SafeTensorError::{InvalidHeader, InvalidHeaderDeserialization, MetadataIncompleteBuffer};
     let text = std::str::from_utf8(text).map_err(InvalidHeader)?;
     let tensors: Metadata = serde_json::from_str(text).map_err(InvalidHeaderDeserialization)?;
-    match tensors.data_len() as u64 == bytes {
-        true => Ok(tensors),
-        false => Err(MetadataIncompleteBuffer),
-    }
+    if tensors.data_len() as u64 == bytes { Ok(tensors) } else { Err(MetadataIncompleteBuffer) }
 }

@@ -4,7 +4,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, common_divisor, even, factors, not_negative, positive, rotary};
+use crate::config::{ConfigError, common_divisor, even, expect, factors, not_negative, positive, rotary};
 use crate::frame::DecoderConfig;
 use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeScaling, YarnScaling};
 use crate::layout::{ExpertDims, ModelDims};
@@ -150,10 +150,8 @@ impl ModelConfig for DeepSeekV3Config {
             ("max_position_embeddings", self.max_position_embeddings),
         ])?;
         even("qk_rope_head_dim", self.qk_rope_head_dim)?;
-        if self.topk_group > self.n_group {
-            let (value, nearest) = (self.topk_group as f64, self.n_group as f64);
-            return Err(ConfigError::OutOfRange { key: "topk_group", value, range: "at most n_group", nearest });
-        }
+        let (groups, top_k) = (self.n_group, self.topk_group);
+        expect(top_k <= groups, ("topk_group", top_k as f64), "at most n_group", groups as f64)?;
         rotary(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn), self.qk_rope_head_dim)?;
         not_negative(&[
             ("mtp_loss_scaling_factor", self.mtp_loss_scaling_factor),

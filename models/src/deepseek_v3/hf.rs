@@ -3,39 +3,16 @@
 use serde_json::{Value, json};
 
 use super::config::DeepSeekV3Config;
-use crate::hf::decoder;
-use crate::hf::{ConfigReader, HfError, rope};
+use crate::hf::{ConfigReader, HfError, class_of, keys, rope, written};
 use crate::layers::{BalanceOver, RopeScaling, YarnScaling};
 
 /// Keys that repeat what the architecture is, or say how DeepSeek serves it.
 const HARMLESS: [&str; 4] = ["auto_map", "ep_size", "num_key_value_heads", "output_router_logits"];
 
-/// Keys of `config.json` that are called as ours.
-const KEYS: [&str; 24] = [
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "moe_intermediate_size",
-    "num_hidden_layers",
-    "first_k_dense_replace",
-    "num_attention_heads",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "n_routed_experts",
-    "n_shared_experts",
-    "num_experts_per_tok",
-    "n_group",
-    "topk_group",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "num_nextn_predict_layers",
-    "max_position_embeddings",
-    "rope_interleave",
-    "rms_norm_eps",
-    "initializer_range",
+/// What files do not have, or under other names.
+const OURS: [&str; 9] = keys![
+    "moe_router_bias_update_rate" "router_aux_loss_coef" "router_balance" "moe_capacity" "moe_dispatcher"
+    "mtp_loss_scaling_factor" "rope_theta" "rope_scaling" "make_vocab_size_divisible_by"
 ];
 
 impl DeepSeekV3Config {
@@ -68,10 +45,7 @@ impl DeepSeekV3Config {
             num_hidden_layers: config.size("num_hidden_layers")?,
             first_k_dense_replace: config.count_or("first_k_dense_replace", 3)?,
             num_attention_heads: config.size("num_attention_heads")?,
-            q_lora_rank: match config.has("q_lora_rank") {
-                true => config.optional_size("q_lora_rank")?,
-                false => Some(1536),
-            },
+            q_lora_rank: if config.has("q_lora_rank") { config.optional_size("q_lora_rank")? } else { Some(1536) },
             kv_lora_rank: config.size_or("kv_lora_rank", 512)?,
             qk_nope_head_dim: config.size_or("qk_nope_head_dim", 128)?,
             qk_rope_head_dim: config.size_or("qk_rope_head_dim", 64)?,
@@ -108,15 +82,20 @@ impl DeepSeekV3Config {
     /// They have no word for one over all micro-batches of a step, which is written as one over a micro-batch.
     pub fn to_hf(&self) -> Value {
         let rope = rope::written(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn));
-        let mut config = decoder::written("deepseek_v3", self, &KEYS, rope);
-        config["aux_loss_alpha"] = json!(self.router_aux_loss_coef);
-        config["seq_aux"] = json!(self.router_balance == BalanceOver::Sequence);
-        config["num_key_value_heads"] = json!(self.num_attention_heads);
-        config["qk_head_dim"] = json!(self.qk_nope_head_dim + self.qk_rope_head_dim);
-        config["attention_bias"] = json!(false);
-        config["attention_dropout"] = json!(0.0);
-        config["tie_word_embeddings"] = json!(false);
-        config
+        let further = json!({
+            "architectures": [class_of("deepseek_v3")],
+            "model_type": "deepseek_v3",
+            "hidden_act": "silu",
+            "rope_parameters": rope,
+            "aux_loss_alpha": self.router_aux_loss_coef,
+            "seq_aux": self.router_balance == BalanceOver::Sequence,
+            "num_key_value_heads": self.num_attention_heads,
+            "qk_head_dim": self.qk_nope_head_dim + self.qk_rope_head_dim,
+            "attention_bias": false,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": false,
+        });
+        written(self, &OURS, further)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::config::DeepSeekV3Config;
 use crate::layers::{BalanceOver, Dispatcher, YarnScaling};
+use crate::sized;
 
 /// [`DeepSeekV3Config::tiny`].
 impl Default for DeepSeekV3Config {
@@ -57,58 +58,28 @@ impl DeepSeekV3Config {
     /// DeepSeek-V3 and R1: 671 billion parameters, 37 of which a token uses, and 11.6 billion of multi-token
     /// prediction.
     pub fn deepseek_v3() -> Self {
-        Self {
-            vocab_size: 129_280,
-            hidden_size: 7168,
-            intermediate_size: 18_432,
-            moe_intermediate_size: 2048,
-            num_hidden_layers: 61,
-            first_k_dense_replace: 3,
-            num_attention_heads: 128,
-            q_lora_rank: Some(1536),
-            kv_lora_rank: 512,
-            qk_nope_head_dim: 128,
-            qk_rope_head_dim: 64,
-            v_head_dim: 128,
-            n_routed_experts: 256,
-            num_experts_per_tok: 8,
-            n_group: 8,
-            topk_group: 4,
-            max_position_embeddings: 163_840,
+        sized! { Self::tiny();
+            vocab_size: 129_280, hidden_size: 7168, intermediate_size: 18_432, moe_intermediate_size: 2048,
+            num_hidden_layers: 61, first_k_dense_replace: 3, num_attention_heads: 128, q_lora_rank: Some(1536),
+            kv_lora_rank: 512, qk_nope_head_dim: 128, qk_rope_head_dim: 64, v_head_dim: 128, n_routed_experts: 256,
+            num_experts_per_tok: 8, n_group: 8, topk_group: 4, max_position_embeddings: 163_840,
             rope_scaling: Some(YarnScaling {
                 mscale: Some(1.0),
                 mscale_all_dim: Some(1.0),
                 ..YarnScaling::new(40.0, 4096)
             }),
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
+            make_vocab_size_divisible_by: 128
         }
     }
 
     /// Moonlight: 16 billion parameters, 3 of which a token uses. Fits eight GPUs in training.
     pub fn moonlight_16b() -> Self {
-        Self {
-            vocab_size: 163_840,
-            hidden_size: 2048,
-            intermediate_size: 11_264,
-            moe_intermediate_size: 1408,
-            num_hidden_layers: 27,
-            first_k_dense_replace: 1,
-            num_attention_heads: 16,
-            q_lora_rank: None,
-            n_routed_experts: 64,
-            n_shared_experts: 2,
-            num_experts_per_tok: 6,
-            n_group: 1,
-            topk_group: 1,
-            routed_scaling_factor: 2.446,
-            router_aux_loss_coef: 0.001,
-            num_nextn_predict_layers: 0,
-            max_position_embeddings: 8192,
-            rope_theta: 50_000.0,
-            rope_scaling: None,
-            rms_norm_eps: 1e-5,
-            ..Self::deepseek_v3()
+        sized! { Self::deepseek_v3();
+            vocab_size: 163_840, hidden_size: 2048, intermediate_size: 11_264, moe_intermediate_size: 1408,
+            num_hidden_layers: 27, first_k_dense_replace: 1, num_attention_heads: 16, q_lora_rank: None,
+            n_routed_experts: 64, n_shared_experts: 2, num_experts_per_tok: 6, n_group: 1, topk_group: 1,
+            routed_scaling_factor: 2.446, router_aux_loss_coef: 0.001, num_nextn_predict_layers: 0,
+            max_position_embeddings: 8192, rope_theta: 50_000.0, rope_scaling: None, rms_norm_eps: 1e-5
         }
     }
 }

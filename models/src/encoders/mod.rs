@@ -11,3 +11,8 @@ pub use loss::cross_entropy;
 pub use rms_norm::RmsNorm;
 pub(crate) use single::attention_weights;
 pub use t5::{T5, T5Config};
+
+use burn::tensor::{Bool, Tensor};
+
+/// Which tokens pad their sequence, `[batch, length]`; without it, none.
+pub type Padding = Option<Tensor<2, Bool>>;

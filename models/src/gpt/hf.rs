@@ -3,19 +3,14 @@
 use serde_json::{Value, json};
 
 use super::config::GptConfig;
-use crate::hf::{ConfigReader, HfError};
+use crate::hf::{ConfigReader, HfError, keys};
 use crate::limits::limit;
 use crate::names::{Foreign, NameMap};
 
 /// Keys of a head that classifies, which a language model does not have, and of OpenAI's GPT before it.
-const HARMLESS: [&str; 7] = [
-    "n_special",
-    "predict_special_tokens",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
+const HARMLESS: [&str; 7] = keys![
+    "n_special" "predict_special_tokens" "summary_activation" "summary_first_dropout" "summary_proj_to_labels"
+    "summary_type" "summary_use_proj"
 ];
 
 fn norm(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize) {

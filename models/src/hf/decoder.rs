@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::class_of;
+use super::{class_of, keys};
 use crate::frame::Frame;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
 use crate::names::{NameMap, StackPart, latent, mamba2, mtp_module, without_inputs};
@@ -271,17 +271,7 @@ pub(crate) fn written(kind: &str, config: &impl Serialize, keys: &[&str], rope: 
 }
 
 /// Keys of every decoder with grouped queries.
-pub(crate) const GROUPED_QUERIES: [&str; 12] = [
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "tie_word_embeddings",
-    "initializer_range",
-    "attention_dropout",
+pub(crate) const GROUPED_QUERIES: [&str; 12] = keys![
+    "vocab_size" "hidden_size" "intermediate_size" "num_hidden_layers" "num_attention_heads" "num_key_value_heads"
+    "head_dim" "max_position_embeddings" "rms_norm_eps" "tie_word_embeddings" "initializer_range" "attention_dropout"
 ];

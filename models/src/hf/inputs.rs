@@ -124,10 +124,7 @@ impl ModuleInputs {
 
     /// Refuses `name` if it has another number than `legal`. It may be missing.
     pub fn expect_all<const D: usize>(&self, name: &str, legal: usize) -> Result<(), InputError> {
-        match self.has(name) {
-            true => self.ints::<D>(name, legal..legal + 1, None).map(drop),
-            false => Ok(()),
-        }
+        if self.has(name) { self.ints::<D>(name, legal..legal + 1, None).map(drop) } else { Ok(()) }
     }
 
     fn ints<const D: usize>(

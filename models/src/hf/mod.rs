@@ -17,9 +17,17 @@ pub use module::{ForeignParam, HfModule, ModuleNames, ModuleOutput, module_class
 pub use python_json::parse_config;
 pub(crate) use reader::ConfigReader;
 
+use serde::Serialize;
+use serde_json::{Value, json};
 use thiserror::Error;
 
 use crate::config::ConfigError;
+
+/// A list of keys, as many to a line as it takes.
+macro_rules! keys {
+    ($($key:literal)*) => { [$($key),*] };
+}
+pub(crate) use keys;
 
 /// Why a `config.json` cannot be used.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -105,48 +113,15 @@ const ARCHITECTURES: [(&str, &str); 20] = [
 ];
 
 /// Keys that say how to use, store or describe a model, not what it computes.
-pub(crate) const HARMLESS: [&str; 40] = [
-    "_attn_implementation",
-    "_attn_implementation_autoset",
-    "_name_or_path",
-    "bos_token_id",
-    "do_sample",
-    "dtype",
-    "early_stopping",
-    "eos_token_id",
-    "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "gradient_checkpointing",
-    "id2label",
-    "label2id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "num_labels",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
-    "pad_token_id",
-    "prefix",
+pub(crate) const HARMLESS: [&str; 40] = keys![
+    "_attn_implementation" "_attn_implementation_autoset" "_name_or_path" "bos_token_id" "do_sample" "dtype"
+    "early_stopping" "eos_token_id" "finetuning_task" "forced_bos_token_id" "forced_eos_token_id"
+    "gradient_checkpointing" "id2label" "label2id" "length_penalty" "max_length" "min_length" "no_repeat_ngram_size"
+    "num_beams" "num_labels" "num_return_sequences" "output_attentions" "output_hidden_states" "pad_token_id" "prefix"
     // How Megatron-LM divided the model while it was trained.
-    "pretraining_tp",
-    "problem_type",
-    "repetition_penalty",
-    "return_dict",
-    "sep_token_id",
-    "task_specific_params",
-    "temperature",
-    "top_k",
-    "top_p",
-    "torch_dtype",
-    "torchscript",
-    "transformers.js_config",
-    "transformers_version",
-    "typical_p",
-    "use_cache",
+    "pretraining_tp" "problem_type" "repetition_penalty" "return_dict" "sep_token_id" "task_specific_params"
+    "temperature" "top_k" "top_p" "torch_dtype" "torchscript" "transformers.js_config" "transformers_version"
+    "typical_p" "use_cache"
 ];
 
 fn supported() -> String {
@@ -156,4 +131,13 @@ fn supported() -> String {
 /// Hugging Face's class of a `model_type`.
 pub(crate) fn class_of(kind: &str) -> Option<&'static str> {
     ARCHITECTURES.iter().find(|(known, _)| *known == kind).map(|(_, class)| *class)
+}
+
+/// A `config.json`: our configuration, whose keys are called so there too but for those of `ours`, and `further` keys.
+pub(crate) fn written(config: &impl Serialize, ours: &[&str], further: Value) -> Value {
+    let mut file = json!(config);
+    let (Some(keys), Value::Object(further)) = (file.as_object_mut(), further) else { unreachable!("two objects") };
+    keys.retain(|key, _| !ours.contains(&key.as_str()));
+    keys.extend(further);
+    file
 }

@@ -48,7 +48,9 @@ pub trait HfModule: Module + ModuleDisplay {
     }
 
     /// The sizes without dropout, as a model computes when it does not train.
-    fn without_dropout(config: Self::Config) -> Self::Config;
+    fn without_dropout(config: Self::Config) -> Self::Config {
+        config
+    }
 
     /// The module with random weights.
     fn init(config: &Self::Config, device: &Device) -> Self;

@@ -1,6 +1,6 @@
 //! Rotary parameters in a `config.json`: `rope_parameters` of transformers 5, `rope_theta` and `rope_scaling` of 4.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{ConfigReader, HfError};
 use crate::layers::{LinearScaling, Llama3Scaling, LongRopeScaling, PairFactors, RopeScaling, YarnScaling};
@@ -99,32 +99,17 @@ fn parameters(config: &ConfigReader, rope: &ConfigReader, further: Option<&str>)
 
 /// `rope_parameters`.
 pub(crate) fn written(theta: f64, scaling: Option<RopeScaling>) -> Value {
-    let mut rope = Map::new();
-    rope.insert("rope_theta".into(), json!(theta));
-    match scaling {
-        None => drop(rope.insert("rope_type".into(), json!("default"))),
-        Some(RopeScaling::Linear(scaling)) => {
-            rope.insert("rope_type".into(), json!("linear"));
-            rope.insert("factor".into(), json!(scaling.factor));
-        }
-        Some(RopeScaling::Llama3(scaling)) => {
-            rope.insert("rope_type".into(), json!("llama3"));
-            rope.insert("factor".into(), json!(scaling.factor));
-            rope.insert("low_freq_factor".into(), json!(scaling.low_freq_factor));
-            rope.insert("high_freq_factor".into(), json!(scaling.high_freq_factor));
-            let original = json!(scaling.original_max_position_embeddings);
-            rope.insert("original_max_position_embeddings".into(), original);
-        }
-        Some(RopeScaling::Yarn(scaling)) => {
-            rope.insert("rope_type".into(), json!("yarn"));
-            scaling.write_hf(&mut rope);
-        }
-        Some(scaling @ RopeScaling::LongRope(_)) => {
-            let Value::Object(keys) = json!(scaling) else { unreachable!("an object was written") };
-            rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
-        }
+    // Those of the others have their type.
+    let kind = match scaling {
+        Some(RopeScaling::Llama3(_)) => "llama3",
+        Some(RopeScaling::Yarn(_)) => "yarn",
+        _ => "default",
+    };
+    let mut rope = json!({"rope_theta": theta, "rope_type": kind});
+    if let (Some(rope), Value::Object(keys)) = (rope.as_object_mut(), json!(scaling)) {
+        rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
     }
-    Value::Object(rope)
+    rope
 }
 
 impl YarnScaling {
@@ -141,22 +126,6 @@ impl YarnScaling {
             truncate: rope.flag_or("truncate", plain.truncate)?,
             ..plain
         })
-    }
-
-    /// Adds the keys to a `config.json`'s rotary parameters.
-    fn write_hf(&self, rope: &mut Map<String, Value>) {
-        let keys = json!({
-            "factor": self.factor,
-            "original_max_position_embeddings": self.original_max_position_embeddings,
-            "beta_fast": self.beta_fast,
-            "beta_slow": self.beta_slow,
-            "mscale": self.mscale,
-            "mscale_all_dim": self.mscale_all_dim,
-            "attention_factor": self.attention_factor,
-            "truncate": self.truncate,
-        });
-        let Value::Object(keys) = keys else { unreachable!("an object was written") };
-        rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
     }
 }
 

@@ -16,7 +16,7 @@ use super::rope::{Angles, rotate};
 use super::row_linear::{RowParallelLinear, Summand};
 use super::weight_dropout::WeightDropout;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 use crate::recompute;
 
 /// Sizes of an attention layer.
@@ -105,7 +105,7 @@ pub struct SelfAttention {
 
 impl SelfAttention {
     /// An attention layer under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &AttentionConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &AttentionConfig) -> Result<Self> {
         let ranks = params.place().size;
         let kv_parts = ranks.min(config.kv_heads);
         let [q, k, v, gate] = ["q", "k", "v", "gate"].map(|part| format!("{name}.{part}_proj"));
@@ -160,28 +160,22 @@ impl SelfAttention {
         let qkv = self.heads(qkv, angles);
         let (dropout, deterministic) = (self.dropout.with(batch.dropout.as_ref()), batch.pass.deterministic);
         let options = AttentionOptions { dropout, deterministic, ..self.options };
+        let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         if let Some(sinks) = &self.sinks {
-            let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
             let sinks = sinks.val();
             let of = attention_packed_with_sinks(qkv, self.heads, sinks, options, context, documents, &batch.pass);
             return self.out.forward(side_by_side(of), Prologue::None, false, batch);
         }
-        if let Some(gate) = gate {
-            let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
-            let of = attention_in_context(qkv, self.heads, options, context, documents, &batch.pass);
-            return self.out.forward(gated(side_by_side(of), Some(gate)), Prologue::None, false, batch);
-        }
-        if batch.context.is_none() && batch.documents.is_none() {
+        if gate.is_none() && context.is_none() && documents.is_none() {
             return self.out.forward(qkv, Prologue::Attention(self.heads, options), self.recompute_core, batch);
         }
-        if self.recompute_core {
+        if gate.is_none() && self.recompute_core {
             let (context, documents) = (batch.context.clone(), batch.documents.clone());
             let attention = Prologue::AttentionInContext(self.heads, options, context, documents);
             return self.out.forward(qkv, attention, true, batch);
         }
-        let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         let of = attention_in_context(qkv, self.heads, options, context, documents, &batch.pass);
-        self.out.forward(side_by_side(of), Prologue::None, false, batch)
+        self.out.forward(gated(side_by_side(of), gate), Prologue::None, false, batch)
     }
 
     /// The same for tokens of several sequences, one after the other, whose earlier positions are in the cache as

@@ -16,7 +16,7 @@ use super::paged::{Decode, PagedKvCache, Step};
 use super::rope::Angles;
 use super::row_linear::Summand;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// Where a block's norms are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub struct TransformerBlock {
 
 impl TransformerBlock {
     /// A block under the global name `name`, for example `layers.0`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &BlockConfig) -> Result<Self> {
         let hidden = config.hidden();
         let mixer = config.mixer.as_ref().map_or(String::new(), |mixer| format!("{name}.{}", mixer.name()));
         let mlp = format!("{name}.mlp");

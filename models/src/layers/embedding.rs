@@ -11,7 +11,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use super::linear::pad_sequence;
 use super::tensor_parallel::leave_tensor_parallel;
 use crate::micro_batch::{MicroBatch, positions_in_documents, sub_ranges};
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// A rank's shard of the vocabulary. The table is padded with matrix rows that stand for no token until every tensor
 /// parallel rank has the same number, as in Megatron-LM (`megatron/training/vocab_utils.py`).
@@ -69,7 +69,7 @@ pub struct VocabParallelEmbedding {
 
 impl VocabParallelEmbedding {
     /// A table under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = params.sections(vec![(shard.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
         Ok(Self { weight, shard, parallel: params.parallel().clone() })
@@ -77,7 +77,7 @@ impl VocabParallelEmbedding {
 
     /// The table `name` once more, on another pipeline stage than its own. It starts equal and, as the gradients of
     /// both are summed, stays equal.
-    pub fn copy(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+    pub fn copy(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let section = shard.section(&format!("{name}.weight"), vocab.hidden, at).held_elsewhere();
         Ok(Self { weight: params.sections(vec![(section, init)])?, shard, parallel: params.parallel().clone() })
@@ -118,13 +118,7 @@ pub struct LearnedPositions {
 
 impl LearnedPositions {
     /// A table for positions `0..positions` under the global name `name`.
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        positions: usize,
-        hidden: usize,
-        init: Init,
-    ) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, positions: usize, hidden: usize, init: Init) -> Result<Self> {
         let weight = params.on_sequence(&format!("{name}.weight"), [positions, hidden], init)?;
         Ok(Self { weight, parallel: params.parallel().clone() })
     }

@@ -9,7 +9,7 @@ use super::moe::{Ffn, MoeLayer};
 use super::norm::Norm;
 use super::row_linear::Summand;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// The layer of an [`Ffn`].
 #[derive(Module, Debug)]
@@ -23,7 +23,7 @@ pub enum FeedForward {
 
 impl FeedForward {
     /// A feed-forward part under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &Ffn) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &Ffn) -> Result<Self> {
         Ok(match config {
             Ffn::Dense(config) => Self::Dense(Mlp::new(params, name, config)?),
             Ffn::Moe(config) => Self::Moe(MoeLayer::new(params, name, config)?),

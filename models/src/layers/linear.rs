@@ -17,7 +17,7 @@ use super::norm::Norm;
 use crate::lora::{ColumnAdapters, apply};
 use crate::micro_batch::MicroBatch;
 use crate::observer::ObservedInput;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 use crate::recompute;
 
 /// What all linear layers of a model share.
@@ -59,12 +59,7 @@ pub struct ColumnParallelLinear {
 
 impl ColumnParallelLinear {
     /// A layer of `inputs` features with the given outputs.
-    pub fn new(
-        params: &mut ParamBuilder,
-        inputs: usize,
-        outputs: &[Output],
-        config: LinearConfig,
-    ) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, inputs: usize, outputs: &[Output], config: LinearConfig) -> Result<Self> {
         let at = params.place();
         let weights = outputs.iter().map(|output| {
             let name = format!("{}.weight", output.name);

@@ -15,7 +15,7 @@ use super::recurrent::Recurrence;
 use super::rope::Angles;
 use super::row_linear::Summand;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// Which token mixer a block has.
 #[allow(
@@ -84,7 +84,7 @@ pub(super) enum TokenMixer {
 const ROTATED: &str = "latent attention rotates queries and keys";
 
 impl TokenMixer {
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &Mixer) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &Mixer) -> Result<Self> {
         Ok(match config {
             Mixer::Attention(config) => Self::Attention(SelfAttention::new(params, name, config)?),
             Mixer::Latent(config) => Self::Latent(LatentAttention::new(params, name, config)?),

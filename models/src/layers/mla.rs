@@ -20,7 +20,7 @@ use super::rope::{Angles, rotate};
 use super::row_linear::RowParallelLinear;
 use super::tensor_parallel::enter_tensor_parallel;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 use crate::recompute;
 
 /// Sizes of a latent attention layer. None of its projections has a bias.
@@ -88,7 +88,7 @@ struct Sizes {
 
 impl LatentAttention {
     /// A layer under the global name `name`. The tensors have Hugging Face's names.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &MlaConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MlaConfig) -> Result<Self> {
         let MlaConfig { hidden, heads, kv_lora_rank, input, norm_eps, .. } = *config;
         let (rotated, unrotated, value) = (config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim);
         let parts = params.place().size;

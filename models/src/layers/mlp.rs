@@ -9,7 +9,7 @@ use super::linear::{ColumnParallelLinear, LinearConfig, Output};
 use super::norm::Norm;
 use super::row_linear::{RowParallelLinear, Summand};
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 use crate::recompute;
 
 /// The function between the two linear layers.
@@ -67,14 +67,11 @@ pub struct Mlp {
 
 impl Mlp {
     /// An MLP under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &MlpConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MlpConfig) -> Result<Self> {
         let parts = params.place().size;
         let (gate, up) = (format!("{name}.gate_proj"), format!("{name}.up_proj"));
         let output = |name| Output { name, features: config.intermediate, parts };
-        let outputs = match config.activation.is_gated() {
-            true => vec![output(&gate), output(&up)],
-            false => vec![output(&up)],
-        };
+        let outputs = if config.activation.is_gated() { vec![output(&gate), output(&up)] } else { vec![output(&up)] };
         let down = format!("{name}.down_proj");
         Ok(Self {
             up: ColumnParallelLinear::new(params, config.hidden, &outputs, config.input)?,
@@ -111,10 +108,7 @@ impl Mlp {
 
     /// The same without the norm.
     pub(super) fn of_normed(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        match self.is_fused() {
-            true => self.fused(x, batch),
-            false => self.down(self.up.after(x, Prologue::None, batch), batch),
-        }
+        if self.is_fused() { self.fused(x, batch) } else { self.down(self.up.after(x, Prologue::None, batch), batch) }
     }
 
     /// Whether the activation is one operation with the sum of the first layer's outputs and its adapters'.

@@ -14,7 +14,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use super::norm::{Norm, NormKind};
 use super::replicated::ReplicatedLinear;
 use crate::micro_batch::{MicroBatch, positions_in_documents};
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// From the hidden states of the module before and the embeddings of the tokens that it predicted, both normalised, to
 /// the input of the module's block.
@@ -27,13 +27,7 @@ pub struct MtpProjection {
 
 impl MtpProjection {
     /// A projection under the global name `name`.
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        hidden: usize,
-        norm_eps: f64,
-        init: Init,
-    ) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, hidden: usize, norm_eps: f64, init: Init) -> Result<Self> {
         let norm = |params: &mut ParamBuilder, part: &str| {
             Norm::new(params, &format!("{name}.{part}"), hidden, NormKind::Rms, norm_eps)
         };

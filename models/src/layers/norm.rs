@@ -8,7 +8,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
 use super::fp32_norm::normalised;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// Which normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,13 +35,7 @@ pub struct Norm {
 
 impl Norm {
     /// A norm of `hidden` features under the global name `name`, which starts as the plain normalisation.
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        hidden: usize,
-        kind: NormKind,
-        eps: f64,
-    ) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, hidden: usize, kind: NormKind, eps: f64) -> Result<Self> {
         let weight = params.on_sequence(&format!("{name}.weight"), [hidden], kind.init())?;
         let bias = match kind {
             NormKind::Rms | NormKind::RmsPlusOne => None,
@@ -56,13 +50,7 @@ impl Norm {
     }
 
     /// An RMSNorm over the features of each of the rank's own heads: one weight for all heads.
-    pub fn of_heads(
-        params: &mut ParamBuilder,
-        name: &str,
-        head_dim: usize,
-        kind: NormKind,
-        eps: f64,
-    ) -> Result<Self, BuildError> {
+    pub fn of_heads(params: &mut ParamBuilder, name: &str, head_dim: usize, kind: NormKind, eps: f64) -> Result<Self> {
         let weight = params.on_heads(&format!("{name}.weight"), [head_dim], kind.init())?;
         Ok(Self { weight: Some(weight), bias: None, eps, kind, fp32: params.has_fp32_norms() })
     }

@@ -13,7 +13,7 @@ use super::embedding::{Vocab, VocabParallelEmbedding, VocabShard};
 use super::linear::entry;
 use super::tensor_parallel::enter_tensor_parallel;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// The output projection; each rank computes the logits of its shard of the vocabulary. Without an own weight it uses
 /// the embedding's (tied).
@@ -30,7 +30,7 @@ pub struct OutputLayer {
 
 impl OutputLayer {
     /// A projection with its own weight under the global name `name`.
-    pub fn untied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+    pub fn untied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = params.sections(vec![(shard.section(&format!("{name}.weight"), vocab.hidden, at), init)])?;
         Ok(Self { weight: Some(weight), shard, softcap: None, parallel: params.parallel().clone() })
@@ -38,7 +38,7 @@ impl OutputLayer {
 
     /// A projection that shares the weight of the embedding `name`. Where the embedding is on another pipeline stage it
     /// holds a copy, which starts equal and, as the gradients of both are summed, stays equal.
-    pub fn tied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self, BuildError> {
+    pub fn tied(params: &mut ParamBuilder, name: &str, vocab: &Vocab, init: Init) -> Result<Self> {
         let (at, shard) = (params.place(), vocab.shard(params.place()));
         let weight = match params.part().is_some_and(|part| !part.embedding) {
             true => {

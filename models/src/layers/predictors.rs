@@ -11,7 +11,7 @@ use super::norm::{Norm, NormKind};
 use super::output::OutputLayer;
 use super::rope::LayerRopes;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// The modules. Embedding and output layer are the model's.
 #[derive(Module, Debug)]
@@ -45,7 +45,7 @@ impl Predictors {
         layers: std::ops::Range<usize>,
         block: impl Fn(usize) -> BlockConfig,
         weight: f64,
-    ) -> Result<Self, BuildError> {
+    ) -> Result<Self> {
         let embed_tokens = match params.part().is_some_and(|part| !part.embedding) {
             true => {
                 params.begin(Unit::Tied);
@@ -63,7 +63,7 @@ impl Predictors {
                 norm: Norm::new(params, &format!("{name}.shared_head.norm"), vocab.hidden, NormKind::Rms, eps)?,
             })
         };
-        let modules = layers.map(module).collect::<Result<_, BuildError>>()?;
+        let modules = layers.map(module).collect::<Result<_>>()?;
         Ok(Self { embed_tokens, modules, weight, ropes, parallel: params.parallel().clone() })
     }
 

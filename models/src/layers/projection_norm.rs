@@ -10,7 +10,7 @@ use burn::tensor::activation::silu;
 use burn::tensor::{DType, Tensor, TensorData};
 
 use super::norm::in_fp32;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// An RMSNorm of features that are sharded over the tensor-parallel ranks: of all of them together, or of groups of them.
 /// With fewer shards than ranks, neighbours have the same shard.
@@ -32,34 +32,17 @@ pub(super) struct ProjectionNorm {
 
 impl ProjectionNorm {
     /// Of all `features` together, of which there are `parts` shards.
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        features: usize,
-        parts: usize,
-        eps: f64,
-    ) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, features: usize, parts: usize, eps: f64) -> Result<Self> {
         Self::build(params, name, [features, parts, 1], eps)
     }
 
     /// Of each of `groups` groups of `features`, one shard for each rank. A rank has some groups, or a part of one.
-    pub fn of_groups(
-        params: &mut ParamBuilder,
-        name: &str,
-        features: usize,
-        groups: usize,
-        eps: f64,
-    ) -> Result<Self, BuildError> {
+    pub fn of_groups(params: &mut ParamBuilder, name: &str, features: usize, groups: usize, eps: f64) -> Result<Self> {
         let parts = params.place().size;
         Self::build(params, name, [features, parts, groups], eps)
     }
 
-    fn build(
-        params: &mut ParamBuilder,
-        name: &str,
-        [features, parts, groups]: [usize; 3],
-        eps: f64,
-    ) -> Result<Self, BuildError> {
+    fn build(params: &mut ParamBuilder, name: &str, [features, parts, groups]: [usize; 3], eps: f64) -> Result<Self> {
         let at = params.place();
         let section = Section::split(format!("{name}.weight"), &[features], 0, parts, at);
         let weight = params.sections(vec![(section, Init::ONES)])?;

@@ -6,7 +6,7 @@ use burn::module::Module;
 
 use super::norm::{Norm, NormKind};
 use super::projection_norm::ProjectionNorm;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// Over which features a query or key is normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl QueryKeyNorms {
         name: &str,
         (PackedHeads { heads, kv_heads }, head_dim): (PackedHeads, usize),
         norm: QueryKeyNorm,
-    ) -> Result<Self, BuildError> {
+    ) -> Result<Self> {
         let [q, k] = ["q_norm", "k_norm"].map(|part| format!("{name}.{part}"));
         Ok(match norm.over {
             NormOver::Head => Self::Heads([

@@ -10,7 +10,7 @@ use super::norm::Norm;
 use crate::lora::apply;
 use crate::micro_batch::MicroBatch;
 use crate::observer::ObservedInput;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 use crate::recompute;
 
 /// `[s, b, in] -> [s, b, out]` on every rank, or under sequence parallelism `[s/tp, b, in] -> [s/tp, b, out]`: then a
@@ -33,12 +33,7 @@ impl ReplicatedLinear {
     ///
     /// # Panics
     /// Without outputs.
-    pub fn new(
-        params: &mut ParamBuilder,
-        inputs: usize,
-        outputs: &[(&str, usize)],
-        init: Init,
-    ) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, inputs: usize, outputs: &[(&str, usize)], init: Init) -> Result<Self> {
         let at = params.place();
         let section = |(name, features): &(&str, usize)| {
             (Section::replicated(format!("{name}.weight"), &[*features, inputs], at), init)

@@ -17,7 +17,7 @@ use super::norm::Norm;
 use crate::lora::{RowAdapter, apply};
 use crate::micro_batch::MicroBatch;
 use crate::observer::ObservedInput;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// `[s, b, in/tp] -> [s, b, out]`; under sequence parallelism the output is `[s/tp, b, out]`. The bias is added after
 /// the sum over the ranks.
@@ -42,14 +42,12 @@ impl RowParallelLinear {
         inputs: usize,
         outputs: usize,
         config: LinearConfig,
-    ) -> Result<Self, BuildError> {
+    ) -> Result<Self> {
         let at = params.place();
         let section = Section::split(format!("{name}.weight"), &[outputs, inputs], 1, at.size, at);
         let weight = params.linear_weight(vec![(section, config.init)])?;
-        let bias = match config.bias {
-            true => Some(params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS)?),
-            false => None,
-        };
+        let bias = || params.on_sequence(&format!("{name}.bias"), [outputs], Init::ZEROS);
+        let bias = config.bias.then(bias).transpose()?;
         let adapter = RowAdapter::new(params, name, [inputs, outputs], &weight)?;
         let (observed, fp8) = (params.observed([name].into_iter()), params.fp8_linear(name));
         Ok(Self { weight, bias, adapter, observed, parallel: params.parallel().clone(), fp8 })

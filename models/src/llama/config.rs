@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::variant::LlamaVariant;
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, base, divides, divisors, even, not_negative, positive, rotary, share};
+use crate::config::{ConfigError, base, divides, divisors, even, expect, not_negative, positive, rotary, share};
 use crate::frame::DecoderConfig;
-use crate::hf::decoder;
+use crate::hf::{decoder, keys};
 use crate::layers::RopeScaling;
 use crate::layout::ModelDims;
 use crate::limits;
@@ -89,43 +89,27 @@ impl LlamaConfig {
         match OWNED.iter().find(foreign) {
             None => Ok(()),
             Some(key) => {
-                let value = fields[*key].to_string();
-                Err(ConfigError::Foreign {
-                    key,
-                    value,
-                    owner: LlamaVariant::owners(key),
-                    variant: self.variant.to_string(),
-                })
+                let (value, owner) = (fields[*key].to_string(), LlamaVariant::owners(key));
+                Err(ConfigError::Foreign { key, value, owner, variant: self.variant.to_string() })
             }
         }
     }
 
     /// Some features of a head are rotated, in pairs.
     pub(crate) fn check_rotated(&self) -> Result<(), ConfigError> {
-        let key = "partial_rotary_factor";
         let share = self.partial_rotary_factor.unwrap_or(1.0);
-        if !(share > 0.0 && share <= 1.0) {
-            return Err(ConfigError::OutOfRange { key, value: share, range: "above 0 and at most 1", nearest: 1.0 });
-        }
+        let given = ("partial_rotary_factor", share);
+        expect(share > 0.0 && share <= 1.0, given, "above 0 and at most 1", 1.0)?;
         let (rotated, pairs) = (self.rotated(), self.head_dim / 2);
-        if rotated == 0 || !rotated.is_multiple_of(2) {
-            let nearest = (rotated / 2 + 1).min(pairs) as f64 / pairs as f64;
-            return Err(ConfigError::OutOfRange { key, value: share, range: "an even number of head_dim", nearest });
-        }
-        Ok(())
+        let nearest = (rotated / 2 + 1).min(pairs) as f64 / pairs as f64;
+        expect(rotated > 0 && rotated.is_multiple_of(2), given, "an even number of head_dim", nearest)
     }
 }
 
 /// Keys that not all relatives have, and that change nothing where they are not set.
-const OWNED: [&str; 8] = [
-    "sliding_window",
-    "sliding_window_pattern",
-    "no_rope_layer_interval",
-    "partial_rotary_factor",
-    "rope_local_base_freq",
-    "query_pre_attn_scalar",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
+const OWNED: [&str; 8] = keys![
+    "sliding_window" "sliding_window_pattern" "no_rope_layer_interval" "partial_rotary_factor" "rope_local_base_freq"
+    "query_pre_attn_scalar" "attn_logit_softcapping" "final_logit_softcapping"
 ];
 
 impl ModelConfig for LlamaConfig {

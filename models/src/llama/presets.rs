@@ -3,6 +3,7 @@
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::layers::{Llama3Scaling, RopeScaling};
+use crate::sized;
 
 /// [`LlamaConfig::tiny`].
 impl Default for LlamaConfig {
@@ -47,28 +48,17 @@ impl LlamaConfig {
 
     /// Llama 3 8B.
     pub fn llama3_8b() -> Self {
-        Self {
-            vocab_size: 128_256,
-            hidden_size: 4096,
-            intermediate_size: 14_336,
-            num_hidden_layers: 32,
-            num_attention_heads: 32,
-            num_key_value_heads: 8,
-            head_dim: 128,
-            max_position_embeddings: 8192,
-            rope_theta: 500_000.0,
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
+        sized! { Self::tiny();
+            vocab_size: 128_256, hidden_size: 4096, intermediate_size: 14_336, num_hidden_layers: 32,
+            num_attention_heads: 32, num_key_value_heads: 8, head_dim: 128, max_position_embeddings: 8192,
+            rope_theta: 500_000.0, make_vocab_size_divisible_by: 128
         }
     }
 
     /// Llama 3.2 1B.
     pub fn llama3_1b() -> Self {
-        Self {
-            hidden_size: 2048,
-            intermediate_size: 8192,
-            num_hidden_layers: 16,
-            head_dim: 64,
+        sized! { Self::llama3_8b();
+            hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16, head_dim: 64,
             max_position_embeddings: 131_072,
             rope_scaling: Some(RopeScaling::Llama3(Llama3Scaling {
                 factor: 32.0,
@@ -76,8 +66,7 @@ impl LlamaConfig {
                 high_freq_factor: 4.0,
                 original_max_position_embeddings: 8192,
             })),
-            tie_word_embeddings: true,
-            ..Self::llama3_8b()
+            tie_word_embeddings: true
         }
     }
 
@@ -88,47 +77,27 @@ impl LlamaConfig {
 
     /// Mistral 7B, version 0.1.
     pub fn mistral_7b() -> Self {
-        Self {
-            variant: LlamaVariant::Mistral,
-            vocab_size: 32_000,
-            max_position_embeddings: 32_768,
-            sliding_window: Some(4096),
-            rope_theta: 10_000.0,
-            ..Self::llama3_8b()
+        sized! { Self::llama3_8b();
+            variant: LlamaVariant::Mistral, vocab_size: 32_000, max_position_embeddings: 32_768,
+            sliding_window: Some(4096), rope_theta: 10_000.0
         }
     }
 
     /// Qwen3 with 0.6 billion parameters.
     pub fn qwen3_0_6b() -> Self {
-        Self {
-            variant: LlamaVariant::Qwen3,
-            vocab_size: 151_936,
-            hidden_size: 1024,
-            intermediate_size: 3072,
-            num_hidden_layers: 28,
-            num_attention_heads: 16,
-            max_position_embeddings: 40_960,
-            rope_theta: 1_000_000.0,
-            rms_norm_eps: 1e-6,
-            tie_word_embeddings: true,
-            ..Self::llama3_8b()
+        sized! { Self::llama3_8b();
+            variant: LlamaVariant::Qwen3, vocab_size: 151_936, hidden_size: 1024, intermediate_size: 3072,
+            num_hidden_layers: 28, num_attention_heads: 16, max_position_embeddings: 40_960, rope_theta: 1_000_000.0,
+            rms_norm_eps: 1e-6, tie_word_embeddings: true
         }
     }
 
     /// SmolLM2 with 135 million parameters.
     pub fn smollm2_135m() -> Self {
-        Self {
-            vocab_size: 49_152,
-            hidden_size: 576,
-            intermediate_size: 1536,
-            num_hidden_layers: 30,
-            num_attention_heads: 9,
-            num_key_value_heads: 3,
-            head_dim: 64,
-            rope_theta: 100_000.0,
-            tie_word_embeddings: true,
-            initializer_range: 1.0 / 24.0,
-            ..Self::llama3_8b()
+        sized! { Self::llama3_8b();
+            vocab_size: 49_152, hidden_size: 576, intermediate_size: 1536, num_hidden_layers: 30,
+            num_attention_heads: 9, num_key_value_heads: 3, head_dim: 64, rope_theta: 100_000.0,
+            tie_word_embeddings: true, initializer_range: 1.0 / 24.0
         }
     }
 

@@ -3,6 +3,7 @@
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::layers::{LinearScaling, RopeScaling};
+use crate::sized;
 
 impl LlamaConfig {
     /// All presets by name, small ones for tests first.
@@ -35,139 +36,73 @@ impl LlamaConfig {
 }
 
 fn qwen2_5_0_5b() -> LlamaConfig {
-    LlamaConfig {
-        variant: LlamaVariant::Qwen2,
-        vocab_size: 151_936,
-        hidden_size: 896,
-        intermediate_size: 4864,
-        num_hidden_layers: 24,
-        num_attention_heads: 14,
-        num_key_value_heads: 2,
-        head_dim: 64,
-        max_position_embeddings: 32_768,
-        rope_theta: 1_000_000.0,
-        rms_norm_eps: 1e-6,
-        tie_word_embeddings: true,
-        ..LlamaConfig::llama3_8b()
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::Qwen2, vocab_size: 151_936, hidden_size: 896, intermediate_size: 4864,
+        num_hidden_layers: 24, num_attention_heads: 14, num_key_value_heads: 2, head_dim: 64,
+        max_position_embeddings: 32_768, rope_theta: 1_000_000.0, rms_norm_eps: 1e-6, tie_word_embeddings: true
     }
 }
 
 fn qwen2_5_7b() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 152_064,
-        hidden_size: 3584,
-        intermediate_size: 18_944,
-        num_hidden_layers: 28,
-        num_attention_heads: 28,
-        num_key_value_heads: 4,
-        head_dim: 128,
-        max_position_embeddings: 131_072,
-        tie_word_embeddings: false,
-        ..qwen2_5_0_5b()
+    sized! { qwen2_5_0_5b();
+        vocab_size: 152_064, hidden_size: 3584, intermediate_size: 18_944, num_hidden_layers: 28,
+        num_attention_heads: 28, num_key_value_heads: 4, head_dim: 128, max_position_embeddings: 131_072,
+        tie_word_embeddings: false
     }
 }
 
 fn qwen2_5_72b() -> LlamaConfig {
-    LlamaConfig {
-        hidden_size: 8192,
-        intermediate_size: 29_568,
-        num_hidden_layers: 80,
-        num_attention_heads: 64,
-        num_key_value_heads: 8,
-        rms_norm_eps: 1e-5,
-        ..qwen2_5_7b()
+    sized! { qwen2_5_7b();
+        hidden_size: 8192, intermediate_size: 29_568, num_hidden_layers: 80, num_attention_heads: 64,
+        num_key_value_heads: 8, rms_norm_eps: 1e-5
     }
 }
 
 fn smollm3_3b() -> LlamaConfig {
-    LlamaConfig {
-        variant: LlamaVariant::SmolLm3,
-        hidden_size: 2048,
-        intermediate_size: 11_008,
-        num_hidden_layers: 36,
-        num_attention_heads: 16,
-        num_key_value_heads: 4,
-        max_position_embeddings: 65_536,
-        no_rope_layer_interval: Some(4),
-        rope_theta: 5_000_000.0,
-        rms_norm_eps: 1e-6,
-        tie_word_embeddings: true,
-        ..LlamaConfig::llama3_8b()
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::SmolLm3, hidden_size: 2048, intermediate_size: 11_008, num_hidden_layers: 36,
+        num_attention_heads: 16, num_key_value_heads: 4, max_position_embeddings: 65_536,
+        no_rope_layer_interval: Some(4), rope_theta: 5_000_000.0, rms_norm_eps: 1e-6, tie_word_embeddings: true
     }
 }
 
 fn olmo2_7b() -> LlamaConfig {
-    LlamaConfig {
-        variant: LlamaVariant::Olmo2,
-        vocab_size: 100_352,
-        intermediate_size: 11_008,
-        num_key_value_heads: 32,
-        max_position_embeddings: 4096,
-        rms_norm_eps: 1e-6,
-        ..LlamaConfig::llama3_8b()
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::Olmo2, vocab_size: 100_352, intermediate_size: 11_008, num_key_value_heads: 32,
+        max_position_embeddings: 4096, rms_norm_eps: 1e-6
     }
 }
 
 fn olmo2_1b() -> LlamaConfig {
-    LlamaConfig {
-        hidden_size: 2048,
-        intermediate_size: 8192,
-        num_hidden_layers: 16,
-        num_attention_heads: 16,
-        num_key_value_heads: 16,
-        ..olmo2_7b()
+    sized! { olmo2_7b();
+        hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16, num_attention_heads: 16,
+        num_key_value_heads: 16
     }
 }
 
 fn gemma2_2b() -> LlamaConfig {
-    LlamaConfig {
-        variant: LlamaVariant::Gemma2,
-        vocab_size: 256_000,
-        hidden_size: 2304,
-        intermediate_size: 9216,
-        num_hidden_layers: 26,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        head_dim: 256,
-        sliding_window: Some(4096),
-        sliding_window_pattern: Some(2),
-        query_pre_attn_scalar: Some(256.0),
-        attn_logit_softcapping: Some(50.0),
-        final_logit_softcapping: Some(30.0),
-        rope_theta: 10_000.0,
-        rms_norm_eps: 1e-6,
-        tie_word_embeddings: true,
-        ..LlamaConfig::llama3_8b()
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::Gemma2, vocab_size: 256_000, hidden_size: 2304, intermediate_size: 9216,
+        num_hidden_layers: 26, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 256,
+        sliding_window: Some(4096), sliding_window_pattern: Some(2), query_pre_attn_scalar: Some(256.0),
+        attn_logit_softcapping: Some(50.0), final_logit_softcapping: Some(30.0), rope_theta: 10_000.0,
+        rms_norm_eps: 1e-6, tie_word_embeddings: true
     }
 }
 
 fn gemma2_9b() -> LlamaConfig {
-    LlamaConfig {
-        hidden_size: 3584,
-        intermediate_size: 14_336,
-        num_hidden_layers: 42,
-        num_attention_heads: 16,
-        num_key_value_heads: 8,
-        ..gemma2_2b()
+    sized! { gemma2_2b();
+        hidden_size: 3584, intermediate_size: 14_336, num_hidden_layers: 42, num_attention_heads: 16,
+        num_key_value_heads: 8
     }
 }
 
 fn gemma3_1b() -> LlamaConfig {
-    LlamaConfig {
-        variant: LlamaVariant::Gemma3,
-        vocab_size: 262_144,
-        hidden_size: 1152,
-        intermediate_size: 6912,
-        num_attention_heads: 4,
-        num_key_value_heads: 1,
-        max_position_embeddings: 32_768,
-        sliding_window: Some(512),
-        sliding_window_pattern: Some(6),
-        rope_theta: 1_000_000.0,
-        rope_local_base_freq: Some(10_000.0),
-        attn_logit_softcapping: None,
-        final_logit_softcapping: None,
-        ..gemma2_2b()
+    sized! { gemma2_2b();
+        variant: LlamaVariant::Gemma3, vocab_size: 262_144, hidden_size: 1152, intermediate_size: 6912,
+        num_attention_heads: 4, num_key_value_heads: 1, max_position_embeddings: 32_768, sliding_window: Some(512),
+        sliding_window_pattern: Some(6), rope_theta: 1_000_000.0, rope_local_base_freq: Some(10_000.0),
+        attn_logit_softcapping: None, final_logit_softcapping: None
     }
 }
 
@@ -177,65 +112,36 @@ fn gemma3_270m() -> LlamaConfig {
 
 /// The language model of the 4 billion parameters, without its images.
 fn gemma3_4b() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 262_208,
-        hidden_size: 2560,
-        intermediate_size: 10_240,
-        num_hidden_layers: 34,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        max_position_embeddings: 131_072,
-        sliding_window: Some(1024),
-        rope_scaling: Some(RopeScaling::Linear(LinearScaling { factor: 8.0 })),
-        ..gemma3_1b()
+    sized! { gemma3_1b();
+        vocab_size: 262_208, hidden_size: 2560, intermediate_size: 10_240, num_hidden_layers: 34,
+        num_attention_heads: 8, num_key_value_heads: 4, max_position_embeddings: 131_072, sliding_window: Some(1024),
+        rope_scaling: Some(RopeScaling::Linear(LinearScaling { factor: 8.0 }))
     }
 }
 
 /// Phi-3-mini with a context of 4096.
 fn phi3_mini() -> LlamaConfig {
-    LlamaConfig {
-        variant: LlamaVariant::Phi3,
-        vocab_size: 32_064,
-        hidden_size: 3072,
-        intermediate_size: 8192,
-        num_key_value_heads: 32,
-        head_dim: 96,
-        max_position_embeddings: 4096,
-        sliding_window: Some(2047),
-        rope_theta: 10_000.0,
-        ..LlamaConfig::llama3_8b()
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::Phi3, vocab_size: 32_064, hidden_size: 3072, intermediate_size: 8192,
+        num_key_value_heads: 32, head_dim: 96, max_position_embeddings: 4096, sliding_window: Some(2047),
+        rope_theta: 10_000.0
     }
 }
 
 fn phi4() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 100_352,
-        hidden_size: 5120,
-        intermediate_size: 17_920,
-        num_hidden_layers: 40,
-        num_attention_heads: 40,
-        num_key_value_heads: 10,
-        head_dim: 128,
-        max_position_embeddings: 16_384,
-        sliding_window: None,
-        rope_theta: 250_000.0,
-        ..phi3_mini()
+    sized! { phi3_mini();
+        vocab_size: 100_352, hidden_size: 5120, intermediate_size: 17_920, num_hidden_layers: 40,
+        num_attention_heads: 40, num_key_value_heads: 10, head_dim: 128, max_position_embeddings: 16_384,
+        sliding_window: None, rope_theta: 250_000.0
     }
 }
 
 /// GLM-4-9B-0414.
 fn glm4_9b() -> LlamaConfig {
-    LlamaConfig {
-        variant: LlamaVariant::Glm4,
-        vocab_size: 151_552,
-        intermediate_size: 13_696,
-        num_hidden_layers: 40,
-        num_key_value_heads: 2,
-        max_position_embeddings: 32_768,
-        partial_rotary_factor: Some(0.5),
-        attention_bias: true,
-        rope_theta: 10_000.0,
-        ..LlamaConfig::llama3_8b()
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::Glm4, vocab_size: 151_552, intermediate_size: 13_696, num_hidden_layers: 40,
+        num_key_value_heads: 2, max_position_embeddings: 32_768, partial_rotary_factor: Some(0.5),
+        attention_bias: true, rope_theta: 10_000.0
     }
 }
 

@@ -7,8 +7,7 @@
 
 use std::sync::Arc;
 
-use backend_dist::collective::all_reduce;
-use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::comm::Group;
 use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
 use backend_dist::ops::{PassContext, embedding, matmul, sum_dim};
 use backend_dist::shard::{Init, Section};
@@ -16,9 +15,9 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use layouts::sizes::EXPERT_WIDTH;
 
-use super::layers::{divided, init_a, named};
+use super::layers::{divided, init_a, named, squares, summed};
 use crate::layers::LinearWeight;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// The adapters of a layer's experts.
 #[derive(Module, Debug)]
@@ -65,7 +64,7 @@ impl ExpertAdapters {
         name: &str,
         [hidden, intermediate, experts]: [usize; 3],
         [gate_up, down_w]: [&LinearWeight; 2],
-    ) -> Result<Option<Self>, BuildError> {
+    ) -> Result<Option<Self>> {
         let first = Adapters::new(params, (name, experts), &["gate", "up"], [intermediate, hidden], (0, gate_up))?;
         let down = Adapters::new(params, (name, experts), &["down"], [hidden, intermediate], (1, down_w))?;
         Ok((first.is_some() || down.is_some()).then_some(Self { first, down }))
@@ -106,7 +105,7 @@ impl Adapters {
         parts: &[&str],
         [outputs, inputs]: [usize; 2],
         (dim, w): (usize, &LinearWeight),
-    ) -> Result<Option<Self>, BuildError> {
+    ) -> Result<Option<Self>> {
         let (etp, own) = (params.experts().etp, params.experts().local(experts));
         let layer = |expert: usize, part: &str| format!("{name}.{expert}.{part}_proj");
         let names: Vec<String> = parts.iter().map(|part| layer(own.start, part)).collect();
@@ -246,19 +245,4 @@ fn of_tokens(values: Tensor<1>, counts: &[usize]) -> Tensor<2> {
     let experts: Vec<i64> = counts.iter().enumerate().flat_map(of_each).collect();
     let experts = Tensor::from_data(TensorData::new(experts, [tokens, 1]), (&values.device(), DType::I64));
     embedding(values.reshape([counts.len(), features]), experts, 0).reshape([tokens, features])
-}
-
-/// Sums of squares of the rows of experts' matrices, `[experts, rows]`; at least in fp32.
-fn squares(w: Tensor<2>, experts: usize) -> Tensor<2> {
-    let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
-    let rows = w.dims()[0];
-    sum_dim(w.clone() * w, 1).reshape([experts, rows / experts])
-}
-
-/// Over the ranks that have columns each.
-fn summed(squares: Tensor<2>, group: Option<&Group>) -> Tensor<2> {
-    match group.filter(|group| group.size() > 1) {
-        Some(group) => all_reduce(squares, ReduceOp::Sum, group),
-        None => squares,
-    }
 }

@@ -19,7 +19,7 @@ use burn::tensor::{DType, Tensor};
 use super::blocks::Blocks;
 use crate::layers::{LinearWeight, enter_tensor_parallel, leave_tensor_parallel};
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder, TensorParallel};
+use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// The global tensors of an adapter.
 pub(super) fn named(layer: &str, part: &str) -> String {
@@ -68,7 +68,7 @@ impl ColumnAdapters {
         inputs: usize,
         outputs: &[ColumnOutput],
         w: &LinearWeight,
-    ) -> Result<Option<Self>, BuildError> {
+    ) -> Result<Option<Self>> {
         let Some(config) = params.lora_of(outputs.iter().map(|(name, ..)| *name)) else { return Ok(None) };
         let (at, rank) = (params.place(), config.rank);
         let section = |name: &str, features: usize, parts: usize| {
@@ -132,10 +132,7 @@ impl ColumnAdapters {
     pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
         let (low, b) = self.low_and_b(x);
         let sum = add_linear(base, low, b);
-        match self.magnitude.is_empty() {
-            true => sum,
-            false => sum * self.factors(w).unsqueeze(),
-        }
+        if self.magnitude.is_empty() { sum } else { sum * self.factors(w).unsqueeze() }
     }
 
     /// The weight `w` of a layer with one output, and its adapter.
@@ -215,7 +212,7 @@ impl RowAdapter {
         name: &str,
         [inputs, outputs]: [usize; 2],
         w: &LinearWeight,
-    ) -> Result<Option<Self>, BuildError> {
+    ) -> Result<Option<Self>> {
         let Some(config) = params.lora_of([name].into_iter()) else { return Ok(None) };
         let (at, rank, parallel) = (params.place(), config.rank, params.parallel().clone());
         let a = Section::split(named(name, "A"), &[rank, inputs], 1, at.size, at);
@@ -264,23 +261,29 @@ fn merged(w: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f64) -> Tensor<2> {
 
 /// The norm of each matrix row, of which the ranks of `group` have some columns each; at least in fp32.
 fn row_norms(w: Tensor<2>, group: Option<&Group>) -> Tensor<1> {
+    let rows = w.dims()[0];
+    summed(squares(w, 1), group).sqrt().reshape([rows])
+}
+
+/// Sums of squares of the rows of experts' matrices, `[experts, rows]`; at least in fp32.
+pub(super) fn squares(w: Tensor<2>, experts: usize) -> Tensor<2> {
     let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
     let rows = w.dims()[0];
-    let squares = sum_dim(w.clone() * w, 1).reshape([rows]);
-    let squares = match group.filter(|group| group.size() > 1) {
+    sum_dim(w.clone() * w, 1).reshape([experts, rows / experts])
+}
+
+/// Over the ranks that have columns each.
+pub(super) fn summed(squares: Tensor<2>, group: Option<&Group>) -> Tensor<2> {
+    match group.filter(|group| group.size() > 1) {
         Some(group) => all_reduce(squares, ReduceOp::Sum, group),
         None => squares,
-    };
-    squares.sqrt()
+    }
 }
 
 /// A magnitude divided by a norm that has no gradient.
 pub(super) fn divided(magnitude: Tensor<1>, norms: Tensor<1>) -> Tensor<1> {
     let inverse = norms.recip().cast(magnitude.dtype());
-    match magnitude.device().is_autodiff() {
-        true => magnitude * Tensor::from_inner(inverse),
-        false => magnitude * inverse,
-    }
+    if magnitude.device().is_autodiff() { magnitude * Tensor::from_inner(inverse) } else { magnitude * inverse }
 }
 
 /// What a linear layer with an adapter has as its input: both GEMMs read it.

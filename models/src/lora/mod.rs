@@ -22,11 +22,10 @@ mod share;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use backend_dist::shard::HostTensor;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::names::{Foreign, NameMap, fits, is_router};
+use crate::names::{Foreign, HostTensors, NameMap, fits, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
 pub(crate) use experts::ExpertAdapters;
@@ -198,7 +197,7 @@ pub struct Adapter {
     /// Which layers have one.
     pub plan: Arc<LoraPlan>,
     /// The tensors under our names.
-    pub tensors: BTreeMap<String, HostTensor>,
+    pub tensors: HostTensors,
 }
 
 #[cfg(test)]

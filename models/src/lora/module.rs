@@ -11,7 +11,7 @@ use burn::tensor::{Device, Distribution, Gradients, Tensor, TensorData};
 use super::plan::PARTS;
 use super::{Adapter, LoraConfig, LoraError, LoraPlan};
 use crate::hf::{HfModule, ModuleNames};
-use crate::names::{NameMap, fits};
+use crate::names::{HostTensors, NameMap, fits};
 
 /// What is added to a weight `W [in, out]` of Burn: `W + s A B`, and with magnitudes `m / ‖W + s A B‖` times that, the norm
 /// of each column without gradient. `W` has no gradient.
@@ -166,11 +166,7 @@ fn joined(fields: &[(String, String)]) -> String {
 /// assert_eq!((plan.len(), model.layers[0].attention.query.weight.is_require_grad()), (4, false));
 /// # Ok::<(), models::lora::LoraError>(())
 /// ```
-pub fn with_adapters<M: Module>(
-    module: M,
-    plan: &LoraPlan,
-    values: Option<&BTreeMap<String, HostTensor>>,
-) -> Result<M, LoraError> {
+pub fn with_adapters<M: Module>(module: M, plan: &LoraPlan, values: Option<&HostTensors>) -> Result<M, LoraError> {
     let (mut attached, mut twice) = (BTreeSet::new(), None);
     let module = module.apply_reparameterization(Attach { plan, values, attached: &mut attached, twice: &mut twice });
     if let Some(module) = twice {
@@ -184,7 +180,7 @@ pub fn with_adapters<M: Module>(
 
 struct Attach<'a> {
     plan: &'a LoraPlan,
-    values: Option<&'a BTreeMap<String, HostTensor>>,
+    values: Option<&'a HostTensors>,
     attached: &'a mut BTreeSet<String>,
     /// The first layer that had one.
     twice: &'a mut Option<String>,
@@ -256,15 +252,11 @@ pub fn adapter_gradients<M: Module>(
     module: &M,
     plan: &LoraPlan,
     gradients: &Gradients,
-) -> Result<BTreeMap<String, HostTensor>, LoraError> {
+) -> Result<HostTensors, LoraError> {
     tensors(module, plan, Some(gradients))
 }
 
-fn tensors<M: Module>(
-    module: &M,
-    plan: &LoraPlan,
-    gradients: Option<&Gradients>,
-) -> Result<BTreeMap<String, HostTensor>, LoraError> {
+fn tensors<M: Module>(module: &M, plan: &LoraPlan, gradients: Option<&Gradients>) -> Result<HostTensors, LoraError> {
     let mut read = Read { gradients, fields: Vec::new(), found: BTreeMap::new() };
     module.visit(&mut read);
     let has = |ours: &str| read.found.contains_key(&format!("{ours}.lora_A.weight"));
@@ -277,7 +269,7 @@ fn tensors<M: Module>(
 struct Read<'a> {
     gradients: Option<&'a Gradients>,
     fields: Vec<(String, String)>,
-    found: BTreeMap<String, HostTensor>,
+    found: HostTensors,
 }
 
 impl ModuleVisitor for Read<'_> {

@@ -4,7 +4,7 @@ use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, not_negative, positive, share, taps};
+use crate::config::{ConfigError, divides, expect, not_negative, positive, share, taps};
 use crate::frame::{DecoderConfig, Frame};
 use crate::hf::backbone;
 use crate::layers::{BlockConfig, LinearConfig, Mamba2MixerConfig, Mixer, NormKind, NormPlacement, Vocab};
@@ -91,17 +91,10 @@ impl Mamba2Config {
     fn check_steps(&self) -> Result<(), ConfigError> {
         let low = self.time_step_limit_min;
         not_negative(&[("time_step_limit_min", low)])?;
-        if low > LONGEST_STEP {
-            let (key, range) = ("time_step_limit_min", "from 0 to 1000");
-            return Err(ConfigError::OutOfRange { key, value: low, range, nearest: LONGEST_STEP });
-        }
-        match self.time_step_limit_max {
-            Some(value) if !value.is_finite() || value <= low => {
-                let (key, range) = ("time_step_limit_max", "finite and above time_step_limit_min");
-                Err(ConfigError::OutOfRange { key, value, range, nearest: if low > 0.0 { 2.0 * low } else { 1.0 } })
-            }
-            _ => Ok(()),
-        }
+        expect(low <= LONGEST_STEP, ("time_step_limit_min", low), "from 0 to 1000", LONGEST_STEP)?;
+        let Some(high) = self.time_step_limit_max else { return Ok(()) };
+        let (range, nearest) = ("finite and above time_step_limit_min", if low > 0.0 { 2.0 * low } else { 1.0 });
+        expect(high.is_finite() && high > low, ("time_step_limit_max", high), range, nearest)
     }
 }
 

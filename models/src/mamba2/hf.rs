@@ -3,17 +3,12 @@
 use serde_json::{Value, json};
 
 use super::config::Mamba2Config;
-use crate::hf::{ConfigReader, HfError, class_of};
+use crate::hf::{ConfigReader, HfError, class_of, keys, written};
 
 /// Keys that say how a new model begins, how positions are chunked, and in what type residuals are added.
-const HARMLESS: [&str; 7] = [
-    "chunk_size",
-    "rescale_prenorm_residual",
-    "residual_in_fp32",
-    "time_step_floor",
-    "time_step_max",
-    "time_step_min",
-    "time_step_rank",
+const HARMLESS: [&str; 7] = keys![
+    "chunk_size" "rescale_prenorm_residual" "residual_in_fp32" "time_step_floor" "time_step_max" "time_step_min"
+    "time_step_rank"
 ];
 
 impl Mamba2Config {
@@ -66,26 +61,15 @@ impl Mamba2Config {
             None => json!({"__float__": "Infinity"}),
         };
         let expand = self.expand();
-        json!({
+        let further = json!({
             "architectures": [class_of("mamba2")],
             "model_type": "mamba2",
             "hidden_act": "silu",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_heads": self.num_heads,
-            "head_dim": self.head_dim,
-            "state_size": self.state_size,
-            "n_groups": self.n_groups,
-            "conv_kernel": self.conv_kernel,
             "expand": if expand.fract() == 0.0 { json!(expand as u64) } else { json!(expand) },
-            "use_conv_bias": self.use_conv_bias,
-            "use_bias": self.use_bias,
             "time_step_limit": [json!(self.time_step_limit_min), largest],
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "initializer_range": self.initializer_range,
-        })
+        });
+        let ours = ["time_step_limit_min", "time_step_limit_max", "hidden_dropout", "make_vocab_size_divisible_by"];
+        written(self, &ours, further)
     }
 
     /// How many times wider than the residual stream all heads are.

@@ -52,9 +52,6 @@ impl DecoderConfig for MixtralConfig {
 
     fn block(&self, layer: usize) -> BlockConfig {
         let block = BlockConfig { mixer: Some(self.mixer(layer)), norm: self.norm(), ..self.llama().block(layer) };
-        match self.is_dense(layer) {
-            true => block,
-            false => BlockConfig { mlp: Some(Ffn::Moe(self.experts())), ..block },
-        }
+        if self.is_dense(layer) { block } else { BlockConfig { mlp: Some(Ffn::Moe(self.experts())), ..block } }
     }
 }

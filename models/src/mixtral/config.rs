@@ -9,9 +9,9 @@ use crate::frame::DecoderConfig;
 use crate::hf::decoder;
 use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeScaling};
 use crate::layout::{ExpertDims, ModelDims, StateDims};
-use crate::limits;
 use crate::llama::{LlamaConfig, LlamaVariant};
 use crate::names::NameMap;
+use crate::{limits, sized};
 
 /// The sizes of a Mixtral or one of its relatives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -168,32 +168,22 @@ impl MixtralConfig {
 
     /// The Llama that this is but for its experts.
     pub(super) fn llama(&self) -> LlamaConfig {
-        LlamaConfig {
-            variant: match self.variant {
-                MixtralVariant::Qwen2Moe => LlamaVariant::Qwen2,
-                _ if self.has_head_norms() => LlamaVariant::Qwen3,
-                _ => LlamaVariant::Llama,
-            },
-            vocab_size: self.vocab_size,
-            hidden_size: self.hidden_size,
-            intermediate_size: self.intermediate_size,
-            num_hidden_layers: self.num_hidden_layers,
-            num_attention_heads: self.num_attention_heads,
-            num_key_value_heads: self.num_key_value_heads,
-            head_dim: self.head_dim,
-            max_position_embeddings: self.max_position_embeddings,
-            rope_theta: self.rope_theta,
-            rope_scaling: self.rope_scaling,
-            partial_rotary_factor: self.rotated_share(),
-            rms_norm_eps: self.rms_norm_eps,
-            tie_word_embeddings: self.tie_word_embeddings,
-            attention_bias: self.attention_bias,
-            mlp_bias: false,
-            initializer_range: self.initializer_range,
-            hidden_dropout: self.hidden_dropout,
-            attention_dropout: self.attention_dropout,
-            make_vocab_size_divisible_by: self.make_vocab_size_divisible_by,
-            ..LlamaConfig::tiny()
+        let variant = match self.variant {
+            MixtralVariant::Qwen2Moe => LlamaVariant::Qwen2,
+            _ if self.has_head_norms() => LlamaVariant::Qwen3,
+            _ => LlamaVariant::Llama,
+        };
+        sized! { LlamaConfig::tiny();
+            variant: variant,
+            vocab_size: self.vocab_size, hidden_size: self.hidden_size, intermediate_size: self.intermediate_size,
+            num_hidden_layers: self.num_hidden_layers, num_attention_heads: self.num_attention_heads,
+            num_key_value_heads: self.num_key_value_heads, head_dim: self.head_dim,
+            max_position_embeddings: self.max_position_embeddings, rope_theta: self.rope_theta,
+            rope_scaling: self.rope_scaling, partial_rotary_factor: self.rotated_share(),
+            rms_norm_eps: self.rms_norm_eps, tie_word_embeddings: self.tie_word_embeddings,
+            attention_bias: self.attention_bias, mlp_bias: false, initializer_range: self.initializer_range,
+            hidden_dropout: self.hidden_dropout, attention_dropout: self.attention_dropout,
+            make_vocab_size_divisible_by: self.make_vocab_size_divisible_by
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
-use crate::config::{ConfigError, divides, factors, not_negative, positive};
+use crate::config::{ConfigError, divides, expect, factors, not_negative, positive};
 use crate::hf::{ConfigReader, HfError};
 use crate::layers::{BalanceOver, ExpertGroups, RouterConfig, Scores};
 
@@ -37,10 +37,7 @@ impl MixtralConfig {
     pub(super) fn check_routing(&self) -> Result<(), ConfigError> {
         let (groups, top_k) = (self.n_group, self.topk_group);
         positive(&[("n_group", groups), ("topk_group", top_k)])?;
-        if top_k > groups {
-            let (value, nearest) = (top_k as f64, groups as f64);
-            return Err(ConfigError::OutOfRange { key: "topk_group", value, range: "at most n_group", nearest });
-        }
+        expect(top_k <= groups, ("topk_group", top_k as f64), "at most n_group", groups as f64)?;
         not_negative(&[("moe_router_bias_update_rate", self.moe_router_bias_update_rate.unwrap_or(0.0))])?;
         factors(&[("routed_scaling_factor", self.routed_scaling_factor)])?;
         match (self.variant, self.shared_expert()) {
@@ -68,12 +65,7 @@ impl MixtralConfig {
             "use_qk_norm": self.use_qk_norm,
             "partial_rotary_factor": self.rotated_share(),
         });
-        let (Value::Object(keys), Some(config)) = (keys, config.as_object_mut()) else { return };
-        config.extend(keys);
-        config.remove("num_local_experts");
-        if let Some(rope) = config.get_mut("rope_parameters") {
-            rope["partial_rotary_factor"] = json!(self.rotated_share());
-        }
+        self.add_keys(config, keys);
     }
 }
 

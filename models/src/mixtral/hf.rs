@@ -59,6 +59,16 @@ impl MixtralConfig {
             attention_dropout: config.number("attention_dropout")?.unwrap_or(0.0),
             ..Self::tiny()
         };
+        let sparse = |common: Self, norm_topk_prob: bool| -> Result<Self, HfError> {
+            config.expect_flag("use_sliding_window", false)?;
+            Ok(Self {
+                moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
+                norm_topk_prob: config.flag_or("norm_topk_prob", norm_topk_prob)?,
+                decoder_sparse_step: config.size_or("decoder_sparse_step", 1)?,
+                mlp_only_layers: config.indices("mlp_only_layers")?.unwrap_or_default(),
+                ..common
+            })
+        };
         let read = match variant {
             MixtralVariant::Mixtral => {
                 config.expect_number("router_jitter_noise", 0.0, 0.0)?;
@@ -83,51 +93,32 @@ impl MixtralConfig {
             MixtralVariant::Glm4Moe => glm::read(&config, Self { partial_rotary_factor: rope.partial, ..common })?,
             MixtralVariant::Qwen2Moe => {
                 layers::expect_kinds(&config, &common.layer_types())?;
-                config.expect_flag("use_sliding_window", false)?;
                 config.expect_flag("qkv_bias", true)?;
                 Self {
                     head_dim: config.size_or("head_dim", hidden_size / heads)?,
-                    moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
                     shared_expert_intermediate_size: Some(config.size("shared_expert_intermediate_size")?),
-                    norm_topk_prob: config.flag("norm_topk_prob")?,
-                    decoder_sparse_step: config.size_or("decoder_sparse_step", 1)?,
-                    mlp_only_layers: config.indices("mlp_only_layers")?.unwrap_or_default(),
-                    ..common
+                    ..sparse(common, false)?
                 }
             }
-            MixtralVariant::Qwen3Moe => {
-                config.expect_flag("use_sliding_window", false)?;
-                Self {
-                    head_dim: config.size("head_dim")?,
-                    moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
-                    norm_topk_prob: config.flag("norm_topk_prob")?,
-                    decoder_sparse_step: config.size_or("decoder_sparse_step", 1)?,
-                    mlp_only_layers: config.indices("mlp_only_layers")?.unwrap_or_default(),
-                    attention_bias: config.flag("attention_bias")?,
-                    ..common
-                }
-            }
+            MixtralVariant::Qwen3Moe => Self {
+                head_dim: config.size("head_dim")?,
+                attention_bias: config.flag("attention_bias")?,
+                ..sparse(common, false)?
+            },
             MixtralVariant::Qwen3Next => {
-                config.expect_flag("use_sliding_window", false)?;
-                let sparse = Self {
-                    head_dim: config.size_or("head_dim", 256)?,
-                    moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
-                    shared_expert_intermediate_size: Some(config.size("shared_expert_intermediate_size")?),
-                    norm_topk_prob: config.flag_or("norm_topk_prob", true)?,
-                    decoder_sparse_step: config.size_or("decoder_sparse_step", 1)?,
-                    mlp_only_layers: config.indices("mlp_only_layers")?.unwrap_or_default(),
-                    attention_bias: config.flag("attention_bias")?,
-                    ..common
-                };
+                let layers = common.num_hidden_layers;
                 let read = Self {
+                    head_dim: config.size_or("head_dim", 256)?,
+                    shared_expert_intermediate_size: Some(config.size("shared_expert_intermediate_size")?),
+                    attention_bias: config.flag("attention_bias")?,
                     partial_rotary_factor: rope.partial,
-                    full_attention_interval: linear::read_interval(&config, sparse.num_hidden_layers)?,
+                    full_attention_interval: linear::read_interval(&config, layers)?,
                     linear_num_key_heads: config.optional_size("linear_num_key_heads")?,
                     linear_num_value_heads: config.optional_size("linear_num_value_heads")?,
                     linear_key_head_dim: config.optional_size("linear_key_head_dim")?,
                     linear_value_head_dim: config.optional_size("linear_value_head_dim")?,
                     linear_conv_kernel_dim: config.optional_size("linear_conv_kernel_dim")?,
-                    ..sparse
+                    ..sparse(common, true)?
                 };
                 layers::expect_kinds(&config, &read.mixer_types())?;
                 read
@@ -144,29 +135,23 @@ impl MixtralConfig {
         let keys = [&GROUPED_QUERIES[..], &["num_experts_per_tok", "router_aux_loss_coef"]].concat();
         let mut config = decoder::written(kind, self, &keys, rope);
         config["num_local_experts"] = json!(self.num_experts);
+        let ours = json!(self);
+        let mut copy = |keys: &[&str]| keys.iter().for_each(|key| config[*key] = ours[*key].clone());
         match self.variant {
             MixtralVariant::Mixtral => config["sliding_window"] = Value::Null,
             MixtralVariant::GptOss => {
-                config["sliding_window"] = json!(self.sliding_window);
+                copy(&["sliding_window", "attention_bias"]);
                 config["layer_types"] = json!(self.layer_types());
                 config["swiglu_limit"] = json!(self.swiglu_limit.unwrap_or(SWIGLU_LIMIT));
-                config["attention_bias"] = json!(self.attention_bias);
             }
             MixtralVariant::Glm4Moe => self.write_glm(&mut config),
-            MixtralVariant::Qwen2Moe => {
+            MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe => {
+                copy(&["norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"]);
+                match self.variant {
+                    MixtralVariant::Qwen3Moe => copy(&["attention_bias"]),
+                    _ => config["shared_expert_intermediate_size"] = json!(self.shared_expert()),
+                }
                 config["moe_intermediate_size"] = json!(self.expert_size());
-                config["shared_expert_intermediate_size"] = json!(self.shared_expert());
-                config["norm_topk_prob"] = json!(self.norm_topk_prob);
-                config["decoder_sparse_step"] = json!(self.decoder_sparse_step);
-                config["mlp_only_layers"] = json!(self.mlp_only_layers);
-                config["use_sliding_window"] = json!(false);
-            }
-            MixtralVariant::Qwen3Moe => {
-                config["moe_intermediate_size"] = json!(self.expert_size());
-                config["norm_topk_prob"] = json!(self.norm_topk_prob);
-                config["decoder_sparse_step"] = json!(self.decoder_sparse_step);
-                config["mlp_only_layers"] = json!(self.mlp_only_layers);
-                config["attention_bias"] = json!(self.attention_bias);
                 config["use_sliding_window"] = json!(false);
             }
             MixtralVariant::Qwen3Next => self.write_linear(&mut config),

@@ -115,6 +115,11 @@ impl MixtralConfig {
             "linear_value_head_dim": linear.value_dim,
             "linear_conv_kernel_dim": linear.kernel,
         });
+        self.add_keys(config, keys);
+    }
+
+    /// Adds keys of a family whose experts have another key, and the rotated share.
+    pub(super) fn add_keys(&self, config: &mut Value, keys: Value) {
         let (Value::Object(keys), Some(config)) = (keys, config.as_object_mut()) else { return };
         config.extend(keys);
         config.remove("num_local_experts");

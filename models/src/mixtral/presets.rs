@@ -3,6 +3,7 @@
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
 use crate::layers::{BalanceOver, Dispatcher, RopeScaling, YarnScaling};
+use crate::sized;
 
 /// [`MixtralConfig::tiny`].
 impl Default for MixtralConfig {
@@ -83,100 +84,48 @@ impl MixtralConfig {
 
     /// Qwen1.5-MoE-A2.7B, a Qwen2-MoE.
     pub fn qwen1_5_moe_a2_7b() -> Self {
-        Self {
-            variant: MixtralVariant::Qwen2Moe,
-            vocab_size: 151_936,
-            hidden_size: 2048,
-            intermediate_size: 5632,
-            moe_intermediate_size: Some(1408),
-            num_hidden_layers: 24,
-            num_attention_heads: 16,
-            num_key_value_heads: 16,
-            head_dim: 128,
-            num_experts: 60,
-            num_experts_per_tok: 4,
-            norm_topk_prob: false,
-            router_aux_loss_coef: 0.001,
-            max_position_embeddings: 8192,
-            rope_theta: 1_000_000.0,
-            rms_norm_eps: 1e-6,
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
+        sized! { Self::tiny();
+            variant: MixtralVariant::Qwen2Moe, vocab_size: 151_936, hidden_size: 2048, intermediate_size: 5632,
+            moe_intermediate_size: Some(1408), num_hidden_layers: 24, num_attention_heads: 16, num_key_value_heads: 16,
+            head_dim: 128, num_experts: 60, num_experts_per_tok: 4, norm_topk_prob: false, router_aux_loss_coef: 0.001,
+            max_position_embeddings: 8192, rope_theta: 1_000_000.0, rms_norm_eps: 1e-6,
+            make_vocab_size_divisible_by: 128
         }
     }
 
     /// A Qwen3-Next small enough for tests: a layer of Gated DeltaNet, then one of attention, then one of Gated DeltaNet.
     pub fn qwen3_next_tiny() -> Self {
-        Self {
-            variant: MixtralVariant::Qwen3Next,
-            moe_intermediate_size: Some(32),
-            shared_expert_intermediate_size: Some(32),
-            num_hidden_layers: 3,
-            head_dim: 16,
-            partial_rotary_factor: Some(0.5),
-            full_attention_interval: Some(2),
-            linear_num_key_heads: Some(4),
-            linear_num_value_heads: Some(8),
-            linear_key_head_dim: Some(8),
-            linear_value_head_dim: Some(8),
-            linear_conv_kernel_dim: Some(4),
-            ..Self::tiny()
+        sized! { Self::tiny();
+            variant: MixtralVariant::Qwen3Next, moe_intermediate_size: Some(32),
+            shared_expert_intermediate_size: Some(32), num_hidden_layers: 3, head_dim: 16,
+            partial_rotary_factor: Some(0.5), full_attention_interval: Some(2), linear_num_key_heads: Some(4),
+            linear_num_value_heads: Some(8), linear_key_head_dim: Some(8), linear_value_head_dim: Some(8),
+            linear_conv_kernel_dim: Some(4)
         }
     }
 
     /// Qwen3-Next-80B-A3B, without its module of multi-token prediction.
     pub fn qwen3_next_80b_a3b() -> Self {
-        Self {
-            variant: MixtralVariant::Qwen3Next,
-            vocab_size: 151_936,
-            hidden_size: 2048,
-            intermediate_size: 5120,
-            moe_intermediate_size: Some(512),
-            shared_expert_intermediate_size: Some(512),
-            num_hidden_layers: 48,
-            num_attention_heads: 16,
-            num_key_value_heads: 2,
-            head_dim: 256,
-            partial_rotary_factor: Some(0.25),
-            full_attention_interval: Some(4),
-            linear_num_key_heads: Some(16),
-            linear_num_value_heads: Some(32),
-            linear_key_head_dim: Some(128),
-            linear_value_head_dim: Some(128),
-            linear_conv_kernel_dim: Some(4),
-            num_experts: 512,
-            num_experts_per_tok: 10,
-            router_aux_loss_coef: 0.001,
-            max_position_embeddings: 262_144,
-            rope_theta: 10_000_000.0,
-            rms_norm_eps: 1e-6,
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
+        sized! { Self::tiny();
+            variant: MixtralVariant::Qwen3Next, vocab_size: 151_936, hidden_size: 2048, intermediate_size: 5120,
+            moe_intermediate_size: Some(512), shared_expert_intermediate_size: Some(512), num_hidden_layers: 48,
+            num_attention_heads: 16, num_key_value_heads: 2, head_dim: 256, partial_rotary_factor: Some(0.25),
+            full_attention_interval: Some(4), linear_num_key_heads: Some(16), linear_num_value_heads: Some(32),
+            linear_key_head_dim: Some(128), linear_value_head_dim: Some(128), linear_conv_kernel_dim: Some(4),
+            num_experts: 512, num_experts_per_tok: 10, router_aux_loss_coef: 0.001, max_position_embeddings: 262_144,
+            rope_theta: 10_000_000.0, rms_norm_eps: 1e-6, make_vocab_size_divisible_by: 128
         }
     }
 
     /// gpt-oss of 21 billion parameters.
     pub fn gpt_oss_20b() -> Self {
-        Self {
-            variant: MixtralVariant::GptOss,
-            vocab_size: 201_088,
-            hidden_size: 2880,
-            intermediate_size: 2880,
-            num_hidden_layers: 24,
-            num_attention_heads: 64,
-            num_key_value_heads: 8,
-            head_dim: 64,
-            num_experts: 32,
-            num_experts_per_tok: 4,
-            router_aux_loss_coef: 0.9,
-            sliding_window: Some(128),
-            sliding_window_pattern: Some(2),
-            max_position_embeddings: 131_072,
-            rope_theta: 150_000.0,
+        sized! { Self::tiny();
+            variant: MixtralVariant::GptOss, vocab_size: 201_088, hidden_size: 2880, intermediate_size: 2880,
+            num_hidden_layers: 24, num_attention_heads: 64, num_key_value_heads: 8, head_dim: 64, num_experts: 32,
+            num_experts_per_tok: 4, router_aux_loss_coef: 0.9, sliding_window: Some(128),
+            sliding_window_pattern: Some(2), max_position_embeddings: 131_072, rope_theta: 150_000.0,
             rope_scaling: Some(RopeScaling::Yarn(YarnScaling { truncate: false, ..YarnScaling::new(32.0, 4096) })),
-            attention_bias: true,
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
+            attention_bias: true, make_vocab_size_divisible_by: 128
         }
     }
 
@@ -187,63 +136,31 @@ impl MixtralConfig {
 
     /// GLM-4.5-Air: 107 billion parameters, of which a token uses 12, without its module of multi-token prediction.
     pub fn glm4_5_air() -> Self {
-        Self {
-            variant: MixtralVariant::Glm4Moe,
-            vocab_size: 151_552,
-            hidden_size: 4096,
-            intermediate_size: 10_944,
-            moe_intermediate_size: Some(1408),
-            shared_expert_intermediate_size: Some(1408),
-            num_hidden_layers: 46,
-            first_k_dense_replace: 1,
-            num_attention_heads: 96,
-            num_key_value_heads: 8,
-            head_dim: 128,
-            partial_rotary_factor: Some(0.5),
-            num_experts: 128,
-            num_experts_per_tok: 8,
-            router_aux_loss_coef: 0.0001,
-            router_balance: BalanceOver::Sequence,
-            max_position_embeddings: 131_072,
-            rope_theta: 1_000_000.0,
-            attention_bias: true,
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
+        sized! { Self::tiny();
+            variant: MixtralVariant::Glm4Moe, vocab_size: 151_552, hidden_size: 4096, intermediate_size: 10_944,
+            moe_intermediate_size: Some(1408), shared_expert_intermediate_size: Some(1408), num_hidden_layers: 46,
+            first_k_dense_replace: 1, num_attention_heads: 96, num_key_value_heads: 8, head_dim: 128,
+            partial_rotary_factor: Some(0.5), num_experts: 128, num_experts_per_tok: 8, router_aux_loss_coef: 0.0001,
+            router_balance: BalanceOver::Sequence, max_position_embeddings: 131_072, rope_theta: 1_000_000.0,
+            attention_bias: true, make_vocab_size_divisible_by: 128
         }
     }
 
     /// GLM-4.5: 353 billion parameters, of which a token uses 32, without its module of multi-token prediction.
     pub fn glm4_5() -> Self {
-        Self {
-            hidden_size: 5120,
-            intermediate_size: 12_288,
-            moe_intermediate_size: Some(1536),
-            shared_expert_intermediate_size: Some(1536),
-            num_hidden_layers: 92,
-            first_k_dense_replace: 3,
-            num_experts: 160,
-            routed_scaling_factor: 2.5,
-            use_qk_norm: true,
-            ..Self::glm4_5_air()
+        sized! { Self::glm4_5_air();
+            hidden_size: 5120, intermediate_size: 12_288, moe_intermediate_size: Some(1536),
+            shared_expert_intermediate_size: Some(1536), num_hidden_layers: 92, first_k_dense_replace: 3,
+            num_experts: 160, routed_scaling_factor: 2.5, use_qk_norm: true
         }
     }
 
     /// Mixtral 8x7B, version 0.1.
     pub fn mixtral_8x7b() -> Self {
-        Self {
-            vocab_size: 32_000,
-            hidden_size: 4096,
-            intermediate_size: 14_336,
-            num_hidden_layers: 32,
-            num_attention_heads: 32,
-            num_key_value_heads: 8,
-            head_dim: 128,
-            num_experts: 8,
-            router_aux_loss_coef: 0.02,
-            max_position_embeddings: 32_768,
-            rope_theta: 1_000_000.0,
-            make_vocab_size_divisible_by: 128,
-            ..Self::tiny()
+        sized! { Self::tiny();
+            vocab_size: 32_000, hidden_size: 4096, intermediate_size: 14_336, num_hidden_layers: 32,
+            num_attention_heads: 32, num_key_value_heads: 8, head_dim: 128, num_experts: 8, router_aux_loss_coef: 0.02,
+            max_position_embeddings: 32_768, rope_theta: 1_000_000.0, make_vocab_size_divisible_by: 128
         }
     }
 
@@ -255,20 +172,10 @@ impl MixtralConfig {
 
     /// Qwen3 with 30 billion parameters, of which a token uses 3 billion.
     pub fn qwen3_30b_a3b() -> Self {
-        Self {
-            variant: MixtralVariant::Qwen3Moe,
-            vocab_size: 151_936,
-            hidden_size: 2048,
-            intermediate_size: 6144,
-            moe_intermediate_size: Some(768),
-            num_hidden_layers: 48,
-            num_key_value_heads: 4,
-            num_experts: 128,
-            num_experts_per_tok: 8,
-            router_aux_loss_coef: 0.001,
-            max_position_embeddings: 40_960,
-            rms_norm_eps: 1e-6,
-            ..Self::mixtral_8x7b()
+        sized! { Self::mixtral_8x7b();
+            variant: MixtralVariant::Qwen3Moe, vocab_size: 151_936, hidden_size: 2048, intermediate_size: 6144,
+            moe_intermediate_size: Some(768), num_hidden_layers: 48, num_key_value_heads: 4, num_experts: 128,
+            num_experts_per_tok: 8, router_aux_loss_coef: 0.001, max_position_embeddings: 40_960, rms_norm_eps: 1e-6
         }
     }
 }

@@ -59,7 +59,7 @@ fn a_stack_is_taken_apart() {
 #[test]
 fn wrong_checkpoints_are_refused() {
     let mut theirs = BTreeMap::from([("qkv".to_string(), tensor(&[6, 3]))]);
-    let refuse = |theirs: &BTreeMap<String, HostTensor>| map().import(theirs).unwrap_err().to_string();
+    let refuse = |theirs: &HostTensors| map().import(theirs).unwrap_err().to_string();
     assert_eq!(refuse(&theirs), "tensor `qkv` is [6, 3], the model's configuration needs [3, 6]");
     theirs.insert("qkv".into(), tensor(&[3, 6]));
     assert_eq!(refuse(&theirs), "tensor `ln` is missing");

@@ -3,35 +3,16 @@
 use serde_json::{Value, json};
 
 use super::config::{HybridLayer, NemotronHConfig};
-use crate::hf::{ConfigReader, HfError, class_of};
+use crate::hf::{ConfigReader, HfError, class_of, keys, written};
 
 /// Keys that say how a new model begins and how positions are chunked, of experts and multi-token prediction that the
 /// model does not have, and `expand`, next to which the heads have sizes of their own.
-const HARMLESS: [&str; 24] = [
-    "auto_map",
-    "chunk_size",
-    "expand",
-    "mamba_ssm_cache_dtype",
-    "moe_intermediate_size",
-    "moe_latent_size",
-    "moe_shared_expert_intermediate_size",
-    "moe_shared_expert_overlap",
-    "mtp_layers_block_type",
-    "n_group",
-    "n_routed_experts",
-    "n_shared_experts",
-    "norm_topk_prob",
-    "num_experts_per_tok",
-    "num_logits_to_keep",
-    "output_router_logits",
-    "rescale_prenorm_residual",
-    "residual_in_fp32",
-    "routed_scaling_factor",
-    "time_step_floor",
-    "time_step_max",
-    "time_step_min",
-    "topk_group",
-    "use_mamba_kernels",
+const HARMLESS: [&str; 24] = keys![
+    "auto_map" "chunk_size" "expand" "mamba_ssm_cache_dtype" "moe_intermediate_size" "moe_latent_size"
+    "moe_shared_expert_intermediate_size" "moe_shared_expert_overlap" "mtp_layers_block_type" "n_group"
+    "n_routed_experts" "n_shared_experts" "norm_topk_prob" "num_experts_per_tok" "num_logits_to_keep"
+    "output_router_logits" "rescale_prenorm_residual" "residual_in_fp32" "routed_scaling_factor" "time_step_floor"
+    "time_step_max" "time_step_min" "topk_group" "use_mamba_kernels"
 ];
 
 /// The smallest step size of transformers, which takes the key `time_step_min` for it. Megatron-LM and NVIDIA's own code take
@@ -107,35 +88,16 @@ impl NemotronHConfig {
             HybridLayer::Attention => KINDS[1].1,
             HybridLayer::Mlp => KINDS[2].1,
         };
-        json!({
+        let further = json!({
             "architectures": [class_of("nemotron_h")],
             "model_type": "nemotron_h",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_hidden_layers(),
-            "hybrid_override_pattern": self.hybrid_override_pattern,
             "layers_block_type": (0..self.num_hidden_layers()).map(word).collect::<Vec<_>>(),
-            "num_attention_heads": self.num_attention_heads,
-            "num_key_value_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.intermediate_size,
             "mlp_hidden_act": "relu2",
-            "mlp_bias": self.mlp_bias,
-            "mamba_num_heads": self.mamba_num_heads,
-            "mamba_head_dim": self.mamba_head_dim,
             "mamba_hidden_act": "silu",
-            "ssm_state_size": self.ssm_state_size,
-            "n_groups": self.n_groups,
-            "conv_kernel": self.conv_kernel,
-            "use_conv_bias": self.use_conv_bias,
-            "use_bias": self.use_bias,
             "time_step_min": NO_SMALLEST_STEP,
-            "max_position_embeddings": self.max_position_embeddings,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "initializer_range": self.initializer_range,
-            "attention_dropout": self.attention_dropout,
-        })
+        });
+        written(self, &["hidden_dropout", "make_vocab_size_divisible_by"], further)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Known sizes: those of NVIDIA's own training code (Megatron-Bridge, `models/nemotronh/nemotron_h_provider.py`).
 
 use super::config::NemotronHConfig;
+use crate::sized;
 
 /// [`NemotronHConfig::tiny`].
 impl Default for NemotronHConfig {
@@ -40,20 +41,11 @@ impl NemotronHConfig {
 
     /// Nemotron-H-8B.
     pub fn nemotron_h_8b() -> Self {
-        Self {
-            vocab_size: 131_072,
-            hidden_size: 4096,
+        sized! { Self::tiny();
+            vocab_size: 131_072, hidden_size: 4096,
             hybrid_override_pattern: "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-".into(),
-            num_attention_heads: 32,
-            num_key_value_heads: 8,
-            head_dim: 128,
-            intermediate_size: 21_504,
-            mamba_num_heads: 128,
-            mamba_head_dim: 64,
-            ssm_state_size: 128,
-            n_groups: 8,
-            max_position_embeddings: 8192,
-            ..Self::tiny()
+            num_attention_heads: 32, num_key_value_heads: 8, head_dim: 128, intermediate_size: 21_504,
+            mamba_num_heads: 128, mamba_head_dim: 64, ssm_state_size: 128, n_groups: 8, max_position_embeddings: 8192
         }
     }
 
@@ -96,14 +88,10 @@ impl NemotronHConfig {
 
     /// NVIDIA-Nemotron-Nano-12B-v2.
     pub fn nemotron_nano_12b_v2() -> Self {
-        Self {
+        sized! { Self::nemotron_h_8b();
             hidden_size: 5120,
             hybrid_override_pattern: "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-".into(),
-            num_attention_heads: 40,
-            intermediate_size: 20_480,
-            mamba_head_dim: 80,
-            max_position_embeddings: 131_072,
-            ..Self::nemotron_h_8b()
+            num_attention_heads: 40, intermediate_size: 20_480, mamba_head_dim: 80, max_position_embeddings: 131_072
         }
     }
 

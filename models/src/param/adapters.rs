@@ -5,10 +5,10 @@ use std::sync::Arc;
 use backend_dist::comm::Group;
 use backend_dist::ops::blockwise::QuantizedWeight;
 use backend_dist::shard::{Init, Section};
-use burn::module::Param;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::{BuildError, ParamBuilder, WeightSource};
+use super::kinds::{Created, Sections};
+use super::{ParamBuilder, Result, WeightSource};
 use crate::layers::LinearWeight;
 use crate::lora::{BaseFormat, LoraConfig, LoraPlan, Quantizer};
 
@@ -38,7 +38,7 @@ impl<'a> ParamBuilder<'a> {
     ///
     /// # Errors
     /// As [`ParamBuilder::sections`], and if sections in few bits are not whole blocks.
-    pub(crate) fn linear_weight(&mut self, sections: Vec<(Section, Init)>) -> Result<LinearWeight, BuildError> {
+    pub(crate) fn linear_weight(&mut self, sections: Sections) -> Result<LinearWeight> {
         match self.stored(&sections, &self.parallel.group)? {
             Some(stored) => Ok(stored.into()),
             None => Ok(self.sections(sections)?.into()),
@@ -49,7 +49,7 @@ impl<'a> ParamBuilder<'a> {
     ///
     /// # Panics
     /// Outside layers.
-    pub(crate) fn expert_weight(&mut self, sections: Vec<(Section, Init)>) -> Result<LinearWeight, BuildError> {
+    pub(crate) fn expert_weight(&mut self, sections: Sections) -> Result<LinearWeight> {
         match self.stored(&sections, &self.experts().parts)? {
             Some(stored) => Ok(stored.into()),
             None => Ok(self.expert_sections(sections)?.into()),
@@ -57,7 +57,7 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// Sections in few bits, if frozen weights are; `group` are the ranks that share each.
-    fn stored(&self, sections: &[(Section, Init)], group: &Group) -> Result<Option<QuantizedWeight>, BuildError> {
+    fn stored(&self, sections: &[(Section, Init)], group: &Group) -> Result<Option<QuantizedWeight>> {
         let Some(base) = self.base.filter(|_| self.has_adapters()) else { return Ok(None) };
         let mut quantizer = Quantizer::new(base, group);
         for (section, init) in sections {
@@ -91,18 +91,12 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// A parameter of an adapter, made of sections one after the other.
-    pub(crate) fn adapter<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub(crate) fn adapter<const D: usize>(&mut self, sections: Sections) -> Created<D> {
         self.create_adapter(sections, false)
     }
 
     /// The same, applied where activations may be sharded along the sequence.
-    pub(crate) fn adapter_on_sequence<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub(crate) fn adapter_on_sequence<const D: usize>(&mut self, sections: Sections) -> Created<D> {
         self.create_adapter(sections, self.parallel.sequence)
     }
 
@@ -111,11 +105,7 @@ impl<'a> ParamBuilder<'a> {
     ///
     /// # Panics
     /// Outside layers.
-    pub(crate) fn expert_adapter<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-        is_whole: bool,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub(crate) fn expert_adapter<const D: usize>(&mut self, sections: Sections, is_whole: bool) -> Created<D> {
         self.in_experts(|params| params.create_adapter(sections, is_whole))
     }
 
@@ -129,7 +119,7 @@ impl<'a> ParamBuilder<'a> {
         sections: Vec<Section>,
         values: Tensor<1>,
         is_whole: bool,
-    ) -> Result<Param<Tensor<1>>, BuildError> {
+    ) -> Created<1> {
         if self.lora.as_ref().is_some_and(|lora| lora.source.is_some()) {
             return self.expert_adapter(sections.into_iter().map(|section| (section, Init::ONES)).collect(), is_whole);
         }
@@ -138,12 +128,7 @@ impl<'a> ParamBuilder<'a> {
     }
 
     /// A parameter that starts with these values of its section, unless the adapters have a source.
-    pub(crate) fn adapter_of_values(
-        &mut self,
-        section: Section,
-        values: Tensor<1>,
-        on_sequence: bool,
-    ) -> Result<Param<Tensor<1>>, BuildError> {
+    pub(crate) fn adapter_of_values(&mut self, section: Section, values: Tensor<1>, on_sequence: bool) -> Created<1> {
         let source = self.lora.as_ref().and_then(|lora| lora.source);
         let values = match source {
             Some(_) => self.values(&section, Init::ONES, self.dtype, source)?,
@@ -152,17 +137,8 @@ impl<'a> ParamBuilder<'a> {
         self.assemble(vec![section], vec![values], on_sequence && self.parallel.sequence, true)
     }
 
-    fn create_adapter<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-        partial_gradient: bool,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    fn create_adapter<const D: usize>(&mut self, sections: Sections, partial_gradient: bool) -> Created<D> {
         let source = self.lora.as_ref().and_then(|lora| lora.source);
-        let parts = sections
-            .iter()
-            .map(|(section, init)| self.values(section, *init, self.dtype, source))
-            .collect::<Result<Vec<_>, _>>()?;
-        let sections = sections.into_iter().map(|(section, _)| section).collect();
-        self.assemble(sections, parts, partial_gradient, true)
+        self.create_from(source, sections, partial_gradient, true)
     }
 }

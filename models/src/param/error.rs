@@ -34,3 +34,6 @@ pub enum BuildError {
     #[error("weight `{name}`: {source}")]
     Weight { name: String, source: BoxError },
 }
+
+/// What builds models and their layers.
+pub type Result<T, E = BuildError> = std::result::Result<T, E>;

@@ -6,7 +6,7 @@ use backend_dist::mesh::Nearest;
 use backend_dist::ops::fp8::{ExpertRanks, ExpertSharding, Fp8Experts, Fp8Linear, Fp8Recipe};
 use backend_dist::shard::Unit;
 
-use super::{BuildError, ParamBuilder};
+use super::{BuildError, ParamBuilder, Result};
 use crate::fp8::Fp8Config;
 
 /// Which layers multiply in FP8.
@@ -28,10 +28,7 @@ impl ParamBuilder<'_> {
     /// The FP8 side of the linear layer `name` of what [`ParamBuilder::begin`] began.
     pub fn fp8_linear(&self, name: &str) -> Option<Fp8Linear> {
         let layer = Fp8Linear::new(&self.fp8_layers, name, self.fp8_recipe()?, self.parallel.group.clone());
-        Some(match self.is_frozen(&format!("{name}.weight")) {
-            true => layer.with_frozen_weight(&self.fp8_layers),
-            false => layer,
-        })
+        Some(if self.is_frozen(&format!("{name}.weight")) { layer.with_frozen_weight(&self.fp8_layers) } else { layer })
     }
 
     /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have
@@ -39,12 +36,7 @@ impl ParamBuilder<'_> {
     ///
     /// # Errors
     /// If ranks that share sequences hold some of the experts together with ranks that do not.
-    pub fn fp8_experts(
-        &self,
-        name: &str,
-        experts: usize,
-        sharding: ExpertSharding,
-    ) -> Result<Option<Fp8Experts>, BuildError> {
+    pub fn fp8_experts(&self, name: &str, experts: usize, sharding: ExpertSharding) -> Result<Option<Fp8Experts>> {
         let has_experts = self.fp8.as_ref().is_some_and(|fp8| fp8.experts);
         let Some(recipe) = self.fp8_recipe().filter(|_| has_experts) else { return Ok(None) };
         let (cp, dp_ranks) = (self.context_parallel, self.expert_senders().len());

@@ -2,7 +2,7 @@
 
 use backend_dist::shard::{Init, Section};
 
-use super::{BuildError, ParamBuilder};
+use super::{BuildError, ParamBuilder, Result};
 use crate::names::fits;
 
 impl ParamBuilder<'_> {
@@ -22,7 +22,7 @@ impl ParamBuilder<'_> {
     ///
     /// # Errors
     /// If some of the sections are.
-    pub(super) fn freezes(&self, sections: &[(Section, Init)]) -> Result<bool, BuildError> {
+    pub(super) fn freezes(&self, sections: &[(Section, Init)]) -> Result<bool> {
         let (frozen, other): (Vec<&str>, Vec<&str>) =
             sections.iter().map(|(section, _)| section.name.as_str()).partition(|name| self.is_frozen(name));
         match (frozen.first(), other.first()) {

@@ -4,14 +4,19 @@ use backend_dist::shard::{Init, ParamSpec, Section, Unit};
 use burn::module::{Param, ParamId};
 use burn::tensor::{FloatDType, Tensor};
 
-use super::{BuildError, ParamBuilder};
+use super::{ParamBuilder, Result, WeightSource};
+
+/// A parameter's sections, one after the other, each with its distribution.
+pub(super) type Sections = Vec<(Section, Init)>;
+/// A parameter, or why there is none.
+pub(super) type Created<const D: usize> = Result<Param<Tensor<D>>>;
 
 impl ParamBuilder<'_> {
     /// A parameter made of sections, one after the other along the first dimension, each with its distribution.
     ///
     /// # Errors
     /// If the name of the first section is taken, or the source has no fitting values.
-    pub fn sections<const D: usize>(&mut self, sections: Vec<(Section, Init)>) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn sections<const D: usize>(&mut self, sections: Sections) -> Created<D> {
         self.create(sections, false)
     }
 
@@ -20,10 +25,7 @@ impl ParamBuilder<'_> {
     ///
     /// # Panics
     /// Outside layers.
-    pub fn expert_sections<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn expert_sections<const D: usize>(&mut self, sections: Sections) -> Created<D> {
         self.in_experts(|params| params.create(sections, false))
     }
 
@@ -32,10 +34,7 @@ impl ParamBuilder<'_> {
     ///
     /// # Panics
     /// Outside layers.
-    pub fn expert_shares<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn expert_shares<const D: usize>(&mut self, sections: Sections) -> Created<D> {
         self.in_experts(|params| params.create(sections, true))
     }
 
@@ -50,12 +49,7 @@ impl ParamBuilder<'_> {
 
     /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: stored
     /// with the weights in checkpoints, but unknown to the optimizer.
-    pub fn state<const D: usize>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        init: Init,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn state<const D: usize>(&mut self, name: &str, shape: [usize; D], init: Init) -> Created<D> {
         let dtype = if self.dtype == FloatDType::F64 { FloatDType::F64 } else { FloatDType::F32 };
         let section = Section::replicated(name, &shape, self.place());
         let values = self.values(&section, init, dtype, self.source)?;
@@ -67,56 +61,43 @@ impl ParamBuilder<'_> {
     }
 
     /// A parameter that is whole on every rank and applied to the whole sequence.
-    pub fn replicated<const D: usize>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        init: Init,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn replicated<const D: usize>(&mut self, name: &str, shape: [usize; D], init: Init) -> Created<D> {
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], false)
     }
 
     /// A parameter that is whole on every rank and applied where activations may be sharded along the sequence:
     /// norms, biases after a row-parallel layer, positions.
-    pub fn on_sequence<const D: usize>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        init: Init,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn on_sequence<const D: usize>(&mut self, name: &str, shape: [usize; D], init: Init) -> Created<D> {
         let sequence = self.parallel.sequence;
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], sequence)
     }
 
     /// [`on_sequence`](Self::on_sequence) of several global tensors, one after the other along the first dimension.
-    pub fn on_sequence_sections<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn on_sequence_sections<const D: usize>(&mut self, sections: Sections) -> Created<D> {
         self.create(sections, self.parallel.sequence)
     }
 
     /// A parameter that is whole on every rank and applied to each rank's own heads: every rank has the gradient of its
     /// heads only.
-    pub fn on_heads<const D: usize>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        init: Init,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    pub fn on_heads<const D: usize>(&mut self, name: &str, shape: [usize; D], init: Init) -> Created<D> {
         self.create(vec![(Section::replicated(name, &shape, self.place()), init)], true)
     }
 
-    fn create<const D: usize>(
-        &mut self,
-        sections: Vec<(Section, Init)>,
-        partial_gradient: bool,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
-        let parts = sections
-            .iter()
-            .map(|(section, init)| self.values(section, *init, self.dtype, self.source))
-            .collect::<Result<Vec<_>, _>>()?;
+    fn create<const D: usize>(&mut self, sections: Sections, partial_gradient: bool) -> Created<D> {
         let trained = !self.freezes(&sections)?;
+        self.create_from(self.source, sections, partial_gradient, trained)
+    }
+
+    /// A parameter whose values are a source's, if there is one.
+    pub(super) fn create_from<const D: usize>(
+        &mut self,
+        source: Option<&dyn WeightSource>,
+        sections: Sections,
+        partial_gradient: bool,
+        trained: bool,
+    ) -> Created<D> {
+        let values = |(section, init): &(Section, Init)| self.values(section, *init, self.dtype, source);
+        let parts = sections.iter().map(values).collect::<Result<Vec<_>, _>>()?;
         let sections = sections.into_iter().map(|(section, _)| section).collect();
         self.assemble(sections, parts, partial_gradient, trained)
     }
@@ -128,7 +109,7 @@ impl ParamBuilder<'_> {
         parts: Vec<Tensor<1>>,
         partial_gradient: bool,
         trained: bool,
-    ) -> Result<Param<Tensor<D>>, BuildError> {
+    ) -> Created<D> {
         let spec = ParamSpec::new(sections, partial_gradient);
         // Checkpoints of adapters do not have what is frozen under them.
         let frozen = !trained && self.has_adapters();

@@ -10,7 +10,7 @@ use backend_dist::shard::{HostFloats, Init, Section, element, into_data};
 use backend_dist::startup;
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
-use super::{BuildError, ParamBuilder, WeightSource};
+use super::{BuildError, ParamBuilder, Result, WeightSource};
 
 /// Elements of a section that are worth sharing the work of drawing them.
 const SHARED: usize = 1 << 20;
@@ -25,7 +25,7 @@ impl ParamBuilder<'_> {
         init: Init,
         dtype: FloatDType,
         source: Option<&dyn WeightSource>,
-    ) -> Result<Tensor<1>, BuildError> {
+    ) -> Result<Tensor<1>> {
         let Some(source) = source else { return Ok(self.drawn(section, init, dtype)) };
         let values = self.read(section, dtype, source)?;
         let bytes = values.bytes().len();
@@ -39,12 +39,7 @@ impl ParamBuilder<'_> {
     }
 
     /// The slice's values of `source` on the host, with their padding.
-    pub(super) fn read(
-        &self,
-        section: &Section,
-        dtype: FloatDType,
-        source: &dyn WeightSource,
-    ) -> Result<HostFloats, BuildError> {
+    pub(super) fn read(&self, section: &Section, dtype: FloatDType, source: &dyn WeightSource) -> Result<HostFloats> {
         let read = source.read_stored(&section.name, &section.global_shape, &section.ranges());
         let values = read.map_err(|source| BuildError::Weight { name: section.name.clone(), source })?;
         startup::note_read(values.bytes().len());

@@ -58,24 +58,13 @@ fn relatives_with_a_cache() {
 /// Fewer new tokens than ranks: some have none to send to their experts.
 #[test]
 fn moe_with_a_cache() {
-    let config = MixtralConfig {
-        variant: MixtralVariant::Qwen3Moe,
-        vocab_size: 99,
-        hidden_size: 32,
-        intermediate_size: 48,
-        moe_intermediate_size: Some(24),
-        num_hidden_layers: 3,
-        mlp_only_layers: vec![1],
-        ..MixtralConfig::tiny()
+    let config = models::sized! { MixtralConfig::tiny();
+        variant: MixtralVariant::Qwen3Moe, vocab_size: 99, hidden_size: 32, intermediate_size: 48,
+        moe_intermediate_size: Some(24), num_hidden_layers: 3, mlp_only_layers: vec![1]
     };
-    let gpt_oss = MixtralConfig {
-        variant: MixtralVariant::GptOss,
-        moe_intermediate_size: None,
-        mlp_only_layers: Vec::new(),
-        sliding_window: Some(4),
-        sliding_window_pattern: Some(2),
-        attention_bias: true,
-        ..config.clone()
+    let gpt_oss = models::sized! { config.clone();
+        variant: MixtralVariant::GptOss, moe_intermediate_size: None, mlp_only_layers: Vec::new(),
+        sliding_window: Some(4), sliding_window_pattern: Some(2), attention_bias: true
     };
     for config in [config, gpt_oss] {
         assert_cache_changes_nothing::<Mixtral>(&config, &["TP1", "TP2", "TP4 SP", "TP4 EP4 ETP1", "TP4 SP EP2 ETP2"]);

@@ -68,15 +68,9 @@ fn gpt_in_fp8() {
 }
 
 fn wide_mixtral() -> MixtralConfig {
-    MixtralConfig {
-        vocab_size: 99,
-        hidden_size: 64,
-        intermediate_size: 64,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        head_dim: 8,
-        num_experts: 4,
-        ..MixtralConfig::tiny()
+    models::sized! { MixtralConfig::tiny();
+        vocab_size: 99, hidden_size: 64, intermediate_size: 64, num_attention_heads: 8, num_key_value_heads: 4,
+        head_dim: 8, num_experts: 4
     }
 }
 

@@ -18,15 +18,9 @@ use crate::harness::{BATCH, Batch, Noise, SEQ, assert_close, host, initial_weigh
 
 /// Two value heads for each key head, heads wider than `hidden / heads`.
 fn qwen3_next() -> MixtralConfig {
-    MixtralConfig {
-        vocab_size: 99,
-        hidden_size: 32,
-        intermediate_size: 48,
-        moe_intermediate_size: Some(24),
-        num_experts: 4,
-        linear_value_head_dim: Some(12),
-        mlp_only_layers: vec![2],
-        ..MixtralConfig::qwen3_next_tiny()
+    models::sized! { MixtralConfig::qwen3_next_tiny();
+        vocab_size: 99, hidden_size: 32, intermediate_size: 48, moe_intermediate_size: Some(24), num_experts: 4,
+        linear_value_head_dim: Some(12), mlp_only_layers: vec![2]
     }
 }
 
@@ -73,12 +67,8 @@ fn mamba2_with_states() {
 
 /// Of its two groups and four key-value heads TP8 has several ranks each.
 fn nemotron_h() -> NemotronHConfig {
-    let of = NemotronHConfig {
-        vocab_size: 99,
-        hidden_size: 32,
-        mamba_head_dim: 6,
-        ssm_state_size: 5,
-        ..NemotronHConfig::tiny()
+    let of = models::sized! { NemotronHConfig::tiny();
+        vocab_size: 99, hidden_size: 32, mamba_head_dim: 6, ssm_state_size: 5
     };
     NemotronHConfig { hybrid_override_pattern: "M-*-M".into(), head_dim: 5, use_bias: true, mlp_bias: true, ..of }
 }

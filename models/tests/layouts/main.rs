@@ -39,13 +39,8 @@ fn llama() -> LlamaConfig {
 }
 
 fn gpt() -> GptConfig {
-    GptConfig {
-        vocab_size: 99,
-        max_position_embeddings: 20,
-        hidden_size: 32,
-        intermediate_size: 48,
-        num_attention_heads: 4,
-        ..GptConfig::tiny()
+    models::sized! { GptConfig::tiny();
+        vocab_size: 99, max_position_embeddings: 20, hidden_size: 32, intermediate_size: 48, num_attention_heads: 4
     }
 }
 
@@ -131,21 +126,13 @@ fn qwen3_with_head_norms() {
 /// whole queries and keys add up squares over ranks, of which some have the same.
 fn relatives() -> Vec<LlamaConfig> {
     let of = |variant| LlamaConfig { variant, num_hidden_layers: 3, ..llama() };
-    let gemma2 = LlamaConfig {
-        sliding_window: Some(5),
-        sliding_window_pattern: Some(2),
-        query_pre_attn_scalar: Some(10.0),
-        attn_logit_softcapping: Some(2.0),
-        final_logit_softcapping: Some(3.0),
-        tie_word_embeddings: true,
-        ..of(LlamaVariant::Gemma2)
+    let gemma2 = models::sized! { of(LlamaVariant::Gemma2);
+        sliding_window: Some(5), sliding_window_pattern: Some(2), query_pre_attn_scalar: Some(10.0),
+        attn_logit_softcapping: Some(2.0), final_logit_softcapping: Some(3.0), tie_word_embeddings: true
     };
-    let gemma3 = LlamaConfig {
-        variant: LlamaVariant::Gemma3,
-        rope_local_base_freq: Some(100.0),
-        attn_logit_softcapping: None,
-        final_logit_softcapping: None,
-        ..gemma2.clone()
+    let gemma3 = models::sized! { gemma2.clone();
+        variant: LlamaVariant::Gemma3, rope_local_base_freq: Some(100.0), attn_logit_softcapping: None,
+        final_logit_softcapping: None
     };
     vec![
         of(LlamaVariant::Qwen2),

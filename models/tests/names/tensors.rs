@@ -98,14 +98,9 @@ fn megatron_names_of_a_moe() {
 /// Layers without experts have an MLP of its own width, under the names of a dense model.
 #[test]
 fn names_of_layers_without_experts() {
-    let config = MixtralConfig {
-        variant: MixtralVariant::Qwen3Moe,
-        intermediate_size: 96,
-        moe_intermediate_size: Some(24),
-        decoder_sparse_step: 2,
-        num_hidden_layers: 4,
-        mlp_only_layers: vec![3],
-        ..MixtralConfig::tiny()
+    let config = models::sized! { MixtralConfig::tiny();
+        variant: MixtralVariant::Qwen3Moe, intermediate_size: 96, moe_intermediate_size: Some(24),
+        decoder_sparse_step: 2, num_hidden_layers: 4, mlp_only_layers: vec![3]
     };
     for (map, dense, moe) in [
         (config.hf_names(), "model.layers.3.mlp.up_proj.weight", "model.layers.1.mlp.experts.2.up_proj.weight"),
@@ -126,12 +121,8 @@ fn names_of_layers_without_experts() {
 /// All biases, learned positions and a plain MLP.
 #[test]
 fn megatron_names_of_a_gpt() {
-    let config = GptConfig {
-        vocab_size: 10,
-        hidden_size: 8,
-        intermediate_size: 12,
-        num_attention_heads: 2,
-        ..GptConfig::tiny()
+    let config = models::sized! { GptConfig::tiny();
+        vocab_size: 10, hidden_size: 8, intermediate_size: 12, num_attention_heads: 2
     };
     let map = config.megatron_names();
     let shapes: BTreeMap<String, Vec<usize>> = map.iter().map(|(_, f)| (f.name.clone(), f.shape.clone())).collect();

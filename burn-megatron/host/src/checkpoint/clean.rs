@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use super::disk::Files;
-use super::error::CheckpointError;
+use super::error::Result;
 use super::names::{self, Folder};
 
 /// Removes what failed saves and killed runs have left, and gives a replaced checkpoint its name back if the one that
 /// was to take it did not come that far. Only for who has the lock of `root`.
-pub(super) fn clean_up(files: &Files, root: &Path) -> Result<(), CheckpointError> {
+pub(super) fn clean_up(files: &Files, root: &Path) -> Result<()> {
     let entries = files.list(root)?;
     let is_there = |folder: Folder| entries.iter().any(|entry| entry.name == folder.name());
     for entry in &entries {

@@ -7,14 +7,14 @@ use sha2::{Digest, Sha256};
 use super::RunState;
 use super::clean::clean_up;
 use super::disk::Files;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::hashes::hex;
 use super::manifest::Shard;
 use super::manifest::{Manifest, SavedFile};
 use super::names::{self, Folder};
 
 /// Makes an empty folder for the files of a step, and removes what earlier saves that failed have left.
-pub(super) fn begin(files: &Files, root: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
+pub(super) fn begin(files: &Files, root: &Path, step: u64) -> Result<PathBuf> {
     let folder = Folder::Partial(step).path(root);
     files.remove_folder(&folder)?;
     // Other leftovers cost space, but are in nobody's way.
@@ -31,7 +31,7 @@ pub(super) fn commit(
     state: RunState,
     tokenizer: Option<&[u8]>,
     shards: Vec<Shard>,
-) -> Result<PathBuf, CheckpointError> {
+) -> Result<PathBuf> {
     let step = state.step;
     let (partial, path) = (Folder::Partial(step).path(root), Folder::Step(step).path(root));
     write_index(files, &partial, state, tokenizer, shards)?;
@@ -55,7 +55,7 @@ fn write_index(
     state: RunState,
     tokenizer: Option<&[u8]>,
     shards: Vec<Shard>,
-) -> Result<(), CheckpointError> {
+) -> Result<()> {
     let entry = |name: &str, contents: &[u8]| SavedFile {
         name: name.into(),
         bytes: contents.len() as u64,
@@ -81,7 +81,7 @@ fn write_index(
 }
 
 /// Makes the checkpoint of a step the one to resume from.
-pub(super) fn point_to(files: &Files, root: &Path, step: u64) -> Result<(), CheckpointError> {
+pub(super) fn point_to(files: &Files, root: &Path, step: u64) -> Result<()> {
     let new = root.join(names::NEW_LATEST);
     files.write_file(&new, format!("{}\n", names::step_name(step)).as_bytes())?;
     files.rename(&new, &root.join(names::LATEST))?;
@@ -89,7 +89,7 @@ pub(super) fn point_to(files: &Files, root: &Path, step: u64) -> Result<(), Chec
 }
 
 /// The step that `latest` names, if it names one.
-pub(super) fn latest(files: &Files, root: &Path) -> Result<Option<u64>, CheckpointError> {
+pub(super) fn latest(files: &Files, root: &Path) -> Result<Option<u64>> {
     let text = files.read(&root.join(names::LATEST))?;
     Ok(text.and_then(|text| match Folder::parse(String::from_utf8_lossy(&text).trim_end()) {
         Some(Folder::Step(step)) => Some(step),

@@ -81,6 +81,9 @@ pub enum CheckpointError {
     Dtype { path: PathBuf, kind: Kind, name: String, saved: Dtype },
 }
 
+/// What reads or writes checkpoints.
+pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
+
 impl CheckpointError {
     pub(super) fn io(action: &'static str, path: &Path, cause: io::Error) -> Self {
         Self::Io { action, path: path.to_path_buf(), cause: Arc::new(cause) }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use super::disk::{Files, RealDisk};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::names;
 
 /// A lock that ends with this value or the process.
@@ -14,14 +14,14 @@ pub type Lock = Box<dyn Send + Sync>;
 ///
 /// # Errors
 /// Names the process that has it.
-pub fn lock_output(folder: &Path) -> Result<Lock, CheckpointError> {
+pub fn lock_output(folder: &Path) -> Result<Lock> {
     let files = Files::new(RealDisk);
     files.create_folders(folder)?;
     lock(&files, folder, names::RUN_LOCK, "output.directory")
 }
 
 /// Takes a folder by the lock file `name` in it; `key` is what chooses another folder.
-pub(super) fn lock(files: &Files, root: &Path, name: &str, key: &'static str) -> Result<Lock, CheckpointError> {
+pub(super) fn lock(files: &Files, root: &Path, name: &str, key: &'static str) -> Result<Lock> {
     let path = root.join(name);
     let holder = format!("process {} on {}", std::process::id(), host_name());
     match files.lock(&path, &holder)? {

@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
 use super::boxes::{self, Flaw};
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::hashes::PIECE;
 use super::slice::Slice;
 use super::{Kind, RunState, names};
@@ -111,12 +111,7 @@ pub(super) struct Manifest {
 impl Manifest {
     /// Puts together what the writers have written. Fails if writers disagree about a tensor, or their slices overlap
     /// or leave something out. `folder` is named then.
-    pub fn new(
-        folder: &Path,
-        state: RunState,
-        tokenizer: Option<SavedFile>,
-        shards: Vec<Shard>,
-    ) -> Result<Self, CheckpointError> {
+    pub fn new(folder: &Path, state: RunState, tokenizer: Option<SavedFile>, shards: Vec<Shard>) -> Result<Self> {
         let mut files = Vec::new();
         let mut tensors: BTreeMap<(Kind, String), SavedTensor> = BTreeMap::new();
         for shard in shards {
@@ -142,7 +137,7 @@ impl Manifest {
     }
 
     /// Checks that the slices of every tensor hold each element once.
-    pub fn check_cover(&self, folder: &Path) -> Result<(), CheckpointError> {
+    pub fn check_cover(&self, folder: &Path) -> Result<()> {
         for tensor in &self.tensors {
             let fail = |what| CheckpointError::Cover { path: folder.to_path_buf(), key: tensor.key(), what };
             let Some(expected) = boxes::checked_len(&tensor.global_shape) else {
@@ -182,7 +177,7 @@ impl Manifest {
     }
 
     /// Reads the file at `path`. Fails if it is not a manifest, or of a newer version.
-    pub fn from_json(path: &Path, json: &[u8]) -> Result<Self, CheckpointError> {
+    pub fn from_json(path: &Path, json: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
         struct Head {
             format: String,
@@ -208,7 +203,7 @@ impl Manifest {
 
     /// Refuses names that lead out of the checkpoint's folder or stand for two tensors, and counts that no run has. `path`
     /// is the manifest's.
-    fn check(&self, path: &Path) -> Result<(), CheckpointError> {
+    fn check(&self, path: &Path) -> Result<()> {
         let refuse = |what: String| Err(CheckpointError::file(path, what));
         let files = self.files.iter().chain(&self.tokenizer).map(|file| &file.name);
         let mut names = files.chain(self.tensors.iter().flat_map(|tensor| &tensor.slices).map(|slice| &slice.file));

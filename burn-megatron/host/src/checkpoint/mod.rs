@@ -54,7 +54,7 @@ mod storage;
 mod tests;
 
 use crate::boxes;
-pub use error::CheckpointError;
+pub use error::{CheckpointError, Result};
 #[doc(hidden)]
 pub use lock::lock_output;
 pub use manifest::{SavedFile, SavedSlice, SavedTensor};

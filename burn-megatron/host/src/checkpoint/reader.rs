@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use layouts::shard::{HostFloats, WeightSource};
 use safetensors::Dtype;
 
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manifest::{Manifest, SavedFile, SavedTensor};
 use super::{Kind, RunState, boxes};
 use crate::positioned::PositionedFile;
@@ -68,7 +68,7 @@ impl Checkpoint {
     /// # Errors
     /// If there is none, or something about it is wrong: a file is missing or has another size, the manifest is not
     /// what was written or of a newer version, slices overlap or leave something out.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let (path, warning) = find::find(path.as_ref())?;
         Self::open_folder(&path, warning).map_err(|error| find::with_others(error, &path))
     }
@@ -78,7 +78,7 @@ impl Checkpoint {
     /// # Errors
     /// If the folder cannot be read.
     #[doc(hidden)]
-    pub fn traces(root: &Path) -> Result<Vec<String>, CheckpointError> {
+    pub fn traces(root: &Path) -> Result<Vec<String>> {
         find::traces(root)
     }
 
@@ -86,11 +86,11 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If the folder cannot be read.
-    pub fn list(root: impl AsRef<Path>) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
+    pub fn list(root: impl AsRef<Path>) -> Result<BTreeMap<u64, PathBuf>> {
         find::list(root.as_ref())
     }
 
-    fn open_folder(path: &Path, warning: Option<String>) -> Result<Self, CheckpointError> {
+    fn open_folder(path: &Path, warning: Option<String>) -> Result<Self> {
         let manifest = find::manifest(path)?;
         manifest.check_cover(path)?;
         if let Some(tokenizer) = &manifest.tokenizer {
@@ -181,13 +181,7 @@ impl Checkpoint {
     ///
     /// # Panics
     /// If `ranges` is not inside `shape`.
-    pub fn read(
-        &self,
-        kind: Kind,
-        name: &str,
-        shape: &[usize],
-        ranges: &[Range<usize>],
-    ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
+    pub fn read(&self, kind: Kind, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<(Dtype, Vec<u8>)> {
         if self.is_joined(kind, name) {
             return self.joined(name, shape, ranges);
         }
@@ -200,7 +194,7 @@ impl Checkpoint {
     }
 
     /// The bytes of a box of a tensor.
-    fn stored(&self, located: &Located, ranges: &[Range<usize>]) -> Result<Vec<u8>, CheckpointError> {
+    fn stored(&self, located: &Located, ranges: &[Range<usize>]) -> Result<Vec<u8>> {
         let dtype = self.manifest.tensors[located.index].dtype;
         let mut values = vec![0; boxes::len(ranges) * (dtype.bitsize() / 8)];
         self.fill(located, ranges, &mut values)?;
@@ -208,13 +202,7 @@ impl Checkpoint {
     }
 
     /// Where a tensor is.
-    fn locate(
-        &self,
-        kind: Kind,
-        name: &str,
-        shape: &[usize],
-        ranges: &[Range<usize>],
-    ) -> Result<&Located, CheckpointError> {
+    fn locate(&self, kind: Kind, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<&Located> {
         assert!(boxes::fits(ranges, shape), "{kind}/{name}: the box {} in {shape:?}", boxes::text(ranges));
         let Some(located) = self.tensors.get(&(kind, name.to_string())) else {
             let (path, name) = (self.path.clone(), name.to_string());
@@ -229,7 +217,7 @@ impl Checkpoint {
     }
 
     /// Fills `values` with a box of a tensor.
-    fn fill(&self, located: &Located, ranges: &[Range<usize>], values: &mut [u8]) -> Result<(), CheckpointError> {
+    fn fill(&self, located: &Located, ranges: &[Range<usize>], values: &mut [u8]) -> Result<()> {
         let tensor = &self.manifest.tensors[located.index];
         let size = tensor.dtype.bitsize() / 8;
         for (slice, &(shard, start)) in tensor.slices.iter().zip(&located.starts) {
@@ -269,7 +257,7 @@ impl WeightSource for Checkpoint {
 }
 
 /// Opens a file of a checkpoint if it has its size.
-fn open_file(folder: &Path, expected: &SavedFile) -> Result<PositionedFile, CheckpointError> {
+fn open_file(folder: &Path, expected: &SavedFile) -> Result<PositionedFile> {
     let path = folder.join(&expected.name);
     let found = size(&path)?;
     if found != expected.bytes {
@@ -280,7 +268,7 @@ fn open_file(folder: &Path, expected: &SavedFile) -> Result<PositionedFile, Chec
 }
 
 /// Size of a file, which must be one that can be read to its end.
-fn size(path: &Path) -> Result<u64, CheckpointError> {
+fn size(path: &Path) -> Result<u64> {
     let about = fs::metadata(path).map_err(|cause| match cause.kind() {
         io::ErrorKind::NotFound => CheckpointError::file(path, "is missing; restore it"),
         _ => CheckpointError::io("read", path, cause),

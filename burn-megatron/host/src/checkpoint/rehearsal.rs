@@ -6,7 +6,7 @@ use std::time::Instant;
 use safetensors::Dtype;
 
 use super::disk::Files;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::names::{self, Folder};
 use super::{Kind, Slice, shard};
 
@@ -16,13 +16,7 @@ const PROBE: u64 = 4 << 20;
 /// Creates, writes, makes durable, renames, replaces, reads back and deletes in `root`, and compares the free space
 /// with what `count` checkpoints of `each` bytes need beyond the `present` bytes of those that are there. Returns the
 /// seconds that writing one may take: this file's, times what a checkpoint is larger.
-pub(super) fn rehearse(
-    files: &Files,
-    root: &Path,
-    each: u64,
-    count: u64,
-    present: u64,
-) -> Result<f64, CheckpointError> {
+pub(super) fn rehearse(files: &Files, root: &Path, each: u64, count: u64, present: u64) -> Result<f64> {
     let folder = Folder::Rehearsal.path(root);
     files.remove_folder(&folder)?;
     files.create_folder(&folder)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::disk::Files;
-use super::error::CheckpointError;
+use super::error::Result;
 use super::names::Folder;
 
 /// The steps whose checkpoints are no longer wanted, of those that are there: all but the last `keep_last` up to
@@ -32,7 +32,7 @@ pub(super) fn unwanted(
 }
 
 /// The steps that have a complete checkpoint in `root`, in order.
-pub(super) fn steps(files: &Files, root: &Path) -> Result<Vec<u64>, CheckpointError> {
+pub(super) fn steps(files: &Files, root: &Path) -> Result<Vec<u64>> {
     let entries = files.list(root)?;
     let folders = entries.iter().filter(|entry| entry.is_folder).filter_map(|entry| Folder::parse(&entry.name));
     let mut steps: Vec<u64> =
@@ -42,7 +42,7 @@ pub(super) fn steps(files: &Files, root: &Path) -> Result<Vec<u64>, CheckpointEr
 }
 
 /// Deletes checkpoints. Each loses its name before its files, so that none is ever half there.
-pub(super) fn delete(files: &Files, root: &Path, steps: &[u64]) -> Result<(), CheckpointError> {
+pub(super) fn delete(files: &Files, root: &Path, steps: &[u64]) -> Result<()> {
     if steps.is_empty() {
         return Ok(());
     }

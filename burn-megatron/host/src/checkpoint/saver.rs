@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use super::clean::clean_up;
 use super::disk::{Files, RealDisk};
-use super::error::{CheckpointError, START};
+use super::error::{CheckpointError, Result, START};
 use super::lock::{Lock, lock};
 use super::names;
 use super::names::Folder;
@@ -68,7 +68,7 @@ impl Saver {
     ///
     /// # Errors
     /// If the options make no sense, another run saves to `root`, or it cannot be written to.
-    pub fn new(root: &Path, writers: usize, options: SaverOptions) -> Result<Self, CheckpointError> {
+    pub fn new(root: &Path, writers: usize, options: SaverOptions) -> Result<Self> {
         Self::on(Files::new(RealDisk), root, writers, options)
     }
 
@@ -77,21 +77,11 @@ impl Saver {
     ///
     /// # Errors
     /// As [`new`](Self::new); also if another process is not prepared.
-    pub fn among(
-        peers: Peers,
-        root: &Path,
-        writers: Range<usize>,
-        options: SaverOptions,
-    ) -> Result<Self, CheckpointError> {
+    pub fn among(peers: Peers, root: &Path, writers: Range<usize>, options: SaverOptions) -> Result<Self> {
         Self::open(Files::new(RealDisk), root, writers, options, Some(peers))
     }
 
-    pub(super) fn on(
-        files: Files,
-        root: &Path,
-        writers: usize,
-        options: SaverOptions,
-    ) -> Result<Self, CheckpointError> {
+    pub(super) fn on(files: Files, root: &Path, writers: usize, options: SaverOptions) -> Result<Self> {
         Self::open(files, root, 0..writers, options, None)
     }
 
@@ -101,7 +91,7 @@ impl Saver {
         writers: Range<usize>,
         options: SaverOptions,
         peers: Option<Peers>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
         let zero = |option, what: &str| CheckpointError::Option { option, value: "0".into(), what: what.into() };
         if writers.is_empty() {
             return Err(zero("writers", "nobody would save; nearest legal: 1"));
@@ -166,7 +156,7 @@ impl Saver {
     ///
     /// # Errors
     /// What the first save would fail with, and what to change.
-    pub fn rehearse(&self, bytes: u64) -> Result<f64, CheckpointError> {
+    pub fn rehearse(&self, bytes: u64) -> Result<f64> {
         let Shared { files, root, options, .. } = &*self.shared;
         let steps = retention::steps(files, root)?;
         let kept = options.keep_last.unwrap_or(0);
@@ -184,7 +174,7 @@ impl Saver {
     /// # Errors
     /// If a slice cannot be saved as it is, or the writers do not agree; then nothing is written. Without the
     /// background mode also if this writer's shard cannot be written.
-    pub fn submit(&self, writer: usize, slices: Vec<Slice>, state: &RunState) -> Result<(), CheckpointError> {
+    pub fn submit(&self, writer: usize, slices: Vec<Slice>, state: &RunState) -> Result<()> {
         let step = state.step;
         let disagree = |what: String| CheckpointError::Writers { step, what };
         if !self.shared.writers.contains(&writer) {
@@ -219,7 +209,7 @@ impl Saver {
     }
 
     /// Enters the save of a step, after an earlier one has ended.
-    fn join(&self, writer: usize, state: &RunState) -> Result<Arc<Save>, CheckpointError> {
+    fn join(&self, writer: usize, state: &RunState) -> Result<Arc<Save>> {
         let place = writer - self.shared.writers.start;
         let mut progress = self.shared.progress.lock();
         loop {
@@ -242,7 +232,7 @@ impl Saver {
     }
 
     /// How saves that have ended since the last call went, in order.
-    pub fn finished(&self) -> Vec<Result<SaveReport, CheckpointError>> {
+    pub fn finished(&self) -> Vec<Result<SaveReport>> {
         std::mem::take(&mut self.shared.progress.lock().ended)
     }
 
@@ -251,7 +241,7 @@ impl Saver {
     /// # Errors
     /// The first failure that has not been reported yet; `finished` returns the results of the others. A save that
     /// some writer never submitted to has failed.
-    pub fn wait(&self) -> Result<Vec<SaveReport>, CheckpointError> {
+    pub fn wait(&self) -> Result<Vec<SaveReport>> {
         self.settle();
         let ended = &mut self.shared.progress.lock().ended;
         match ended.iter().position(Result::is_err) {
@@ -261,7 +251,7 @@ impl Saver {
     }
 
     /// Waits for the save in progress, if any, and says how all went that [`finished`](Self::finished) would.
-    pub fn settled(&self) -> Vec<Result<SaveReport, CheckpointError>> {
+    pub fn settled(&self) -> Vec<Result<SaveReport>> {
         self.settle();
         self.finished()
     }

@@ -7,7 +7,7 @@ use std::thread::{self, ScopedJoinHandle};
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::disk::Files;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manifest::{SavedFile, SavedTensor, Shard};
 use super::{Slice, boxes, hashes, names};
 
@@ -15,12 +15,7 @@ use super::{Slice, boxes, hashes, names};
 const PIECE: usize = 4 << 20;
 
 /// Writes the file of a writer into `folder` and makes its contents durable. The data is not copied.
-pub(super) fn write(
-    files: &Files,
-    folder: &Path,
-    writer: usize,
-    mut slices: Vec<Slice>,
-) -> Result<Shard, CheckpointError> {
+pub(super) fn write(files: &Files, folder: &Path, writer: usize, mut slices: Vec<Slice>) -> Result<Shard> {
     slices.retain(|slice| !slice.data.is_empty());
     if slices.is_empty() {
         return Ok(Shard { file: None, tensors: Vec::new() });

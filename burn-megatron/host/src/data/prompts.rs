@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokenizers::Tokenizer;
 
-use super::chat::{ChatError, ChatTokenizer, Row, Skipped, rows};
+use super::chat::{ChatError, ChatTokenizer, Result, Row, Skipped, rows};
 use super::numpy::epochs;
 use super::{Sample, SampleError, TokenDataset, read_tokenizer};
 
@@ -68,7 +68,7 @@ impl PromptDataset {
         set: &PromptSet,
         (seq_length, samples, seed): (usize, usize, u32),
         check: impl Fn(&Value) -> Result<(), String>,
-    ) -> Result<(Self, Skipped), ChatError> {
+    ) -> Result<(Self, Skipped)> {
         let mut reader = Reader { set, tokenizer: tokenizer(&set.tokenizer)?, chat: None };
         let (mut prompts, mut skipped) = (Vec::new(), Skipped::default());
         for file in &set.files {
@@ -118,17 +118,13 @@ impl PromptDataset {
     }
 }
 
-fn tokenizer(path: &Path) -> Result<Tokenizer, ChatError> {
+fn tokenizer(path: &Path) -> Result<Tokenizer> {
     read_tokenizer(path).map_err(|error| ChatError::Tokenizer { path: path.to_path_buf(), what: error.to_string() })
 }
 
 impl Reader<'_> {
     /// The prompt of a row, or why it has none; an error is one of all rows.
-    fn prompt(
-        &mut self,
-        row: &Row,
-        check: impl Fn(&Value) -> Result<(), String>,
-    ) -> Result<Result<Prompt, String>, ChatError> {
+    fn prompt(&mut self, row: &Row, check: impl Fn(&Value) -> Result<(), String>) -> Result<Result<Prompt, String>> {
         let row = match row.json() {
             Ok(row) => row,
             Err(what) => return Ok(Err(what)),
@@ -159,7 +155,7 @@ impl Reader<'_> {
     }
 
     /// Messages in the words of the chat template, up to the beginning of the assistant's turn.
-    fn rendered(&mut self, messages: &[Value]) -> Result<Result<String, String>, ChatError> {
+    fn rendered(&mut self, messages: &[Value]) -> Result<Result<String, String>> {
         let chat = match self.chat.take() {
             Some(chat) => chat,
             None => ChatTokenizer::open(&self.set.tokenizer, self.set.template.as_deref())?,

@@ -1,54 +1,16 @@
 //! Operations of pickles, by the names of Python's `pickle` module.
 
-pub(super) const MARK: u8 = b'(';
-pub(super) const STOP: u8 = b'.';
-pub(super) const POP: u8 = b'0';
-pub(super) const POP_MARK: u8 = b'1';
-pub(super) const DUP: u8 = b'2';
-pub(super) const BININT: u8 = b'J';
-pub(super) const BININT1: u8 = b'K';
-pub(super) const BININT2: u8 = b'M';
-pub(super) const NONE: u8 = b'N';
-pub(super) const BINPERSID: u8 = b'Q';
-pub(super) const REDUCE: u8 = b'R';
-pub(super) const SHORT_BINSTRING: u8 = b'U';
-pub(super) const BINUNICODE: u8 = b'X';
-pub(super) const APPEND: u8 = b'a';
-pub(super) const BUILD: u8 = b'b';
-pub(super) const GLOBAL: u8 = b'c';
-pub(super) const DICT: u8 = b'd';
-pub(super) const EMPTY_DICT: u8 = b'}';
-pub(super) const APPENDS: u8 = b'e';
-pub(super) const BINGET: u8 = b'h';
-pub(super) const LONG_BINGET: u8 = b'j';
-pub(super) const LIST: u8 = b'l';
-pub(super) const EMPTY_LIST: u8 = b']';
-pub(super) const BINPUT: u8 = b'q';
-pub(super) const LONG_BINPUT: u8 = b'r';
-pub(super) const SETITEM: u8 = b's';
-pub(super) const TUPLE: u8 = b't';
-pub(super) const EMPTY_TUPLE: u8 = b')';
-pub(super) const SETITEMS: u8 = b'u';
-pub(super) const BINFLOAT: u8 = b'G';
-pub(super) const PROTO: u8 = 0x80;
-pub(super) const NEWOBJ: u8 = 0x81;
-pub(super) const TUPLE1: u8 = 0x85;
-pub(super) const TUPLE2: u8 = 0x86;
-pub(super) const TUPLE3: u8 = 0x87;
-pub(super) const TRUE: u8 = 0x88;
-pub(super) const FALSE: u8 = 0x89;
-pub(super) const LONG1: u8 = 0x8a;
-pub(super) const LONG4: u8 = 0x8b;
-pub(super) const BINBYTES: u8 = b'B';
-pub(super) const SHORT_BINBYTES: u8 = b'C';
-pub(super) const SHORT_BINUNICODE: u8 = 0x8c;
-pub(super) const BINUNICODE8: u8 = 0x8d;
-pub(super) const BINBYTES8: u8 = 0x8e;
-pub(super) const EMPTY_SET: u8 = 0x8f;
-pub(super) const ADDITEMS: u8 = 0x90;
-pub(super) const FROZENSET: u8 = 0x91;
-pub(super) const NEWOBJ_EX: u8 = 0x92;
-pub(super) const STACK_GLOBAL: u8 = 0x93;
-pub(super) const MEMOIZE: u8 = 0x94;
-pub(super) const FRAME: u8 = 0x95;
-pub(super) const BYTEARRAY8: u8 = 0x96;
+macro_rules! opcodes {
+    ($($name:ident = $code:literal;)*) => { $(pub(super) const $name: u8 = $code;)* };
+}
+
+opcodes! {
+    MARK = b'('; STOP = b'.'; POP = b'0'; POP_MARK = b'1'; DUP = b'2'; BININT = b'J'; BININT1 = b'K'; BININT2 = b'M';
+    NONE = b'N'; BINPERSID = b'Q'; REDUCE = b'R'; SHORT_BINSTRING = b'U'; BINUNICODE = b'X'; APPEND = b'a';
+    BUILD = b'b'; GLOBAL = b'c'; DICT = b'd'; EMPTY_DICT = b'}'; APPENDS = b'e'; BINGET = b'h'; LONG_BINGET = b'j';
+    LIST = b'l'; EMPTY_LIST = b']'; BINPUT = b'q'; LONG_BINPUT = b'r'; SETITEM = b's'; TUPLE = b't';
+    EMPTY_TUPLE = b')'; SETITEMS = b'u'; BINFLOAT = b'G'; PROTO = 0x80; NEWOBJ = 0x81; TUPLE1 = 0x85; TUPLE2 = 0x86;
+    TUPLE3 = 0x87; TRUE = 0x88; FALSE = 0x89; LONG1 = 0x8a; LONG4 = 0x8b; BINBYTES = b'B'; SHORT_BINBYTES = b'C';
+    SHORT_BINUNICODE = 0x8c; BINUNICODE8 = 0x8d; BINBYTES8 = 0x8e; EMPTY_SET = 0x8f; ADDITEMS = 0x90;
+    FROZENSET = 0x91; NEWOBJ_EX = 0x92; STACK_GLOBAL = 0x93; MEMOIZE = 0x94; FRAME = 0x95; BYTEARRAY8 = 0x96;
+}

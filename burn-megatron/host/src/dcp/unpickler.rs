@@ -51,10 +51,7 @@ impl<'a> Machine<'a> {
             NONE => self.push(Node::None),
             TRUE => self.push(Node::Bool(true)),
             FALSE => self.push(Node::Bool(false)),
-            BININT => {
-                let value = self.unsigned(4)? as u32 as i32;
-                self.push(Node::Int(value.into()));
-            }
+            BININT => self.unsigned(4).map(|value| self.push(Node::Int((value as u32 as i32).into())))?,
             BININT1 => self.int(1)?,
             BININT2 => self.int(2)?,
             LONG1 => self.long(1)?,
@@ -77,35 +74,17 @@ impl<'a> Machine<'a> {
             TUPLE1 => self.tuple(1)?,
             TUPLE2 => self.tuple(2)?,
             TUPLE3 => self.tuple(3)?,
-            TUPLE | LIST => {
-                let items = self.marked()?;
-                self.push(Node::Items(items));
-            }
-            FROZENSET => {
-                self.marked()?;
-                self.push(Node::Other);
-            }
-            DICT => {
-                let entries = pairs(self.marked()?)?;
-                self.push(Node::Dict(entries));
-            }
-            APPEND => {
-                let item = self.pop()?;
-                self.extend(vec![item])?;
-            }
-            APPENDS => {
-                let items = self.marked()?;
-                self.extend(items)?;
-            }
+            TUPLE | LIST => self.marked().map(|items| self.push(Node::Items(items)))?,
+            FROZENSET => self.marked().map(|_| self.push(Node::Other))?,
+            DICT => self.marked().and_then(pairs).map(|entries| self.push(Node::Dict(entries)))?,
+            APPEND => self.pop().and_then(|item| self.extend(vec![item]))?,
+            APPENDS => self.marked().and_then(|items| self.extend(items))?,
             ADDITEMS => drop(self.marked()?),
             SETITEM => {
                 let (value, key) = (self.pop()?, self.pop()?);
                 self.set(vec![(key, value)])?;
             }
-            SETITEMS => {
-                let entries = pairs(self.marked()?)?;
-                self.set(entries)?;
-            }
+            SETITEMS => self.marked().and_then(pairs).and_then(|entries| self.set(entries))?,
             GLOBAL => {
                 let (module, name) = (self.line()?, self.line()?);
                 self.class(module, name)?;
@@ -114,10 +93,7 @@ impl<'a> Machine<'a> {
                 let (name, module) = (self.pop_text()?, self.pop_text()?);
                 self.class(&module, &name)?;
             }
-            REDUCE | NEWOBJ => {
-                let arguments = self.pop()?;
-                self.object(arguments)?;
-            }
+            REDUCE | NEWOBJ => self.pop().and_then(|arguments| self.object(arguments))?,
             NEWOBJ_EX => {
                 let (_keywords, arguments) = (self.pop()?, self.pop()?);
                 self.object(arguments)?;
@@ -130,10 +106,7 @@ impl<'a> Machine<'a> {
                     _ => return Err("a state for what is no object".into()),
                 }
             }
-            BINPERSID => {
-                let id = self.pop()?;
-                self.push(Node::Persistent(id));
-            }
+            BINPERSID => self.pop().map(|id| self.push(Node::Persistent(id)))?,
             POP => drop(self.pop()?),
             POP_MARK => drop(self.marked()?),
             DUP => {
@@ -141,14 +114,8 @@ impl<'a> Machine<'a> {
                 self.stack.push(id);
             }
             MEMOIZE => self.remember(self.memo.len())?,
-            BINPUT => {
-                let key = self.unsigned(1)?;
-                self.remember(key)?;
-            }
-            LONG_BINPUT => {
-                let key = self.unsigned(4)?;
-                self.remember(key)?;
-            }
+            BINPUT => self.unsigned(1).and_then(|key| self.remember(key))?,
+            LONG_BINPUT => self.unsigned(4).and_then(|key| self.remember(key))?,
             BINGET => self.recall(1)?,
             LONG_BINGET => self.recall(4)?,
             other => return Err(format!("operation {other:#04x} is not one of data")),
@@ -212,9 +179,7 @@ impl<'a> Machine<'a> {
     }
 
     fn int(&mut self, size: usize) -> Result<(), String> {
-        let value = self.unsigned(size)? as i64;
-        self.push(Node::Int(value));
-        Ok(())
+        self.unsigned(size).map(|value| self.push(Node::Int(value as i64)))
     }
 
     /// A number of any length in two's complement.
@@ -237,8 +202,7 @@ impl<'a> Machine<'a> {
     }
 
     fn blob(&mut self, size: usize) -> Result<(), String> {
-        let count = self.unsigned(size)?;
-        self.other(count)
+        self.unsigned(size).and_then(|count| self.other(count))
     }
 
     fn unicode(&mut self, size: usize) -> Result<(), String> {

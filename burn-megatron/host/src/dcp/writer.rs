@@ -223,10 +223,7 @@ fn stored(pickler: &mut Pickler, name: &str, place: &Place, is_tensor: bool) {
             pickler.text("index");
             pickler.none();
             pickler.text("offset");
-            match is_tensor {
-                true => pickler.size(place.ranges.iter().map(|range| range.start)),
-                false => pickler.none(),
-            }
+            if is_tensor { pickler.size(place.ranges.iter().map(|range| range.start)) } else { pickler.none() }
         });
     });
     pickler.object("torch.distributed.checkpoint.filesystem", "_StorageInfo", |pickler| {

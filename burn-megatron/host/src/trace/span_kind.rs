@@ -4,37 +4,57 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank did in a span of time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the variants are named after what they stand for")]
-pub enum SpanKind {
-    Forward,
+/// The kinds, with the name in the timeline and the kind of work of each.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident $name:literal $category:ident,)*) => {
+        /// What a rank did in a span of time.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[allow(missing_docs, reason = "the variants are named after what they stand for")]
+        pub enum SpanKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl SpanKind {
+            /// Everything.
+            pub const ALL: [Self; 19] = [$(Self::$kind),*];
+
+            fn about(self) -> (&'static str, Category) {
+                match self {
+                    $(Self::$kind => ($name, Category::$category),)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Forward "forward" Compute,
     /// The whole backward: gradients of input and weights.
-    Backward,
-    BackwardInput,
-    BackwardWeight,
+    Backward "backward" Compute,
+    BackwardInput "backward, input" Compute,
+    BackwardWeight "backward, weights" Compute,
     /// A forward that is recomputed inside a backward.
-    Recompute,
-    Send,
-    Receive,
-    GatherParameters,
-    ReduceGradients,
+    Recompute "recompute" Compute,
+    Send "send" Communication,
+    Receive "receive" Communication,
+    GatherParameters "gather parameters" Communication,
+    ReduceGradients "reduce gradients" Communication,
     /// Sums over tensor-parallel ranks of gradients that are partial there.
-    PartialSums,
+    PartialSums "partial sums" Communication,
     /// All-gather of activations or their gradients over tensor-parallel ranks; the next two likewise.
-    AllGather,
-    ReduceScatter,
-    AllReduce,
+    AllGather "all-gather" Communication,
+    ReduceScatter "reduce-scatter" Communication,
+    AllReduce "all-reduce" Communication,
     /// Any other collective.
-    Collective,
-    Norm,
-    Update,
+    Collective "collective" Communication,
+    Norm "norm" Optimizer,
+    Update "update" Optimizer,
     /// Reading the sequences of the batch.
-    Data,
+    Data "data" Other,
     /// Waiting for something that has no name of its own.
-    Wait,
+    Wait "wait" Other,
     /// A whole training step, around everything else.
-    Step,
+    Step "step" Other,
 }
 
 /// Which kind of work that is; the colours of the timeline and the bubble depend on it.
@@ -49,29 +69,6 @@ pub enum Category {
 }
 
 impl SpanKind {
-    /// Everything.
-    pub const ALL: [SpanKind; 19] = [
-        SpanKind::Forward,
-        SpanKind::Backward,
-        SpanKind::BackwardInput,
-        SpanKind::BackwardWeight,
-        SpanKind::Recompute,
-        SpanKind::Send,
-        SpanKind::Receive,
-        SpanKind::GatherParameters,
-        SpanKind::ReduceGradients,
-        SpanKind::PartialSums,
-        SpanKind::AllGather,
-        SpanKind::ReduceScatter,
-        SpanKind::AllReduce,
-        SpanKind::Collective,
-        SpanKind::Norm,
-        SpanKind::Update,
-        SpanKind::Data,
-        SpanKind::Wait,
-        SpanKind::Step,
-    ];
-
     /// In words, as the timeline shows it.
     pub fn name(self) -> &'static str {
         self.about().0
@@ -80,30 +77,6 @@ impl SpanKind {
     /// The kind of work.
     pub fn category(self) -> Category {
         self.about().1
-    }
-
-    fn about(self) -> (&'static str, Category) {
-        match self {
-            SpanKind::Forward => ("forward", Category::Compute),
-            SpanKind::Backward => ("backward", Category::Compute),
-            SpanKind::BackwardInput => ("backward, input", Category::Compute),
-            SpanKind::BackwardWeight => ("backward, weights", Category::Compute),
-            SpanKind::Recompute => ("recompute", Category::Compute),
-            SpanKind::Send => ("send", Category::Communication),
-            SpanKind::Receive => ("receive", Category::Communication),
-            SpanKind::GatherParameters => ("gather parameters", Category::Communication),
-            SpanKind::ReduceGradients => ("reduce gradients", Category::Communication),
-            SpanKind::PartialSums => ("partial sums", Category::Communication),
-            SpanKind::AllGather => ("all-gather", Category::Communication),
-            SpanKind::ReduceScatter => ("reduce-scatter", Category::Communication),
-            SpanKind::AllReduce => ("all-reduce", Category::Communication),
-            SpanKind::Collective => ("collective", Category::Communication),
-            SpanKind::Norm => ("norm", Category::Optimizer),
-            SpanKind::Update => ("update", Category::Optimizer),
-            SpanKind::Data => ("data", Category::Other),
-            SpanKind::Wait => ("wait", Category::Other),
-            SpanKind::Step => ("step", Category::Other),
-        }
     }
 }
 

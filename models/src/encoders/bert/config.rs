@@ -4,24 +4,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::activation::Activation;
-use crate::hf::{ConfigReader, HfError};
+use crate::hf::{ConfigReader, HfError, keys, written};
 
 /// Keys of other heads and of training, which do not change what this model computes.
-const HARMLESS: [&str; 14] = [
-    "add_cross_attention",
-    "classifier_dropout",
-    "directionality",
-    "gradient_checkpointing",
-    "initializer_range",
-    "is_decoder",
-    "pooler_fc_size",
-    "pooler_num_attention_heads",
-    "pooler_num_fc_layers",
-    "pooler_size_per_head",
-    "pooler_type",
-    "position_embedding_type",
-    "tie_encoder_decoder",
-    "chunk_size_feed_forward",
+const HARMLESS: [&str; 14] = keys![
+    "add_cross_attention" "classifier_dropout" "directionality" "gradient_checkpointing" "initializer_range"
+    "is_decoder" "pooler_fc_size" "pooler_num_attention_heads" "pooler_num_fc_layers" "pooler_size_per_head"
+    "pooler_type" "position_embedding_type" "tie_encoder_decoder" "chunk_size_feed_forward"
 ];
 
 /// Sizes of a BERT, under Hugging Face's names.
@@ -123,22 +112,7 @@ impl BertConfig {
 
     pub(super) fn write(&self) -> Value {
         let class = if self.next_sentence { "BertForPreTraining" } else { "BertForMaskedLM" };
-        json!({
-            "architectures": [class],
-            "model_type": "bert",
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "intermediate_size": self.intermediate_size,
-            "hidden_act": self.hidden_act,
-            "max_position_embeddings": self.max_position_embeddings,
-            "type_vocab_size": self.type_vocab_size,
-            "layer_norm_eps": self.layer_norm_eps,
-            "hidden_dropout_prob": self.hidden_dropout_prob,
-            "attention_probs_dropout_prob": self.attention_probs_dropout_prob,
-            "initializer_range": self.initializer_range,
-            "tie_word_embeddings": true,
-        })
+        let further = json!({"architectures": [class], "model_type": "bert", "tie_word_embeddings": true});
+        written(self, &["next_sentence"], further)
     }
 }

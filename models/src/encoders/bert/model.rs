@@ -8,11 +8,11 @@ use burn::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConf
 use burn::nn::{
     Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig,
 };
-use burn::tensor::{Bool, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 use super::config::BertConfig;
 use crate::activation::Activation;
-use crate::encoders::cross_entropy;
+use crate::encoders::{Padding, cross_entropy};
 
 /// An encoder with the head of a masked language model, and perhaps that of next-sentence prediction.
 ///
@@ -141,12 +141,7 @@ impl Bert {
 
     /// Hidden states `[batch, sequence, hidden]` of tokens `[batch, sequence]`. `types` says of which sentence a token is
     /// (all of the first, if not given), `padding` which tokens are none.
-    pub fn encode(
-        &self,
-        tokens: Tensor<2, Int>,
-        types: Option<Tensor<2, Int>>,
-        padding: Option<Tensor<2, Bool>>,
-    ) -> Tensor<3> {
+    pub fn encode(&self, tokens: Tensor<2, Int>, types: Option<Tensor<2, Int>>, padding: Padding) -> Tensor<3> {
         let x = self.embeddings.forward(tokens, types);
         self.layers.iter().fold(x, |x, layer| layer.forward(x, padding.clone()))
     }
@@ -191,7 +186,7 @@ impl BertEmbeddings {
 
 impl BertLayer {
     /// From and to `[batch, sequence, hidden]`; `padding [batch, sequence]`.
-    pub fn forward(&self, x: Tensor<3>, padding: Option<Tensor<2, Bool>>) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, padding: Padding) -> Tensor<3> {
         let mut input = MhaInput::self_attn(x.clone());
         if let Some(padding) = padding {
             input = input.mask_pad(padding);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::activation::Activation;
-use crate::hf::{ConfigReader, HfError};
+use crate::hf::{ConfigReader, HfError, written};
 
 /// Keys that follow from others, or of other heads.
 const HARMLESS: [&str; 5] = ["classifier_dropout", "n_positions", "output_past", "use_cache", "gradient_checkpointing"];
@@ -169,28 +169,12 @@ impl T5Config {
 
     pub(super) fn write(&self) -> Value {
         let form = T5FeedForwardKind::NAMES.iter().find(|(_, kind)| *kind == self.feed_forward_proj);
-        json!({
+        let further = json!({
             "architectures": ["T5ForConditionalGeneration"],
             "model_type": "t5",
             "is_encoder_decoder": true,
-            "vocab_size": self.vocab_size,
-            "d_model": self.d_model,
-            "d_kv": self.d_kv,
-            "d_ff": self.d_ff,
-            "num_layers": self.num_layers,
-            "num_decoder_layers": self.num_decoder_layers,
-            "num_heads": self.num_heads,
-            "relative_attention_num_buckets": self.relative_attention_num_buckets,
-            "relative_attention_max_distance": self.relative_attention_max_distance,
-            "dropout_rate": self.dropout_rate,
-            "layer_norm_epsilon": self.layer_norm_epsilon,
-            "initializer_factor": self.initializer_factor,
             "feed_forward_proj": form.map_or("relu", |(name, _)| name),
-            "tie_word_embeddings": self.tie_word_embeddings,
-            "scale_decoder_outputs": self.scale_decoder_outputs,
-            "decoder_start_token_id": self.decoder_start_token_id,
-            "pad_token_id": self.pad_token_id,
-            "eos_token_id": self.eos_token_id,
-        })
+        });
+        written(self, &[], further)
     }
 }

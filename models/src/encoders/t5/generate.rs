@@ -1,19 +1,14 @@
 //! Greedy decoding: the encoder runs once, the decoder reads one token at a time.
 
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 
 use super::model::T5;
+use crate::encoders::Padding;
 
 impl T5 {
     /// For each of `tokens [batch, sequence]` the most probable next token again and again, up to `most` of them or the
     /// first `end`, which is the last of a list.
-    pub fn generate(
-        &self,
-        tokens: Tensor<2, Int>,
-        padding: Option<Tensor<2, Bool>>,
-        most: usize,
-        end: usize,
-    ) -> Vec<Vec<i64>> {
+    pub fn generate(&self, tokens: Tensor<2, Int>, padding: Padding, most: usize, end: usize) -> Vec<Vec<i64>> {
         let ([batch, _], device) = (tokens.dims(), tokens.device());
         let mut cache = self.cache(self.encode(tokens, padding.clone()), padding);
         let mut written: Vec<Vec<i64>> = vec![Vec::new(); batch];

@@ -9,7 +9,7 @@ use super::attention::{KeysValues, T5Attention};
 use super::config::T5Config;
 use super::feed_forward::T5FeedForward;
 use super::positions::T5Positions;
-use crate::encoders::RmsNorm;
+use crate::encoders::{Padding, RmsNorm};
 use crate::hf::IGNORED;
 
 /// An encoder, a decoder, and a head over the vocabulary.
@@ -172,7 +172,7 @@ impl T5 {
     }
 
     /// Hidden states `[batch, sequence, d_model]` of the input's tokens `[batch, sequence]`; `padding` says which are none.
-    pub fn encode(&self, tokens: Tensor<2, Int>, padding: Option<Tensor<2, Bool>>) -> Tensor<3> {
+    pub fn encode(&self, tokens: Tensor<2, Int>, padding: Padding) -> Tensor<3> {
         let ([_, length], encoder) = (tokens.dims(), &self.encoder);
         let bias = encoder.positions.forward(0, length, length);
         let x = encoder.dropout.forward(self.shared.forward(tokens));
@@ -180,7 +180,7 @@ impl T5 {
     }
 
     /// What the decoder needs of the encoder's hidden states, and of their padding.
-    pub fn cache(&self, memory: Tensor<3>, padding: Option<Tensor<2, Bool>>) -> T5Cache {
+    pub fn cache(&self, memory: Tensor<3>, padding: Padding) -> T5Cache {
         let of_block = |block: &T5DecoderBlock| (None, block.cross_attention.keys_values(memory.clone()));
         let blocks = self.decoder.blocks.iter().map(of_block).collect();
         T5Cache { length: 0, blocks, padding: padding.map(of_keys) }
@@ -211,12 +211,7 @@ impl T5 {
 
     /// Logits `[batch, output, vocabulary]` of what follows each token of `output [batch, output]`, given
     /// `input [batch, input]`.
-    pub fn forward(
-        &self,
-        input: Tensor<2, Int>,
-        padding: Option<Tensor<2, Bool>>,
-        output: Tensor<2, Int>,
-    ) -> Tensor<3> {
+    pub fn forward(&self, input: Tensor<2, Int>, padding: Padding, output: Tensor<2, Int>) -> Tensor<3> {
         let memory = self.encode(input, padding.clone());
         self.decode(output, &mut self.cache(memory, padding))
     }
@@ -241,7 +236,7 @@ impl T5Encoder {
 
 impl T5EncoderBlock {
     /// From and to `[batch, sequence, d_model]`. `bias` is what [`T5Positions`] adds to scores; `padding [batch, sequence]`.
-    pub fn forward(&self, x: Tensor<3>, bias: Tensor<4>, padding: Option<Tensor<2, Bool>>) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, bias: Tensor<4>, padding: Padding) -> Tensor<3> {
         let normed = self.attention_norm.forward(x.clone());
         let own = self.attention.keys_values(normed.clone());
         let attended = self.attention.forward(normed, own, Some(bias), padding.map(of_keys));
@@ -254,13 +249,7 @@ impl T5EncoderBlock {
 impl T5DecoderBlock {
     /// From and to `[batch, output, d_model]`, of whole outputs. `bias` is what [`T5Positions`] adds to scores of
     /// self-attention; `memory [batch, input, d_model]` are the encoder's hidden states, with their `padding [batch, input]`.
-    pub fn forward(
-        &self,
-        x: Tensor<3>,
-        bias: Tensor<4>,
-        memory: Tensor<3>,
-        padding: Option<Tensor<2, Bool>>,
-    ) -> Tensor<3> {
+    pub fn forward(&self, x: Tensor<3>, bias: Tensor<4>, memory: Tensor<3>, padding: Padding) -> Tensor<3> {
         let mask = after(0, x.dims()[1], &x.device());
         let encoder = self.cross_attention.keys_values(memory);
         self.after_cache(x, &mut None, (bias, Some(mask)), (encoder, padding.map(of_keys)))

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::activation::Activation;
 use crate::config::{ConfigError, divides};
-use crate::hf::{ConfigReader, HfError};
+use crate::hf::{ConfigReader, HfError, written};
 
 /// Whose image tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,22 +137,11 @@ impl ClipVisionConfig {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let mut file = json!({
-            "model_type": match self.family {
-                VisionFamily::Clip => "clip_vision_model",
-                VisionFamily::Siglip => "siglip_vision_model",
-            },
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "hidden_act": self.hidden_act.name(),
-            "layer_norm_eps": self.layer_norm_eps,
-            "image_size": self.image_size,
-            "patch_size": self.patch_size,
-            "num_channels": self.num_channels,
-            "initializer_range": self.initializer_range,
-        });
+        let kind = match self.family {
+            VisionFamily::Clip => "clip_vision_model",
+            VisionFamily::Siglip => "siglip_vision_model",
+        };
+        let mut file = written(self, &["family"], json!({"model_type": kind}));
         if self.family == VisionFamily::Siglip {
             file["vision_use_head"] = false.into();
         }

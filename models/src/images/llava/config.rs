@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use crate::activation::Activation;
 use crate::causal_lm::ModelConfig;
-use crate::config::ConfigError;
+use crate::config::{ConfigError, expect};
 use crate::hf::{ConfigReader, HfError};
 use crate::images::ClipVisionConfig;
 use crate::{LlamaConfig, LlamaVariant};
@@ -89,16 +89,8 @@ impl LlavaConfig {
         self.vision_config.check()?;
         self.text_config.check()?;
         let (image, vocabulary) = (self.image_token_index, self.text_config.vocab_size);
-        let most = (vocabulary - 1) as f64;
-        match image < vocabulary {
-            true => Ok(()),
-            false => Err(ConfigError::OutOfRange {
-                key: "image_token_index",
-                value: image as f64,
-                range: "a token of the vocabulary",
-                nearest: most,
-            }),
-        }
+        let (most, token) = ((vocabulary - 1) as f64, ("image_token_index", image as f64));
+        expect(image < vocabulary, token, "a token of the vocabulary", most)
     }
 
     /// Reads the `config.json` of `LlavaForConditionalGeneration`. An absent key has transformers' default.

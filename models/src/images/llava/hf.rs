@@ -61,11 +61,6 @@ impl HfModule for Llava {
         config.to_hf()
     }
 
-    /// There is none.
-    fn without_dropout(config: LlavaConfig) -> LlavaConfig {
-        config
-    }
-
     fn init(config: &LlavaConfig, device: &Device) -> Self {
         Self::new(config, device)
     }

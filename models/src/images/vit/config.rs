@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::activation::Activation;
 use crate::config::{ConfigError, divides};
-use crate::hf::{ConfigReader, HfError};
+use crate::hf::{ConfigReader, HfError, written};
 use crate::images::labels;
 
 /// The sizes of a [`Vit`](super::Vit).
@@ -116,21 +116,8 @@ impl VitConfig {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let mut file = json!({
-            "architectures": ["ViTForImageClassification"],
-            "model_type": "vit",
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_hidden_layers,
-            "num_attention_heads": self.num_attention_heads,
-            "hidden_act": self.hidden_act.name(),
-            "layer_norm_eps": self.layer_norm_eps,
-            "image_size": self.image_size,
-            "patch_size": self.patch_size,
-            "num_channels": self.num_channels,
-            "qkv_bias": self.qkv_bias,
-            "initializer_range": self.initializer_range,
-        });
+        let further = json!({"architectures": ["ViTForImageClassification"], "model_type": "vit"});
+        let mut file = written(self, &["num_labels"], further);
         labels::write(&mut file, self.num_labels);
         file
     }

@@ -38,11 +38,6 @@ impl HfModule for Vit {
         config.to_hf()
     }
 
-    /// There is none.
-    fn without_dropout(config: VitConfig) -> VitConfig {
-        config
-    }
-
     fn init(config: &VitConfig, device: &Device) -> Self {
         Self::new(config, device)
     }

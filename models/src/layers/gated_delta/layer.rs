@@ -9,10 +9,10 @@ use burn::tensor::{DType, Tensor};
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output};
 use crate::layers::norm::{Norm, NormKind};
 use crate::layers::paged::RecurrentState;
-use crate::layers::recurrent::{Borders, Features, HeadParallel, Recurrence, convolve, tail};
+use crate::layers::recurrent::{Borders, Features, HeadParallel, Mixed, Recurrence, convolve, tail};
 use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// The rates of forgetting that a layer begins with, uniform between the ends, as in transformers (`_init_weights` of
 /// `modeling_qwen3_next.py`).
@@ -68,7 +68,7 @@ pub struct GatedDeltaNet {
 
 impl GatedDeltaNet {
     /// A layer under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &GatedDeltaConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &GatedDeltaConfig) -> Result<Self> {
         let GatedDeltaConfig { hidden, key_heads, value_heads, key_dim, value_dim, kernel, .. } = *config;
         let (ranks, [keys, _, values]) = (params.place().size, config.features());
         let named = ["q_proj", "k_proj", "v_proj", "z_proj", "b_proj", "a_proj"].map(|part| format!("{name}.{part}"));
@@ -107,13 +107,7 @@ impl Recurrence for GatedDeltaNet {
         (&self.input, &self.output)
     }
 
-    fn mix(
-        &self,
-        projected: Tensor<3>,
-        state: Option<RecurrentState>,
-        batch: &MicroBatch,
-        with_state: bool,
-    ) -> (Tensor<3>, Option<RecurrentState>) {
+    fn mix(&self, projected: Tensor<3>, state: Option<RecurrentState>, batch: &MicroBatch, with_state: bool) -> Mixed {
         let GatedDeltaHeads { key_heads, value_heads, key_dim, value_dim } = self.of;
         let ([seq, samples, _], dtype) = (projected.dims(), projected.dtype());
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };

@@ -8,10 +8,10 @@ use burn::tensor::Tensor;
 use crate::layers::linear::{ColumnParallelLinear, LinearConfig, Output};
 use crate::layers::paged::RecurrentState;
 use crate::layers::projection_norm::ProjectionNorm;
-use crate::layers::recurrent::{Borders, Features, HeadParallel, Recurrence, convolve, tail};
+use crate::layers::recurrent::{Borders, Features, HeadParallel, Mixed, Recurrence, convolve, tail};
 use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// The rates of forgetting that a layer begins with, uniform between the ends: `A_init_range` of mamba_ssm's `Mamba2` and
 /// of Megatron-LM. transformers numbers the heads instead, so that the last of 128 would forget at a rate of 128.
@@ -89,7 +89,7 @@ pub struct Mamba2Mixer {
 
 impl Mamba2Mixer {
     /// A layer under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &Mamba2MixerConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &Mamba2MixerConfig) -> Result<Self> {
         let Mamba2MixerConfig { hidden, heads, head_dim, groups, state, kernel, .. } = *config;
         let (place, inner) = (params.place(), config.inner());
         let ranks = place.size;
@@ -140,13 +140,7 @@ impl Recurrence for Mamba2Mixer {
         (&self.input, &self.output)
     }
 
-    fn mix(
-        &self,
-        projected: Tensor<3>,
-        state: Option<RecurrentState>,
-        batch: &MicroBatch,
-        with_state: bool,
-    ) -> (Tensor<3>, Option<RecurrentState>) {
+    fn mix(&self, projected: Tensor<3>, state: Option<RecurrentState>, batch: &MicroBatch, with_state: bool) -> Mixed {
         let SsdHeads { heads, groups, head_dim, state: n, .. } = self.of;
         let ([seq, samples, _], inner) = (projected.dims(), heads * head_dim);
         let [gate, convolved, dt] = split(projected, [inner, self.of.width(), heads]);

@@ -15,7 +15,7 @@ use super::config::{ExpertKind, MoeConfig};
 use crate::layers::LinearWeight;
 use crate::lora::ExpertAdapters;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 use crate::recompute;
 
 /// What experts with biases have beyond their matrices.
@@ -32,7 +32,7 @@ struct Biases {
 }
 
 impl Biases {
-    fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Option<Self>, BuildError> {
+    fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Option<Self>> {
         let MoeConfig { hidden, intermediate, experts, kind, .. } = *config;
         let ExpertKind::Clamped { alpha, limit } = kind else { return Ok(None) };
         let (etp, own) = (params.experts().etp, params.experts().local(experts));
@@ -78,7 +78,7 @@ pub(super) struct Experts {
 
 impl Experts {
     /// The rank's experts under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self> {
         let MoeConfig { hidden, intermediate, experts, input, output, .. } = *config;
         let (etp, own) = (params.experts().etp, params.experts().local(experts));
         let first = |expert: usize, part: &str| {

@@ -19,7 +19,7 @@ use super::shared::Shared;
 use crate::layers::linear::pad_sequence;
 use crate::layers::norm::Norm;
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ExpertParallel, ParamBuilder, TensorParallel};
+use crate::param::{BuildError, ExpertParallel, ParamBuilder, Result, TensorParallel};
 
 /// `Σ_e p_e expert_e(norm(x)) + shared(norm(x))` over the experts that the router chooses for a token.
 ///
@@ -42,7 +42,7 @@ impl MoeLayer {
     ///
     /// # Panics
     /// If the ranks do not divide experts or their features; models check that before.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self> {
         config.check()?;
         let shared = match config.shared {
             Some(shared) => Some(Shared::new(params, &format!("{name}.shared_experts"), config, shared)?),
@@ -133,7 +133,7 @@ impl MoeLayer {
 ///
 /// # Errors
 /// If the tokens of different micro-batches cannot be told apart.
-fn fp8_together(place: &ExpertParallel, tp: usize, on_device: Option<Dispatcher>) -> Result<usize, BuildError> {
+fn fp8_together(place: &ExpertParallel, tp: usize, on_device: Option<Dispatcher>) -> Result<usize> {
     let members = place.group.size();
     let refused = |reason: String| Err(BuildError::Fp8Experts(reason));
     let Some(together) = place.sharing_tokens(tp) else {

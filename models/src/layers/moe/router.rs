@@ -27,7 +27,7 @@ use super::routing_replay::{Purpose, Routed};
 use super::select::Choice;
 use crate::layers::{DropoutKey, fp32_softmax};
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// Chooses experts for a rank's own tokens, in fp32 (in f64 for f64).
 #[derive(Module, Debug)]
@@ -65,7 +65,7 @@ pub(super) struct Routing {
 
 impl Router {
     /// A router under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig) -> Result<Self> {
         let MoeConfig { hidden, experts, kind, router, capacity, input, .. } = *config;
         // Every rank of a tensor parallel group routes other tokens.
         let weight = params.on_heads(&format!("{name}.weight"), [experts, hidden], input)?;

@@ -9,7 +9,7 @@ use super::config::{MoeConfig, SharedExperts};
 use crate::layers::linear::LinearConfig;
 use crate::layers::mlp::{Activation, Mlp, MlpConfig};
 use crate::micro_batch::MicroBatch;
-use crate::param::{BuildError, ParamBuilder};
+use crate::param::{ParamBuilder, Result};
 
 /// The shared experts of a layer, as one MLP.
 #[derive(Module, Debug)]
@@ -21,12 +21,7 @@ pub(super) struct Shared {
 
 impl Shared {
     /// Shared experts under the global name `name`.
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        config: &MoeConfig,
-        shared: SharedExperts,
-    ) -> Result<Self, BuildError> {
+    pub fn new(params: &mut ParamBuilder, name: &str, config: &MoeConfig, shared: SharedExperts) -> Result<Self> {
         let linear = |init| LinearConfig { bias: false, init };
         let sizes = MlpConfig {
             hidden: config.hidden,

@@ -9,4 +9,4 @@ mod steps;
 pub(super) use borders::Borders;
 pub(super) use convolution::{convolve, tail};
 pub(super) use head_parallel::{Features, HeadParallel};
-pub use steps::Recurrence;
+pub use steps::{Mixed, Recurrence};

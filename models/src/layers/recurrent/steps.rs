@@ -9,19 +9,16 @@ use crate::layers::paged::{PagedKvCache, RecurrentState, Step};
 use crate::layers::row_linear::RowParallelLinear;
 use crate::micro_batch::MicroBatch;
 
+/// The output of a recurrence `[s, b, features]`, and the state behind it if it was asked for.
+pub type Mixed = (Tensor<3>, Option<RecurrentState>);
+
 /// A recurrence between two projections.
 pub trait Recurrence {
     /// The projections of the input and of the output.
     fn projections(&self) -> (&ColumnParallelLinear, &RowParallelLinear);
 
     /// The gated output `[s, b, features]` of the projected input `[s, b, …]`, with the state behind it if asked for.
-    fn mix(
-        &self,
-        projected: Tensor<3>,
-        state: Option<RecurrentState>,
-        batch: &MicroBatch,
-        with_state: bool,
-    ) -> (Tensor<3>, Option<RecurrentState>);
+    fn mix(&self, projected: Tensor<3>, state: Option<RecurrentState>, batch: &MicroBatch, with_state: bool) -> Mixed;
 
     /// The layer's output for `norm(x)`: `[s, b, hidden]` to the same, or the rank's parts of the sequence to the same.
     ///

@@ -20,19 +20,10 @@ const LAYOUTS: [&str; 6] = ["TP2", "TP4", "TP2 SP", "TP4 SP", "TP8", "TP8 SP"];
 
 /// Without experts and without multi-token prediction; a vocabulary that no rank count divides, no two sizes of a head alike.
 fn dense() -> DeepSeekV3Config {
-    DeepSeekV3Config {
-        vocab_size: 99,
-        hidden_size: 32,
-        intermediate_size: 48,
-        num_hidden_layers: 2,
-        first_k_dense_replace: 9,
-        q_lora_rank: Some(20),
-        kv_lora_rank: 12,
-        qk_nope_head_dim: 6,
-        qk_rope_head_dim: 4,
-        v_head_dim: 5,
-        num_nextn_predict_layers: 0,
-        ..DeepSeekV3Config::tiny()
+    models::sized! { DeepSeekV3Config::tiny();
+        vocab_size: 99, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, first_k_dense_replace: 9,
+        q_lora_rank: Some(20), kv_lora_rank: 12, qk_nope_head_dim: 6, qk_rope_head_dim: 4, v_head_dim: 5,
+        num_nextn_predict_layers: 0
     }
 }
 
@@ -193,12 +184,8 @@ fn weights_of_tokens_count_for_all_predictions_of_them() {
 /// same experts, as in `TP2 ETP1`, see other tokens.
 #[test]
 fn experts() {
-    let config = DeepSeekV3Config {
-        num_hidden_layers: 2,
-        first_k_dense_replace: 1,
-        moe_intermediate_size: 12,
-        num_nextn_predict_layers: 1,
-        ..dense()
+    let config = models::sized! { dense();
+        num_hidden_layers: 2, first_k_dense_replace: 1, moe_intermediate_size: 12, num_nextn_predict_layers: 1
     };
     let layouts = ["TP2", "TP4 SP", "TP2 ETP1", "TP2 EP2 ETP1", "TP2 SP EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 EP4 ETP1"];
     assert_layouts_agree::<DeepSeekV3>(&config, &layouts, None);

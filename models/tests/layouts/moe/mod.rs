@@ -86,13 +86,9 @@ fn mixtral() -> Case {
 
 /// As DeepSeek-V3, with a gate that it does not have; two neighbouring experts are never chosen.
 fn deepseek() -> Case {
-    let router = RouterConfig {
-        scores: Scores::Sigmoid,
-        groups: Some(ExpertGroups { groups: 4, top_k: 2 }),
-        scaling: 2.5,
-        bias_rate: Some(1e-3),
-        balance: balance(BalanceOver::Sequence),
-        ..RouterConfig::new(3)
+    let router = models::sized! { RouterConfig::new(3);
+        scores: Scores::Sigmoid, groups: Some(ExpertGroups { groups: 4, top_k: 2 }), scaling: 2.5,
+        bias_rate: Some(1e-3), balance: balance(BalanceOver::Sequence)
     };
     let mut case = case(router);
     case.config.shared = Some(SharedExperts { intermediate: 8, gate: true });

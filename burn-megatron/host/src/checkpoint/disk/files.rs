@@ -80,10 +80,7 @@ impl Files {
         };
         for entry in self.0.list(path).map_err(fail)? {
             let inner = path.join(&entry.name);
-            match entry.is_folder {
-                true => self.remove_folder(&inner)?,
-                false => self.remove_file(&inner)?,
-            }
+            if entry.is_folder { self.remove_folder(&inner)? } else { self.remove_file(&inner)? }
         }
         self.0.remove_folder(path).map_err(fail)
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::hashes::hex;
 use super::super::manifest::Manifest;
 use super::super::names::{self, Folder};
@@ -21,7 +21,7 @@ const MOST_LATEST: u64 = 1 << 10;
 const LISTED: usize = 5;
 
 /// The folder to open for a path, and what the user should know about the choice.
-pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>), CheckpointError> {
+pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>)> {
     let none = |what: &str| CheckpointError::NotFound { path: path.to_path_buf(), what: what.into() };
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(none("there is no such folder")),
@@ -57,7 +57,7 @@ pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>), CheckpointE
 }
 
 /// The folder that `latest` leads to, or why it leads nowhere.
-fn latest(root: &Path) -> Result<Result<PathBuf, String>, CheckpointError> {
+fn latest(root: &Path) -> Result<Result<PathBuf, String>> {
     let latest = root.join(names::LATEST);
     match fs::exists(&latest) {
         Ok(true) => {}
@@ -80,7 +80,7 @@ fn latest(root: &Path) -> Result<Result<PathBuf, String>, CheckpointError> {
 }
 
 /// Names in a folder that only a run that has saved there leaves, `latest` first.
-pub(super) fn traces(root: &Path) -> Result<Vec<String>, CheckpointError> {
+pub(super) fn traces(root: &Path) -> Result<Vec<String>> {
     let fail = |cause| CheckpointError::io("list", root, cause);
     let (mut found, mut latest) = (Vec::new(), false);
     for entry in fs::read_dir(root).map_err(fail)? {
@@ -112,7 +112,7 @@ fn flaw(root: &Path, name: &str) -> String {
 }
 
 /// The complete checkpoints in a folder.
-pub(super) fn list(root: &Path) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
+pub(super) fn list(root: &Path) -> Result<BTreeMap<u64, PathBuf>> {
     let fail = |cause| CheckpointError::io("list", root, cause);
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(root).map_err(fail)? {
@@ -134,7 +134,7 @@ fn is_complete(folder: &Path) -> bool {
 }
 
 /// The contents of a file that is not larger than what a run writes there.
-fn read(path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
+fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let found = size(path)?;
     if found > most {
         let what = format!("has {found} bytes, it can have {most} at most; it is damaged, restore it");
@@ -144,7 +144,7 @@ fn read(path: &Path, most: u64) -> Result<Vec<u8>, CheckpointError> {
 }
 
 /// The manifest of a checkpoint, if it is the one that was written.
-pub(super) fn manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
+pub(super) fn manifest(folder: &Path) -> Result<Manifest> {
     let path = folder.join(names::MANIFEST);
     let json = read(&path, MOST_MANIFEST)?;
     // First what it says: a manifest of a newer program may be hashed in another way.

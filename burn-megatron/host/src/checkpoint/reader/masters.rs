@@ -6,7 +6,7 @@ use kernels_cubecl::narrow::join;
 use safetensors::Dtype;
 
 use super::super::Kind;
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::names::MANIFEST;
 use super::Checkpoint;
 
@@ -23,13 +23,8 @@ impl Checkpoint {
     }
 
     /// A box of fp32 master weights, from weights and remainders.
-    pub(super) fn joined(
-        &self,
-        name: &str,
-        shape: &[usize],
-        ranges: &[Range<usize>],
-    ) -> Result<(Dtype, Vec<u8>), CheckpointError> {
-        let half = |kind: Kind, legal: Dtype| -> Result<Vec<u8>, CheckpointError> {
+    pub(super) fn joined(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<(Dtype, Vec<u8>)> {
+        let half = |kind: Kind, legal: Dtype| -> Result<Vec<u8>> {
             let (saved, bytes) = self.read(kind, name, shape, ranges)?;
             let what = || {
                 let what = format!("holds `{kind}/{name}` in {saved}; remainders are of BF16 weights and are I16");

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::super::error::CheckpointError;
+use super::super::error::Result;
 use super::super::manifest::{Manifest, SavedTensor, Shard};
 use super::super::{Kind, RunState, Slice};
 use super::shards::ShardFiles;
@@ -18,7 +18,7 @@ impl Checkpoint {
     /// # Errors
     /// If they overlap or leave something out.
     #[doc(hidden)]
-    pub fn in_memory(state: RunState, slices: Vec<Slice>) -> Result<Self, CheckpointError> {
+    pub fn in_memory(state: RunState, slices: Vec<Slice>) -> Result<Self> {
         let path = PathBuf::from(NAME);
         let mut shards = ShardFiles::new(&path);
         let (mut saved, mut starts) = (Vec::new(), HashMap::<(Kind, String), Vec<(usize, u64)>>::new());

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kernels_cubecl::narrow::dynamic::{BLOCK, Map};
 use safetensors::Dtype;
 
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::names::MANIFEST;
 use super::super::{Kind, boxes};
 use super::Checkpoint;
@@ -18,7 +18,7 @@ impl Checkpoint {
         name: &str,
         shape: &[usize],
         ranges: &[Range<usize>],
-    ) -> Result<Option<Vec<f32>>, CheckpointError> {
+    ) -> Result<Option<Vec<f32>>> {
         let Some(of_scales) = kind.scales() else { return Ok(None) };
         let located = self.locate(kind, name, shape, ranges)?;
         if self.tensors()[located.index].dtype != Dtype::U8 {
@@ -40,13 +40,7 @@ impl Checkpoint {
     /// # Panics
     /// If `ranges` is not inside `shape`.
     #[doc(hidden)]
-    pub fn scales(
-        &self,
-        kind: Kind,
-        name: &str,
-        shape: &[usize],
-        ranges: &[Range<usize>],
-    ) -> Result<Vec<f32>, CheckpointError> {
+    pub fn scales(&self, kind: Kind, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f32>> {
         let Some(saved) = self.tensor(kind, name) else { return Ok(vec![0.0; boxes::len(ranges)]) };
         if saved.dtype != Dtype::F32 {
             let what = format!("holds `{kind}/{name}` in {}; scales are F32", saved.dtype);
@@ -70,13 +64,7 @@ impl Checkpoint {
         Ok(scales.chunks(each.max(1)).flat_map(of_row).collect())
     }
 
-    fn read_f32(
-        &self,
-        kind: Kind,
-        name: &str,
-        shape: &[usize],
-        ranges: &[Range<usize>],
-    ) -> Result<Vec<f32>, CheckpointError> {
+    fn read_f32(&self, kind: Kind, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f32>> {
         Ok(self.read_floats(kind, name, shape, ranges)?.into_f32())
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use layouts::shard::HostFloats;
 
 use super::super::disk::{Files, RealDisk};
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::names::step_name;
 use super::super::{Kind, boxes, commit, retention};
 use super::Checkpoint;
@@ -14,7 +14,7 @@ use crate::element::Element;
 
 impl Checkpoint {
     /// Opens the checkpoint of a step in a folder of checkpoints.
-    pub fn of_step(root: impl AsRef<Path>, step: u64) -> Result<Self, CheckpointError> {
+    pub fn of_step(root: impl AsRef<Path>, step: u64) -> Result<Self> {
         Self::open(root.as_ref().join(step_name(step)))
     }
 
@@ -24,7 +24,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If the disk refuses.
-    pub fn delete(root: impl AsRef<Path>, step: u64) -> Result<(), CheckpointError> {
+    pub fn delete(root: impl AsRef<Path>, step: u64) -> Result<()> {
         let (files, root) = (Files::new(RealDisk), root.as_ref());
         let there = retention::steps(&files, root)?.contains(&step) && commit::latest(&files, root)? != Some(step);
         if there { retention::delete(&files, root, &[step]) } else { Ok(()) }
@@ -42,7 +42,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If it is not there or has another shape.
-    pub fn check(&self, kind: Kind, name: &str, shape: &[usize]) -> Result<(), CheckpointError> {
+    pub fn check(&self, kind: Kind, name: &str, shape: &[usize]) -> Result<()> {
         let nothing: Vec<Range<usize>> = shape.iter().map(|_| 0..0).collect();
         self.read_f64(kind, name, shape, &nothing).map(drop)
     }
@@ -54,13 +54,7 @@ impl Checkpoint {
     ///
     /// # Panics
     /// If `ranges` is not inside `shape`.
-    pub fn read_f64(
-        &self,
-        kind: Kind,
-        name: &str,
-        shape: &[usize],
-        ranges: &[Range<usize>],
-    ) -> Result<Vec<f64>, CheckpointError> {
+    pub fn read_f64(&self, kind: Kind, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>> {
         self.read_floats(kind, name, shape, ranges).map(HostFloats::into_f64)
     }
 
@@ -68,13 +62,7 @@ impl Checkpoint {
     ///
     /// # Panics
     /// If `ranges` is not inside `shape`.
-    pub fn read_floats(
-        &self,
-        kind: Kind,
-        name: &str,
-        shape: &[usize],
-        ranges: &[Range<usize>],
-    ) -> Result<HostFloats, CheckpointError> {
+    pub fn read_floats(&self, kind: Kind, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<HostFloats> {
         if self.is_joined(kind, name) {
             let (_, bytes) = self.joined(name, shape, ranges)?;
             let mut values = Element::F32.zeros(boxes::len(ranges));

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::SliceData;
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::manifest::SavedFile;
 use super::open_file;
 use crate::positioned::{PositionedFile, Run};
@@ -46,13 +46,7 @@ impl ShardFiles {
 
     /// Reads runs of the slice that begins at byte `start` of a file to where they belong in `to`. Fails if the file is
     /// no longer there or ends too early.
-    pub fn read(
-        &self,
-        index: usize,
-        start: u64,
-        runs: impl Iterator<Item = Run>,
-        to: &mut [u8],
-    ) -> Result<(), CheckpointError> {
+    pub fn read(&self, index: usize, start: u64, runs: impl Iterator<Item = Run>, to: &mut [u8]) -> Result<()> {
         let mut runs = runs.peekable();
         if runs.peek().is_none() {
             return Ok(());

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::io;
 use std::path::Path;
 
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::hashes;
 use super::super::manifest::SavedFile;
 use super::{Checkpoint, find};
@@ -16,7 +16,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Names the file that has changed or cannot be read.
-    pub fn verify(&self, share: usize, of: usize) -> Result<u64, CheckpointError> {
+    pub fn verify(&self, share: usize, of: usize) -> Result<u64> {
         let files: Vec<&SavedFile> = self.manifest.files.iter().chain(&self.manifest.tokenizer).collect();
         let sizes: Vec<u64> = files.iter().map(|file| file.bytes).collect();
         let mut bytes = 0;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::super::disk::Files;
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::manifest::Shard;
 use super::super::names::Folder;
 use super::SaveReport;
@@ -61,8 +61,8 @@ impl Peers {
         &self,
         files: &Files,
         root: &Path,
-        prepare: impl FnOnce() -> Result<T, CheckpointError>,
-    ) -> Result<Option<T>, CheckpointError> {
+        prepare: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
         let prepared = self.is_first().then(prepare).transpose();
         self.first(0, prepared.as_ref().map(|_| ()).map_err(Clone::clone))?;
         self.wait_until_visible(files, root)?;
@@ -75,8 +75,8 @@ impl Peers {
         files: &Files,
         root: &Path,
         step: u64,
-        begin: impl FnOnce() -> Result<PathBuf, CheckpointError>,
-    ) -> Result<PathBuf, CheckpointError> {
+        begin: impl FnOnce() -> Result<PathBuf>,
+    ) -> Result<PathBuf> {
         let begun = if self.is_first() { begin().map(drop) } else { Ok(()) };
         self.first(step, begun)?;
         let folder = Folder::Partial(step).path(root);
@@ -88,9 +88,9 @@ impl Peers {
     pub(super) fn complete(
         &self,
         step: u64,
-        shards: Result<Vec<Shard>, CheckpointError>,
-        complete: impl FnOnce(Result<Vec<Shard>, CheckpointError>) -> Result<SaveReport, CheckpointError>,
-    ) -> Result<SaveReport, CheckpointError> {
+        shards: Result<Vec<Shard>>,
+        complete: impl FnOnce(Result<Vec<Shard>>) -> Result<SaveReport>,
+    ) -> Result<SaveReport> {
         let own = shards.as_ref().err().cloned();
         let all = self.gather(step, &shards.map_err(|error| error.to_string()))?;
         let mut shards = Ok(Vec::new());
@@ -123,17 +123,13 @@ impl Peers {
     }
 
     /// All continue if process 0 has succeeded.
-    fn first(&self, step: u64, result: Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+    fn first(&self, step: u64, result: Result<()>) -> Result<()> {
         let told = self.gather(step, &result.as_ref().map_err(ToString::to_string).map(|_| ()))?;
         result?;
         told.into_iter().next().unwrap_or(Ok(())).map_err(|error| other(step, 0, &error))
     }
 
-    fn gather<T: Serialize + serde::de::DeserializeOwned>(
-        &self,
-        step: u64,
-        value: &T,
-    ) -> Result<Vec<T>, CheckpointError> {
+    fn gather<T: Serialize + serde::de::DeserializeOwned>(&self, step: u64, value: &T) -> Result<Vec<T>> {
         let failed = |error: String| CheckpointError::Writers { step, what: format!("the run has failed: {error}") };
         let wrong = |error: serde_json::Error| failed(format!("processes do not understand each other: {error}"));
         let all = self.channel.all_gather(serde_json::to_string(value).map_err(wrong)?).map_err(failed)?;
@@ -141,7 +137,7 @@ impl Peers {
     }
 
     /// Waits until a folder that process 0 has made is visible here.
-    fn wait_until_visible(&self, files: &Files, folder: &Path) -> Result<(), CheckpointError> {
+    fn wait_until_visible(&self, files: &Files, folder: &Path) -> Result<()> {
         let start = Instant::now();
         loop {
             match files.list(folder) {

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::super::clean::clean_up;
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::manifest::Shard;
 use super::super::shard;
 use super::super::{RunState, Slice, commit, retention};
@@ -17,7 +17,7 @@ use super::{SaveReport, Shared};
 #[derive(Default)]
 pub(super) struct Progress {
     pub current: Option<Current>,
-    pub ended: Vec<Result<SaveReport, CheckpointError>>,
+    pub ended: Vec<Result<SaveReport>>,
     /// Steps whose checkpoints are to be deleted when possible.
     pub retired: BTreeSet<u64>,
 }
@@ -27,7 +27,7 @@ pub(super) struct Save {
     pub state: RunState,
     started: Instant,
     /// The folder of the files; the first writer creates it.
-    folder: OnceLock<Result<PathBuf, CheckpointError>>,
+    folder: OnceLock<Result<PathBuf>>,
 }
 
 /// A save in progress.
@@ -54,12 +54,12 @@ impl Current {
 
 impl Shared {
     /// Writes a writer's file; after the last one, completes the save.
-    pub fn write(&self, save: &Save, writer: usize, slices: Vec<Slice>) -> Result<(), CheckpointError> {
+    pub fn write(&self, save: &Save, writer: usize, slices: Vec<Slice>) -> Result<()> {
         self.end_shard(save, unpanicked(save, || self.write_shard(save, slices, writer)))
     }
 
     /// Takes note of what a writer has written, or why not. After the last one, completes the save.
-    pub fn end_shard(&self, save: &Save, written: Result<Shard, CheckpointError>) -> Result<(), CheckpointError> {
+    pub fn end_shard(&self, save: &Save, written: Result<Shard>) -> Result<()> {
         let mut progress = self.progress.lock();
         let current = progress.current.as_mut().expect("a save lasts until all that were submitted are written");
         current.written += 1;
@@ -74,7 +74,7 @@ impl Shared {
         let (shards, failure) = (std::mem::take(&mut current.shards), current.failure.take());
         drop(progress);
         let shards = failure.map_or(Ok(shards), Err);
-        let complete = |shards: Result<Vec<Shard>, CheckpointError>| {
+        let complete = |shards: Result<Vec<Shard>>| {
             let shards = shards?;
             unpanicked(save, || self.complete(save, shards))
         };
@@ -104,7 +104,7 @@ impl Shared {
         result
     }
 
-    fn write_shard(&self, save: &Save, slices: Vec<Slice>, writer: usize) -> Result<Shard, CheckpointError> {
+    fn write_shard(&self, save: &Save, slices: Vec<Slice>, writer: usize) -> Result<Shard> {
         let folder = self.folder(save)?;
         let failed = self.progress.lock().current.as_ref().is_some_and(|current| current.failure.is_some());
         match failed {
@@ -115,7 +115,7 @@ impl Shared {
     }
 
     /// The folder of a save, made on first use.
-    fn folder(&self, save: &Save) -> Result<PathBuf, CheckpointError> {
+    fn folder(&self, save: &Save) -> Result<PathBuf> {
         let step = save.state.step;
         let begin = || commit::begin(&self.files, &self.root, step);
         let begin = || match &self.peers {
@@ -125,7 +125,7 @@ impl Shared {
         save.folder.get_or_init(begin).clone()
     }
 
-    fn complete(&self, save: &Save, mut shards: Vec<Shard>) -> Result<SaveReport, CheckpointError> {
+    fn complete(&self, save: &Save, mut shards: Vec<Shard>) -> Result<SaveReport> {
         shards.sort_by(|a, b| a.file.as_ref().map(|file| &file.name).cmp(&b.file.as_ref().map(|file| &file.name)));
         let (step, bytes) = (save.state.step, shards.iter().flat_map(|shard| &shard.file).map(|file| file.bytes).sum());
         let path = commit::commit(&self.files, &self.root, save.state.clone(), self.tokenizer.as_deref(), shards)?;
@@ -144,7 +144,7 @@ impl Shared {
     }
 
     /// Deletes what the options and `retired` do not want to keep, and returns the steps.
-    pub fn delete_unwanted(&self, retired: &mut BTreeSet<u64>, latest: u64) -> Result<Vec<u64>, CheckpointError> {
+    pub fn delete_unwanted(&self, retired: &mut BTreeSet<u64>, latest: u64) -> Result<Vec<u64>> {
         let present = retention::steps(&self.files, &self.root)?;
         let (keep_last, keep_every) = (self.options.keep_last, self.options.keep_every);
         let mut unwanted = retention::unwanted(&present, latest, keep_last, keep_every, retired);
@@ -183,7 +183,7 @@ impl Shared {
 }
 
 /// A panic as an error: other writers wait for the result of this one.
-fn unpanicked<T>(save: &Save, action: impl FnOnce() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+fn unpanicked<T>(save: &Save, action: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(action)).unwrap_or_else(|_| {
         let what = "a writer panicked; its message is above".into();
         Err(CheckpointError::Writers { step: save.state.step, what })

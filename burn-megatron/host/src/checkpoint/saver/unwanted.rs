@@ -1,14 +1,14 @@
 //! Copies to the storage, and checkpoints that are not wanted any more.
 
 use super::super::commit;
-use super::super::error::CheckpointError;
+use super::super::error::Result;
 use super::super::storage::{Copier, CopyReport};
 use super::Saver;
 use super::run::Progress;
 
 impl Saver {
     /// How copies to the storage that have ended since the last call went, in order.
-    pub fn copied(&self) -> Vec<Result<CopyReport, CheckpointError>> {
+    pub fn copied(&self) -> Vec<Result<CopyReport>> {
         self.shared.copier.as_ref().map_or(Vec::new(), Copier::finished)
     }
 
@@ -17,7 +17,7 @@ impl Saver {
     ///
     /// # Errors
     /// If it cannot be deleted.
-    pub fn wait_for_copies(&self) -> Result<(), CheckpointError> {
+    pub fn wait_for_copies(&self) -> Result<()> {
         let Some(copier) = &self.shared.copier else { return Ok(()) };
         copier.settle();
         let mut progress = self.shared.progress.lock();
@@ -36,7 +36,7 @@ impl Saver {
     ///
     /// # Errors
     /// If it cannot be deleted now.
-    pub fn retire(&self, step: u64) -> Result<(), CheckpointError> {
+    pub fn retire(&self, step: u64) -> Result<()> {
         self.shared.copier.iter().for_each(|copier| copier.retire(step));
         let mut progress = self.shared.progress.lock();
         progress.retired.insert(step);
@@ -44,7 +44,7 @@ impl Saver {
     }
 
     /// Deletes what is not wanted, unless a save is in progress, which will. None starts while `progress` is held.
-    fn delete_between_saves(&self, progress: &mut Progress) -> Result<(), CheckpointError> {
+    fn delete_between_saves(&self, progress: &mut Progress) -> Result<()> {
         let latest = match progress.current {
             None => commit::latest(&self.shared.files, self.root())?,
             Some(_) => None,

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::error::{CheckpointError, START};
+use super::super::error::{CheckpointError, Result, START};
 use super::super::names;
 use super::{SharedStorage, Storage, copy};
 
@@ -53,7 +53,7 @@ struct Queue {
     retired: BTreeSet<u64>,
     /// Whether a step was retired since they were last deleted.
     deletes: bool,
-    ended: Vec<Result<CopyReport, CheckpointError>>,
+    ended: Vec<Result<CopyReport>>,
     closed: bool,
 }
 
@@ -71,7 +71,7 @@ impl Copier {
         root: PathBuf,
         keep_last: Option<usize>,
         keep_every: Option<u64>,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self> {
         let (queue, changed) = (Mutex::default(), Condvar::new());
         let work = Arc::new(Work { storage, root, keep_last, keep_every, queue, changed });
         let its_work = Arc::clone(&work);
@@ -110,7 +110,7 @@ impl Copier {
     }
 
     /// How copies that have ended since the last call went, in order.
-    pub fn finished(&self) -> Vec<Result<CopyReport, CheckpointError>> {
+    pub fn finished(&self) -> Vec<Result<CopyReport>> {
         std::mem::take(&mut self.work.queue.lock().ended)
     }
 
@@ -169,7 +169,7 @@ impl Work {
         CheckpointError::Storage { action, what, cause }
     }
 
-    fn work(&self, job: Job) -> Result<Option<CopyReport>, CheckpointError> {
+    fn work(&self, job: Job) -> Result<Option<CopyReport>> {
         let (storage, start) = (&*self.storage, Instant::now());
         match job {
             Job::Copy(step) => {
@@ -185,7 +185,7 @@ impl Work {
         }
     }
 
-    fn prune(&self, latest: u64) -> Result<Vec<u64>, CheckpointError> {
+    fn prune(&self, latest: u64) -> Result<Vec<u64>> {
         let retired = self.queue.lock().retired.clone();
         copy::prune(&*self.storage, latest, self.keep_last, self.keep_every, &retired)
     }

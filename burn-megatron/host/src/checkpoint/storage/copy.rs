@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::super::disk::{Files, RealDisk};
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::super::names::{self, Folder, LATEST, SUMS};
 use super::super::{commit, retention};
 use super::Storage;
@@ -37,7 +37,7 @@ fn parse(key: &str) -> Option<(u64, &str)> {
 ///
 /// # Errors
 /// If the storage refuses.
-pub fn stored_steps(storage: &dyn Storage) -> Result<Vec<u64>, CheckpointError> {
+pub fn stored_steps(storage: &dyn Storage) -> Result<Vec<u64>> {
     let keys = storage.list("step_").map_err(refused(storage, "list", "step_…"))?;
     let complete = keys.iter().filter_map(|key| parse(key)).filter(|(_, file)| *file == SUMS);
     let mut steps: Vec<u64> = complete.map(|(step, _)| step).collect();
@@ -49,7 +49,7 @@ pub fn stored_steps(storage: &dyn Storage) -> Result<Vec<u64>, CheckpointError> 
 ///
 /// # Errors
 /// If a file cannot be read or the storage refuses; then the checkpoint is not there, or as it was.
-pub fn upload(root: &Path, step: u64, storage: &dyn Storage) -> Result<u64, CheckpointError> {
+pub fn upload(root: &Path, step: u64, storage: &dyn Storage) -> Result<u64> {
     let folder = Folder::Step(step);
     let (path, mut files) = (folder.path(root), Files::new(RealDisk).list(&folder.path(root))?);
     let key = |file: &str| format!("{}/{file}", folder.name());
@@ -81,7 +81,7 @@ pub(super) fn prune(
     keep_last: Option<usize>,
     keep_every: Option<u64>,
     retired: &BTreeSet<u64>,
-) -> Result<Vec<u64>, CheckpointError> {
+) -> Result<Vec<u64>> {
     let unwanted = retention::unwanted(&stored_steps(storage)?, latest, keep_last, keep_every, retired);
     for step in &unwanted {
         let folder = format!("{}/", names::step_name(*step));
@@ -93,7 +93,7 @@ pub(super) fn prune(
 }
 
 /// The step that `latest` names: not the highest one after a run went back to an older checkpoint.
-pub(super) fn newest(storage: &dyn Storage) -> Result<Option<u64>, CheckpointError> {
+pub(super) fn newest(storage: &dyn Storage) -> Result<Option<u64>> {
     let refused = refused(storage, "read", LATEST);
     let folder = tempfile::tempdir().map_err(&refused)?;
     match storage.get(LATEST, &folder.path().join(LATEST)) {
@@ -108,7 +108,7 @@ pub(super) fn newest(storage: &dyn Storage) -> Result<Option<u64>, CheckpointErr
 /// # Errors
 /// If the storage has no such checkpoint or refuses, another run saves to `root`, the disk refuses, or a file is damaged; then
 /// the checkpoints in `root` and its latest one are as they were.
-pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<PathBuf, CheckpointError> {
+pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<PathBuf> {
     let steps = stored_steps(storage)?;
     let none = |what: String| CheckpointError::NotFound { path: storage.name().into(), what };
     let step = match step {
@@ -141,7 +141,7 @@ pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<Pa
 }
 
 /// Copies all files of a checkpoint to an empty folder, and compares them with their hashes.
-fn get_files(storage: &dyn Storage, step: u64, to: &Path) -> Result<(), CheckpointError> {
+fn get_files(storage: &dyn Storage, step: u64, to: &Path) -> Result<()> {
     let folder = format!("{}/", names::step_name(step));
     let keys = storage.list(&folder).map_err(refused(storage, "list", &folder))?;
     for (key, (_, file)) in keys.iter().filter_map(|key| Some((key, parse(key)?))) {

@@ -10,7 +10,7 @@ use object_store::path::Path as Key;
 use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
 use tokio::runtime::Runtime;
 
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::Storage;
 
 /// Bytes of a part of an upload at least, which S3 asks for 5 MiB of.
@@ -37,7 +37,7 @@ impl ObjectStorage {
     ///
     /// # Errors
     /// If it is no such URL, or the environment makes no sense.
-    pub fn open(url: &str) -> Result<Self, CheckpointError> {
+    pub fn open(url: &str) -> Result<Self> {
         let refuse = |what: String| CheckpointError::Option { option: "storage", value: url.into(), what };
         let parsed = url::Url::parse(url).map_err(|error| refuse(format!("is no URL: {error}")))?;
         // `vars` panics if any variable, whosever it is, is not UTF-8.

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::super::error::CheckpointError;
+use super::super::error::{CheckpointError, Result};
 use super::{FolderStorage, SharedStorage};
 
 /// Schemes of object stores.
@@ -14,7 +14,7 @@ const OBJECT_STORES: [&str; 3] = ["s3://", "gs://", "az://"];
 ///
 /// # Errors
 /// If the scheme is not known, the feature is off, or the environment has no credentials.
-pub fn open_storage(url: &str) -> Result<SharedStorage, CheckpointError> {
+pub fn open_storage(url: &str) -> Result<SharedStorage> {
     let refuse = |what: String| Err(CheckpointError::Option { option: "storage", value: url.into(), what });
     if OBJECT_STORES.iter().any(|scheme| url.starts_with(scheme)) {
         #[cfg(feature = "object-store")]

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use super::super::disk::{Fault, Files, Loss, SimDisk, Tree};
-use super::super::{Checkpoint, CheckpointError, Saver, SaverOptions};
+use super::super::{Checkpoint, CheckpointError, Result, Saver, SaverOptions};
 use super::round_trip::{contents, expected, slices, state};
 
 /// A history of saves that went well, then the one that is disturbed.
@@ -31,7 +31,7 @@ const SCENARIOS: [Scenario; 4] = [
 
 const ROOT: &str = "/runs/checkpoints";
 
-fn save(disk: &SimDisk, (step, salt): (u64, u32), keep_last: Option<usize>) -> Result<(), CheckpointError> {
+fn save(disk: &SimDisk, (step, salt): (u64, u32), keep_last: Option<usize>) -> Result<()> {
     let options = SaverOptions { keep_last, ..SaverOptions::default() };
     let saver = Saver::on(Files::new(disk.clone()), Path::new(ROOT), 2, options)?;
     saver.rehearse(1000)?;

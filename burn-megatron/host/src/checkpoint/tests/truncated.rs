@@ -5,7 +5,7 @@ use std::path::Path;
 
 use safetensors::Dtype;
 
-use super::super::{Checkpoint, CheckpointError, Kind, Saver, SaverOptions, Slice};
+use super::super::{Checkpoint, Kind, Result, Saver, SaverOptions, Slice};
 use super::round_trip::state;
 
 /// `writers` files with 64 KiB each; every tensor is split over all of them.
@@ -24,7 +24,7 @@ fn save(root: &Path, writers: usize) {
     }
 }
 
-fn read(checkpoint: &Checkpoint, writers: usize, last: usize) -> Result<Vec<u8>, CheckpointError> {
+fn read(checkpoint: &Checkpoint, writers: usize, last: usize) -> Result<Vec<u8>> {
     let read = checkpoint.read(Kind::Weight, "weight", &[writers, 1 << 16], &[0..writers, last - 2..last]);
     read.map(|(_, bytes)| bytes)
 }

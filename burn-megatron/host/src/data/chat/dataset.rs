@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::encode::ChatTokenizer;
-use super::error::ChatError;
+use super::error::{ChatError, Result};
 use super::learned::{ChatLoss, Fit, TooLong, learned};
 use super::packed::Packed;
 use super::preprocess::{Skipped, encode_all};
@@ -54,7 +54,7 @@ pub type ChatDataset = Packed<()>;
 
 impl ChatDataset {
     /// Reads, encodes and packs all rows into sequences of `seq_length` predictions, in the order of the packing.
-    pub fn open(tokenizer: &ChatTokenizer, set: &ChatSet, seq_length: usize) -> Result<(Self, ChatReport), ChatError> {
+    pub fn open(tokenizer: &ChatTokenizer, set: &ChatSet, seq_length: usize) -> Result<(Self, ChatReport)> {
         let (mut samples, mut report) = (Vec::new(), ChatReport::default());
         report.skipped = encode_all(tokenizer, &set.files, set.skip_bad_rows, |row, sample| {
             let tokens = sample.ids.len();

@@ -6,7 +6,7 @@ use std::path::Path;
 use minijinja::value::Value;
 use tokenizers::Tokenizer;
 
-use super::error::ChatError;
+use super::error::Result;
 use super::folder::{Folder, OTHER_TEMPLATE, Source};
 use super::jinja::{Rendered, Template};
 use super::row::Conversation;
@@ -48,7 +48,7 @@ impl ChatTokenizer {
     /// # Errors
     /// If files cannot be read, there is no template, its syntax is wrong, or it writes special tokens that the folder
     /// does not have.
-    pub fn open(path: &Path, template: Option<&Path>) -> Result<Self, ChatError> {
+    pub fn open(path: &Path, template: Option<&Path>) -> Result<Self> {
         let folder = Folder::open(path, template)?;
         let compile = |source: &Source| {
             let template = source.compile()?;

@@ -30,3 +30,6 @@ pub enum ChatError {
     #[error("{what}")]
     Nothing { what: String },
 }
+
+/// What reads conversations.
+pub type Result<T, E = ChatError> = std::result::Result<T, E>;

@@ -6,7 +6,7 @@ use minijinja::value::Value;
 use serde_json::Value as Json;
 use tokenizers::Tokenizer;
 
-use super::error::ChatError;
+use super::error::{ChatError, Result};
 use super::jinja::Template;
 use crate::data::{read_tokenizer, tokenizer_path};
 
@@ -34,7 +34,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub fn compile(&self) -> Result<Template, ChatError> {
+    pub fn compile(&self) -> Result<Template> {
         Template::new(&self.text)
             .map_err(|error| ChatError::Template { path: self.path.clone(), what: error.to_string() })
     }
@@ -42,7 +42,7 @@ impl Source {
 
 impl Folder {
     /// Reads a folder, or the folder of a tokenizer's file. `template` takes the place of its own templates.
-    pub fn open(path: &Path, template: Option<&Path>) -> Result<Self, ChatError> {
+    pub fn open(path: &Path, template: Option<&Path>) -> Result<Self> {
         let (folder, file) = match path.is_dir() {
             true => (path.to_path_buf(), tokenizer_path(path)),
             false => (path.parent().unwrap_or(Path::new(".")).to_path_buf(), path.to_path_buf()),
@@ -66,7 +66,7 @@ impl Folder {
 
     /// Special tokens that `template` writes, as its variables. Fails if the folder does not say what they are, or the
     /// tokenizer does not have them.
-    pub fn variables(&self, template: &Template, source: &Source) -> Result<Vec<(String, Value)>, ChatError> {
+    pub fn variables(&self, template: &Template, source: &Source) -> Result<Vec<(String, Value)>> {
         let refused = |what: String| ChatError::Template { path: source.path.clone(), what };
         for name in template.variables().into_iter().filter(|name| name.ends_with("_token")) {
             let token = self.special.iter().find(|(key, _)| *key == name);
@@ -88,7 +88,7 @@ impl Folder {
 }
 
 /// The files of a folder that name special tokens.
-fn configs(folder: &Path) -> Result<Vec<(PathBuf, Json)>, ChatError> {
+fn configs(folder: &Path) -> Result<Vec<(PathBuf, Json)>> {
     let paths = CONFIGS.iter().map(|name| folder.join(name)).filter(|path| path.is_file());
     paths.map(|path| read_json(&path).map(|json| (path, json))).collect()
 }
@@ -110,22 +110,22 @@ fn special_tokens(configs: &[(PathBuf, Json)]) -> Vec<(String, Option<String>)> 
 ///
 /// # Errors
 /// If one of these files cannot be read.
-pub fn special_token(folder: &Path, name: &str) -> Result<Option<String>, ChatError> {
+pub fn special_token(folder: &Path, name: &str) -> Result<Option<String>> {
     let special = special_tokens(&configs(folder)?);
     Ok(special.into_iter().find(|(key, _)| key == name).and_then(|(_, token)| token))
 }
 
-fn read(path: &Path) -> Result<String, ChatError> {
+fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|cause| ChatError::Read { path: path.into(), cause })
 }
 
-fn read_json(path: &Path) -> Result<Json, ChatError> {
+fn read_json(path: &Path) -> Result<Json> {
     let json = serde_json::from_str(&read(path)?);
     json.map_err(|error| ChatError::Tokenizer { path: path.into(), what: error.to_string() })
 }
 
 /// A template in a file of its own, or under `chat_template` of a JSON file.
-fn read_template(path: &Path) -> Result<Source, ChatError> {
+fn read_template(path: &Path) -> Result<Source> {
     let text = match path.extension().is_some_and(|extension| extension == "json") {
         false => read(path)?,
         true => match &read_json(path)?["chat_template"] {
@@ -142,7 +142,7 @@ fn read_template(path: &Path) -> Result<Source, ChatError> {
 }
 
 /// The folder's own: a file, or text in `tokenizer_config.json`, where several may have names.
-fn templates(folder: &Path, config: Option<&(PathBuf, Json)>) -> Result<[Source; 2], ChatError> {
+fn templates(folder: &Path, config: Option<&(PathBuf, Json)>) -> Result<[Source; 2]> {
     let mut named: Vec<(String, Source)> = Vec::new();
     if let Some((path, json)) = config {
         let source = |text: &str| Source { path: path.clone(), text: text.into() };

@@ -10,7 +10,7 @@ use minijinja::value::Value;
 
 use super::super::parquet;
 use super::super::zstd::ZstdFrames;
-use super::error::ChatError;
+use super::error::{ChatError, Result};
 use super::row::{Conversation, from_value, parse_row};
 
 /// A row and where it is from.
@@ -77,7 +77,7 @@ impl Row {
 ///
 /// # Errors
 /// If the file cannot be read, its array is not JSON, or its table is damaged.
-pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row, ChatError>>>, ChatError> {
+pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row>>>> {
     let refused = |cause| ChatError::Read { path: path.into(), cause };
     if path.extension().is_some_and(|extension| extension == "parquet") {
         let (rows, file): (_, Arc<Path>) = (parquet::Rows::open(path).map_err(refused)?, path.into());

@@ -50,7 +50,7 @@ mod values;
 pub use blend::ChatBlend;
 pub use dataset::{ChatDataset, ChatReport, ChatSet};
 pub use encode::{ChatSample, ChatTokenizer};
-pub use error::ChatError;
+pub use error::{ChatError, Result};
 pub use folder::special_token;
 pub use learned::{ChatLoss, TooLong};
 pub use lines::{Row, rows};

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::error::ChatError;
+use super::error::{ChatError, Result};
 use super::learned::Tokens;
 use super::pack::pack;
 use crate::data::Sample;
@@ -62,7 +62,7 @@ impl<Known: Clone + Default> Packed<Known> {
     ///
     /// # Errors
     /// If there is only one sequence.
-    pub fn split(self, share: f64, seed: u32, section: &str) -> Result<[Self; 2], ChatError> {
+    pub fn split(self, share: f64, seed: u32, section: &str) -> Result<[Self; 2]> {
         let count = self.sequences.len();
         if count < 2 {
             let what = format!(

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::dataset::ChatReport;
 use super::encode::ChatTokenizer;
-use super::error::ChatError;
+use super::error::Result;
 use super::learned::{ChatLoss, Tokens, TooLong, learned};
 use super::lines::{Row, rows};
 use super::packed::Packed;
@@ -60,7 +60,7 @@ fn encoded(tokenizer: &ChatTokenizer, row: &Row) -> Result<Encoded, String> {
 
 impl PairDataset {
     /// Reads, encodes and packs all rows into sequences of `seq_length` predictions, in the order of the packing.
-    pub fn open(tokenizer: &ChatTokenizer, set: &PairSet, seq_length: usize) -> Result<(Self, ChatReport), ChatError> {
+    pub fn open(tokenizer: &ChatTokenizer, set: &PairSet, seq_length: usize) -> Result<(Self, ChatReport)> {
         let (mut all, mut report) = (Vec::new(), ChatReport::default());
         for file in &set.files {
             let some: Vec<Row> = rows(file)?.collect::<Result<_, _>>()?;

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::encode::{ChatSample, ChatTokenizer};
-use super::error::ChatError;
+use super::error::{ChatError, Result};
 use super::lines::{Row, rows};
 
 /// Rows that are encoded at a time.
@@ -54,12 +54,7 @@ pub struct Skipped {
 
 impl Skipped {
     /// Leaves out a row that cannot be used. Fails with what is wrong with it unless `skip`; `flag` is what asks for that.
-    pub(in crate::data) fn leave_out(
-        &mut self,
-        row: &Row,
-        what: String,
-        (skip, flag): (bool, &str),
-    ) -> Result<(), ChatError> {
+    pub(in crate::data) fn leave_out(&mut self, row: &Row, what: String, (skip, flag): (bool, &str)) -> Result<()> {
         if !skip {
             return Err(row.refused(format!("{what} ({flag}: leave such rows out)")));
         }
@@ -82,7 +77,7 @@ struct Line<'a> {
 }
 
 /// Writes one JSON object per conversation. The output is complete or not there.
-pub fn preprocess_chat(options: &ChatPreprocess) -> Result<ChatPreprocessReport, ChatError> {
+pub fn preprocess_chat(options: &ChatPreprocess) -> Result<ChatPreprocessReport> {
     let tokenizer = ChatTokenizer::open(&options.tokenizer, options.template.as_deref())?;
     let output = &options.output;
     let write = |cause| ChatError::Write { path: output.clone(), cause };
@@ -113,8 +108,8 @@ pub(super) fn encode_all(
     tokenizer: &ChatTokenizer,
     files: &[PathBuf],
     skip: bool,
-    mut each: impl FnMut(&Row, ChatSample) -> Result<(), ChatError>,
-) -> Result<Skipped, ChatError> {
+    mut each: impl FnMut(&Row, ChatSample) -> Result<()>,
+) -> Result<Skipped> {
     let mut skipped = Skipped::default();
     for file in files {
         let mut rows = rows(file)?.peekable();

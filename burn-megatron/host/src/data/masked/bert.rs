@@ -1,9 +1,9 @@
 //! Megatron's `BERTMaskedWordPieceDataset` (`megatron/core/datasets/bert_dataset.py`).
 
-use super::MaskedError;
 use super::dataset::{MaskedDataset, SampleOptions};
 use super::mapping::{Mapping, SampleSentences};
 use super::masking::Masking;
+use super::{MaskedError, Result};
 use crate::data::numpy::RandomState;
 
 /// Stands for a token that is not masked.
@@ -38,7 +38,7 @@ impl BertOptions {
 }
 
 impl SampleOptions for BertOptions {
-    fn check(&self) -> Result<(), MaskedError> {
+    fn check(&self) -> Result<()> {
         self.masking.check()?;
         super::check_order(self.seed, self.short_sequence_probability)?;
         if self.seq_length < 5 {
@@ -87,7 +87,7 @@ impl BertDataset {
     ///
     /// # Panics
     /// When `index` is not below [`len`](Self::len).
-    pub fn sample(&self, index: usize) -> Result<BertSample, MaskedError> {
+    pub fn sample(&self, index: usize) -> Result<BertSample> {
         let SampleSentences { sentences, target } = self.samples[index].clone();
         let mut random = RandomState::new(self.options.seed.wrapping_add(index as u32));
         let mut pivot = sentences.len();

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::mapping::{Mapping, SampleSentences};
-use super::{MaskVocabulary, MaskedError};
+use super::{MaskVocabulary, Result};
 use crate::data::indexed::IndexedDataset;
 
 /// How the samples of a kind of dataset are made.
@@ -13,7 +13,7 @@ pub trait SampleOptions {
     ///
     /// # Errors
     /// Names the option that is out of range, and a legal value.
-    fn check(&self) -> Result<(), MaskedError>;
+    fn check(&self) -> Result<()>;
 
     /// How documents become samples.
     fn mapping(&self) -> Mapping;
@@ -39,7 +39,7 @@ impl<O: SampleOptions> MaskedDataset<O> {
         documents: Range<usize>,
         vocabulary: MaskVocabulary,
         options: O,
-    ) -> Result<Self, MaskedError> {
+    ) -> Result<Self> {
         options.check()?;
         vocabulary.check()?;
         let samples = options.mapping().of(&sentences, documents)?;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::MaskedError;
 use super::mersenne64::Mersenne64;
+use super::{MaskedError, Result};
 use crate::data::indexed::IndexedDataset;
 use crate::data::numpy::RandomState;
 
@@ -36,11 +36,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// The samples of some documents of a file. Fails if a document is none of the file's, or none makes a sample.
-    pub(super) fn of(
-        &self,
-        sentences: &IndexedDataset,
-        documents: Range<usize>,
-    ) -> Result<Vec<SampleSentences>, MaskedError> {
+    pub(super) fn of(&self, sentences: &IndexedDataset, documents: Range<usize>) -> Result<Vec<SampleSentences>> {
         let (path, most) = (sentences.bin_path().display().to_string(), sentences.num_documents());
         if documents.end > most {
             return Err(MaskedError::Documents { path, documents, most });

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{MaskVocabulary, MaskedError};
+use super::{MaskVocabulary, MaskedError, Result};
 use crate::data::numpy::{self, RandomState};
 
 /// How tokens are masked.
@@ -31,7 +31,7 @@ pub struct Masked {
 }
 
 impl Masking {
-    pub(super) fn check(&self) -> Result<(), MaskedError> {
+    pub(super) fn check(&self) -> Result<()> {
         let refuse = |name, value: String, legal: &str| Err(MaskedError::Option { name, value, legal: legal.into() });
         if !(self.probability > 0.0 && self.probability < 1.0) {
             return refuse("masking.probability", self.probability.to_string(), "above 0 and below 1, such as 0.15");

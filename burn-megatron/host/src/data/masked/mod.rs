@@ -40,7 +40,7 @@ impl MaskVocabulary {
     ///
     /// # Errors
     /// If one of `[CLS]`, `[SEP]`, `[MASK]` and `[PAD]` is not there, or `[PAD]` is not 0.
-    pub fn word_piece<'a>(tokens: impl IntoIterator<Item = &'a str>) -> Result<Self, MaskedError> {
+    pub fn word_piece<'a>(tokens: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         let tokens: Vec<&str> = tokens.into_iter().collect();
         let id = |name: &'static str| {
             let found = tokens.iter().position(|token| *token == name);
@@ -52,7 +52,7 @@ impl MaskVocabulary {
         Ok(known)
     }
 
-    fn check(&self) -> Result<(), MaskedError> {
+    fn check(&self) -> Result<()> {
         let size = self.continues.len();
         for (name, id) in [("cls", self.cls), ("sep", self.sep), ("mask", self.mask), ("pad", self.pad)] {
             if !usize::try_from(id).is_ok_and(|id| id < size) {
@@ -71,7 +71,7 @@ impl MaskVocabulary {
 }
 
 /// Refuses what no order of samples can be made of.
-fn check_order(seed: u32, short_sequence_probability: f64) -> Result<(), MaskedError> {
+fn check_order(seed: u32, short_sequence_probability: f64) -> Result<()> {
     let refuse = |name, value: String, legal: &str| Err(MaskedError::Option { name, value, legal: legal.into() });
     if seed == 0 {
         return refuse("seed", "0".into(), "1");
@@ -83,11 +83,7 @@ fn check_order(seed: u32, short_sequence_probability: f64) -> Result<(), MaskedE
 }
 
 /// The tokens of some sentences.
-fn read(
-    dataset: &IndexedDataset,
-    sentences: Range<usize>,
-    vocabulary: &MaskVocabulary,
-) -> Result<Vec<i64>, MaskedError> {
+fn read(dataset: &IndexedDataset, sentences: Range<usize>, vocabulary: &MaskVocabulary) -> Result<Vec<i64>> {
     let mut tokens = Vec::new();
     for sentence in sentences {
         tokens.extend(dataset.sequence(sentence)?);
@@ -133,3 +129,6 @@ pub enum MaskedError {
     )]
     Empty { path: String, documents: usize, sentences: usize },
 }
+
+/// What makes samples with masked tokens.
+pub type Result<T, E = MaskedError> = std::result::Result<T, E>;

@@ -1,10 +1,10 @@
 //! Megatron's `T5MaskedWordPieceDataset` (`megatron/core/datasets/t5_dataset.py`): spans become sentinels, and the output
 //! says what they were.
 
-use super::MaskedError;
 use super::dataset::{MaskedDataset, SampleOptions};
 use super::mapping::{Mapping, SampleSentences};
 use super::masking::{Masked, Masking};
+use super::{MaskedError, Result};
 use crate::data::numpy::RandomState;
 
 /// Stands for a position of the output that does not count.
@@ -60,7 +60,7 @@ impl T5Options {
 }
 
 impl SampleOptions for T5Options {
-    fn check(&self) -> Result<(), MaskedError> {
+    fn check(&self) -> Result<()> {
         self.masking.check()?;
         super::check_order(self.seed, self.short_sequence_probability)?;
         let refuse =
@@ -117,7 +117,7 @@ impl T5Dataset {
     ///
     /// # Panics
     /// When `index` is not below [`len`](Self::len).
-    pub fn sample(&self, index: usize) -> Result<T5Sample, MaskedError> {
+    pub fn sample(&self, index: usize) -> Result<T5Sample> {
         let SampleSentences { sentences, target } = self.samples[index].clone();
         let mut random = RandomState::new(self.options.seed.wrapping_add(index as u32));
         let mut tokens = super::read(&self.sentences, sentences, &self.vocabulary)?;

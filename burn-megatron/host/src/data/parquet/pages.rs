@@ -70,10 +70,7 @@ impl Pages {
     }
 
     fn drain(&self, reader: impl Read, out: &mut Vec<u8>) -> Result<()> {
-        match reader.take(self.most + 1).read_to_end(out)? as u64 > self.most {
-            true => Err(self.too_long()),
-            false => Ok(()),
-        }
+        if reader.take(self.most + 1).read_to_end(out)? as u64 > self.most { Err(self.too_long()) } else { Ok(()) }
     }
 
     /// What the library's decoders take for granted, and allocate memory by.

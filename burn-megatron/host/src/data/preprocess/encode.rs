@@ -8,7 +8,7 @@ use super::fast_bpe::FastBpe;
 use super::long_texts::LongTexts;
 use super::source::Record;
 use super::tokenizer::{end_of_document, usual_end_tokens, vocab_size};
-use super::{PreprocessError, PreprocessOptions};
+use super::{PreprocessError, PreprocessOptions, Result};
 
 pub(super) struct Encoder<'a> {
     options: &'a PreprocessOptions,
@@ -41,7 +41,7 @@ impl Tokens {
 }
 
 impl<'a> Encoder<'a> {
-    pub fn new(options: &'a PreprocessOptions, tokenizer: Option<&'a Tokenizer>) -> Result<Self, PreprocessError> {
+    pub fn new(options: &'a PreprocessOptions, tokenizer: Option<&'a Tokenizer>) -> Result<Self> {
         let found = tokenizer.and_then(|tokenizer| end_of_document(tokenizer, options.eod_token.as_deref()));
         let eod = options.eod_id.or(found);
         if options.append_eod && eod.is_none() {
@@ -62,7 +62,7 @@ impl<'a> Encoder<'a> {
     }
 
     /// The tokens of each key; none where the document has none.
-    pub fn encode(&self, record: Record) -> Result<Vec<Vec<u8>>, PreprocessError> {
+    pub fn encode(&self, record: Record) -> Result<Vec<Vec<u8>>> {
         let (location, keys) = (record.location, &self.options.json_keys);
         let refuse = |what| PreprocessError::Document { location: location.clone(), what };
         let values = fields(record.body, keys).map_err(refuse)?;

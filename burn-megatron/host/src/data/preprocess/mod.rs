@@ -194,3 +194,6 @@ pub enum PreprocessError {
     #[error(transparent)]
     Indexed(#[from] IndexedError),
 }
+
+/// What makes a data set of a corpus.
+pub type Result<T, E = PreprocessError> = std::result::Result<T, E>;

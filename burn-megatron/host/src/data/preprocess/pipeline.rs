@@ -15,7 +15,7 @@ use super::document::{Field, fields};
 use super::encode::Encoder;
 use super::source::{Record, Records};
 use super::tokenizer::TokenizerChoice;
-use super::{KeyOutput, MAX_WORKERS, PreprocessError, PreprocessOptions, PreprocessReport, Progress, Stage};
+use super::{KeyOutput, MAX_WORKERS, PreprocessError, PreprocessOptions, PreprocessReport, Progress, Result, Stage};
 
 /// A batch is read, then tokenized by all workers, then written.
 const BATCH_DOCUMENTS: usize = 4096;
@@ -26,10 +26,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 /// # Errors
 /// When a file cannot be read or written, or at the first document that cannot be read (unless these are skipped); then
 /// no output appears.
-pub fn prepare(
-    options: &PreprocessOptions,
-    progress: &mut (dyn FnMut(Progress) + Send),
-) -> Result<PreprocessReport, PreprocessError> {
+pub fn prepare(options: &PreprocessOptions, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<PreprocessReport> {
     check(options)?;
     let total_bytes = total_bytes(&options.inputs)?;
     let tokenizer = make_tokenizer(options, total_bytes, progress)?;
@@ -111,7 +108,7 @@ pub fn prepare(
 }
 
 /// The threads that tokenize.
-fn workers(built: Result<ThreadPool, ThreadPoolBuildError>, count: usize) -> Result<ThreadPool, PreprocessError> {
+fn workers(built: Result<ThreadPool, ThreadPoolBuildError>, count: usize) -> Result<ThreadPool> {
     built.map_err(|error| {
         PreprocessError::Options(format!(
             "cannot start {count} workers: {error}; allow more threads (`ulimit -u`, the job's limit), or ask for fewer workers"
@@ -120,7 +117,7 @@ fn workers(built: Result<ThreadPool, ThreadPoolBuildError>, count: usize) -> Res
 }
 
 /// What is wrong with the options before a file is looked at.
-fn check(options: &PreprocessOptions) -> Result<(), PreprocessError> {
+fn check(options: &PreprocessOptions) -> Result<()> {
     let refuse = |what: String| Err(PreprocessError::Options(what));
     let (keys, workers) = (&options.json_keys, options.workers);
     if options.inputs.is_empty() || keys.is_empty() {
@@ -138,7 +135,7 @@ fn check(options: &PreprocessOptions) -> Result<(), PreprocessError> {
 }
 
 /// A tokenizer that was made here, on disk under a temporary name, and the name it is to get.
-fn save(tokenizer: &Tokenizer, prefix: &Path) -> Result<(PathBuf, NamedTempFile), PreprocessError> {
+fn save(tokenizer: &Tokenizer, prefix: &Path) -> Result<(PathBuf, NamedTempFile)> {
     let path = with_suffix(prefix, "_tokenizer.json");
     let text = tokenizer.to_string(false).map_err(|error| PreprocessError::Tokenizer(error.to_string()))?;
     let written = partial(&path).and_then(|mut file| {
@@ -149,7 +146,7 @@ fn save(tokenizer: &Tokenizer, prefix: &Path) -> Result<(PathBuf, NamedTempFile)
     written.map(|file| (path.clone(), file)).map_err(|cause| PreprocessError::Write { path, cause })
 }
 
-fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
+fn total_bytes(inputs: &[PathBuf]) -> Result<u64> {
     let size = |path: &PathBuf| match fs::metadata(path) {
         Ok(about) if about.is_dir() => {
             let what = format!("{} is a folder; name its .txt, .jsonl or .parquet files", path.display());
@@ -160,7 +157,7 @@ fn total_bytes(inputs: &[PathBuf]) -> Result<u64, PreprocessError> {
     inputs.iter().map(size).sum()
 }
 
-fn next_batch(records: &mut Records) -> Result<Vec<Record>, PreprocessError> {
+fn next_batch(records: &mut Records) -> Result<Vec<Record>> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while batch.len() < BATCH_DOCUMENTS && bytes < BATCH_BYTES {
         let Some(record) = records.next().transpose()? else { break };
@@ -174,7 +171,7 @@ fn make_tokenizer(
     options: &PreprocessOptions,
     total_bytes: u64,
     progress: &mut (dyn FnMut(Progress) + Send),
-) -> Result<Option<Tokenizer>, PreprocessError> {
+) -> Result<Option<Tokenizer>> {
     if !options.tokenizer.is_made_here() {
         return options.tokenizer.tokenizer(std::iter::empty(), options.append_eod);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::super::parquet;
-use super::{Location, PreprocessError};
+use super::{Location, PreprocessError, Result};
 
 /// What a document is in a text file. The documents of a file, one after the other, are the whole file: no newline is
 /// lost.
@@ -73,7 +73,7 @@ impl Records {
         Self { files: files.into_iter(), text, open: None }
     }
 
-    fn read_next(&mut self) -> Result<Option<Record>, PreprocessError> {
+    fn read_next(&mut self) -> Result<Option<Record>> {
         loop {
             if let Some((file, reader)) = &mut self.open {
                 if let Some(record) = reader.next(file)? {
@@ -89,7 +89,7 @@ impl Records {
 }
 
 impl Iterator for Records {
-    type Item = Result<Record, PreprocessError>;
+    type Item = Result<Record>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.read_next().transpose()
@@ -97,7 +97,7 @@ impl Iterator for Records {
 }
 
 impl Reader {
-    fn open(path: &Path, text: TextDocuments) -> Result<Self, PreprocessError> {
+    fn open(path: &Path, text: TextDocuments) -> Result<Self> {
         let io = |cause| PreprocessError::Read { path: path.to_path_buf(), cause };
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
@@ -123,7 +123,7 @@ impl Reader {
         Ok(Reader::Lines { lines: Lines { file, line: 0, ahead: None }, unit })
     }
 
-    fn next(&mut self, file: &Path) -> Result<Option<Record>, PreprocessError> {
+    fn next(&mut self, file: &Path) -> Result<Option<Record>> {
         let io = |cause| PreprocessError::Read { path: file.to_path_buf(), cause };
         match self {
             Reader::Array { values, bytes_each } => Ok(values.next().map(|(i, value)| Record {

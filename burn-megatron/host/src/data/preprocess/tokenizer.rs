@@ -8,8 +8,8 @@ use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer, Trainer};
 
-use super::PreprocessError;
 use super::pretokenize::{PreTokenizer, chunks};
+use super::{PreprocessError, Result};
 use crate::data::tokenizer_file::{byte_symbol, read_tokenizer};
 
 /// The end-of-document token of tokenizers that are made here.
@@ -56,7 +56,7 @@ impl TokenizerChoice {
         &self,
         texts: impl Iterator<Item = String> + Send,
         with_eod: bool,
-    ) -> Result<Option<Tokenizer>, PreprocessError> {
+    ) -> Result<Option<Tokenizer>> {
         let mut tokenizer = match self {
             Self::None => return Ok(None),
             Self::File(path) => {
@@ -102,7 +102,17 @@ pub fn vocab_size(tokenizer: &Tokenizer) -> usize {
     tokenizer.get_vocab(true).values().max().map_or(0, |highest| *highest as usize + 1)
 }
 
-fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<Tokenizer, PreprocessError> {
+fn bpe_trainer(size: usize) -> BpeTrainer {
+    BpeTrainer::builder()
+        .vocab_size(size)
+        .min_frequency(2)
+        .show_progress(false)
+        .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .build()
+}
+
+fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<Tokenizer> {
     if !(SMALLEST_BPE..=LARGEST_BPE).contains(&size) {
         return Err(failed(format!(
             "a byte-level BPE of {size} entries; at least {SMALLEST_BPE} (256 bytes and {END_OF_TEXT}), at most \
@@ -110,13 +120,7 @@ fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<
             size.clamp(SMALLEST_BPE, LARGEST_BPE)
         )));
     }
-    let mut trainer = BpeTrainer::builder()
-        .vocab_size(size)
-        .min_frequency(2)
-        .show_progress(false)
-        .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
-        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-        .build();
+    let mut trainer = bpe_trainer(size);
     // What `Tokenizer::train` does, without its offsets into the text.
     let pre_tokenizer = PreTokenizer::gpt2();
     let words = |text: &str| Ok(pre_tokenizer.split(text).map(|word| pre_tokenizer.symbols(word)).collect());
@@ -132,11 +136,7 @@ fn train_bpe(texts: impl Iterator<Item = String> + Send, size: usize) -> Result<
 
 /// A BPE without merges: every symbol is an entry, in order. Naming an unknown token that does not exist makes other
 /// symbols an error; without the name they would be dropped silently.
-fn from_symbols(
-    symbols: impl IntoIterator<Item = char>,
-    pre_tokenizer: Value,
-    decoder: Value,
-) -> Result<Tokenizer, PreprocessError> {
+fn from_symbols(symbols: impl IntoIterator<Item = char>, pre_tokenizer: Value, decoder: Value) -> Result<Tokenizer> {
     let vocab: serde_json::Map<String, Value> =
         symbols.into_iter().enumerate().map(|(id, symbol)| (symbol.to_string(), json!(id))).collect();
     let tokenizer = json!({
@@ -207,14 +207,8 @@ mod tests {
         let mut theirs = Tokenizer::new(ModelWrapper::BPE(BPE::default()));
         theirs.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         theirs.with_decoder(Some(ByteLevel::new(false, true, true)));
-        let trainer = BpeTrainer::builder()
-            .vocab_size(280)
-            .min_frequency(2)
-            .show_progress(false)
-            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .build();
-        theirs.train(&mut tokenizers::models::TrainerWrapper::BpeTrainer(trainer), [&text].into_iter()).unwrap();
+        let mut trainer = tokenizers::models::TrainerWrapper::BpeTrainer(bpe_trainer(280));
+        theirs.train(&mut trainer, [&text].into_iter()).unwrap();
         let ours = train_bpe([text].into_iter(), 280).unwrap();
         assert_eq!(ours.to_string(false).unwrap(), theirs.to_string(false).unwrap());
     }

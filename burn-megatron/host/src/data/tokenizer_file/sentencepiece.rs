@@ -134,10 +134,7 @@ impl Model {
                 _ => {}
             }
         }
-        match model.pieces.is_empty() {
-            true => Err(BROKEN.into()),
-            false => Ok(model),
-        }
+        if model.pieces.is_empty() { Err(BROKEN.into()) } else { Ok(model) }
     }
 
     fn read_trainer(&mut self, message: &[u8]) -> Result<(), String> {
