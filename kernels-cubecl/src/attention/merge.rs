@@ -16,7 +16,6 @@ const NO_KEY: f32 = -1.0e30;
 /// `out ← out e^(lse - l) + block_out e^(block_lse - l)` and `lse ← l`. Cube `(query, batch)`; each plane takes a head
 /// at a time. Strides in elements.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn merge_kernel<E: Float>(
     out: &mut [f32],
     lse: &mut [f32],

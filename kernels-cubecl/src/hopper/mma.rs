@@ -70,7 +70,6 @@ pub fn descriptor(tile: &[Pair], #[comptime] layout: WgmmaTileLayout) -> u64 {
     })
 }
 
-#[allow(clippy::too_many_arguments)]
 fn issue(scope: &Scope, acc: Value, a: Value, b: Value, n: usize, a_major: Major, b_major: Major, half: Half) {
     let elem = TypeAttr::new(match half {
         Half::Bf16 => bf16::__expand_as_type(scope),

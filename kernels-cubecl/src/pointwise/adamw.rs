@@ -126,7 +126,6 @@ pub(super) fn next_moments(first: f32, second: f32, grad: f32, beta1: f32, beta2
 }
 
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn adamw_step<G: Float, M: Float, V: Float, W: Float>(
     master: &mut [F32x4],
     first: &mut [Vector<M, Const<4>>],

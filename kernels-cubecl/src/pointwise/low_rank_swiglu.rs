@@ -18,7 +18,6 @@ pub struct Way {
 
 /// Cube `(columns, rows)`. `dout` is read for the gradient only.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn low_rank_swiglu<E: Float>(
     y: &[Vec8<E>],
     x: &[Vec4<E>],
@@ -152,20 +151,8 @@ fn launch<E: Float>(
     // SAFETY: cubes divide columns and rows without a rest, and the buffers hold them; `dout` is another tensor than
     // the result where it is read.
     unsafe {
-        low_rank_swiglu::launch_unchecked::<E>(
-            client,
-            cubes,
-            CUBE.dim(),
-            y,
-            x,
-            w,
-            dout,
-            result,
-            written,
-            columns as u32,
-            plan,
-            way,
-        );
+        launch_kernel!(low_rank_swiglu<E>, client, cubes, CUBE.dim();
+            y, x, w, dout, result, written; columns as u32; plan, way);
     }
     amax.map_or(Ok(()), |amax| reduce(client, &parts, amax, count))
 }

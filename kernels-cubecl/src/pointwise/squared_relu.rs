@@ -69,15 +69,7 @@ pub fn backward<E: Float>(
     let dx = buffer("x_gradient", dx, vectors, 8 * size_of::<E>())?;
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        squared_relu_backward::launch_unchecked::<E>(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            x,
-            dout,
-            dx,
-            vectors as u32,
-        )
+        launch_kernel!(squared_relu_backward<E>, client, cube.line(vectors), cube.dim(); x, dout, dx; vectors as u32)
     };
     Ok(())
 }

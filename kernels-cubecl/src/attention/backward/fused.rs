@@ -9,7 +9,6 @@ use cubecl::prelude::*;
 use half::{bf16, f16};
 
 /// Second and last step of [`backward`](super::backward) where one kernel computes dQ, dK and dV.
-#[allow(clippy::too_many_arguments)]
 pub fn launch_dqdkdv(
     client: &Client,
     shape: &AttentionShape,
@@ -44,30 +43,16 @@ pub fn launch_dqdkdv(
     // SAFETY: the tensor maps bound every access but those to the dQ accumulator, which has a block for every q block
     // of every sequence and one more; `convert_dq` writes only rows that exist.
     unsafe {
-        dq_accum::clear_dq_accum::launch_unchecked(
-            client,
-            CubeCount::Static((len / 4).div_ceil(8 * UNITS as usize).min(1 << 16) as u32, 1, 1),
-            CubeDim::new_1d(UNITS),
-            dq_accum_arg(),
-        );
-        dqdkdv::attention_dqdkdv::launch_unchecked(
-            client,
-            CubeCount::Static(shape.kv_heads as u32, sequences, key_blocks),
-            CubeDim::new_1d(UNITS),
-            maps::load(saved.q, dqdkdv::BLOCK),
-            maps::load(saved.k, ROWS),
-            maps::load(saved.v, ROWS),
+        launch_kernel!(dq_accum::clear_dq_accum, client,
+            CubeCount::Static((len / 4).div_ceil(8 * UNITS as usize).min(1 << 16) as u32, 1, 1), CubeDim::new_1d(UNITS);
+            dq_accum_arg());
+        launch_kernel!(dqdkdv::attention_dqdkdv, client,
+            CubeCount::Static(shape.kv_heads as u32, sequences, key_blocks), CubeDim::new_1d(UNITS);
+            maps::load(saved.q, dqdkdv::BLOCK), maps::load(saved.k, ROWS), maps::load(saved.v, ROWS),
             maps::load(dout, dqdkdv::BLOCK),
-            maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()),
-            query_starts,
-            key_starts,
-            dq_accum_arg(),
-            maps::store(gradients.dk, packed),
-            maps::store(gradients.dv, packed),
-            sizes(shape, options),
-            scale,
-            plan,
-        );
+            maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()), query_starts,
+            key_starts, dq_accum_arg(), maps::store(gradients.dk, packed), maps::store(gradients.dv, packed);
+            sizes(shape, options), scale; plan);
         convert(
             client,
             CubeCount::Static(query_blocks, shape.heads as u32, sequences),

@@ -55,7 +55,6 @@ fn stats_skew(q_loop: &QLoop, #[comptime] plan: DkDvPlan) -> u32 {
 
 /// Starts the TMA loads of step `step`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn load(
     q_ring: &mut Ring,
     dout_ring: &mut Ring,
@@ -87,7 +86,6 @@ pub fn load(
 
 /// One q block. Its last GEMMs still run when this returns; the next step waits for them.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut DkDvState,
     q_ring: &mut Ring,

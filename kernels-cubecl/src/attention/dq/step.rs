@@ -38,7 +38,6 @@ pub struct DqState {
 
 /// One kv block. Its last GEMM still runs when this returns; the next step waits for it.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut DqState,
     k_ring: &mut Ring,

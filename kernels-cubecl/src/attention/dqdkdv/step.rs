@@ -53,7 +53,6 @@ fn stats_skew(q_loop: &QLoop, #[comptime] plan: DqDkDvPlan) -> u32 {
 
 /// Starts the TMA loads of step `step`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn load(
     q_ring: &mut Ring,
     dout_ring: &mut Ring,
@@ -77,7 +76,6 @@ pub fn load(
 
 /// One q block. Its last GEMMs still run when this returns; the next step waits for them and adds dQ to `target`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut DqDkDvState,
     q_ring: &mut Ring,

@@ -41,7 +41,6 @@ pub struct SoftmaxState {
 
 /// Step `step`: the scores of its kv block; P V of the previous kv block runs under their softmax.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut SoftmaxState,
     k_ring: &mut Ring,

@@ -18,7 +18,6 @@ const DEFAULT_SMS: u32 = 2;
 /// Loads a unit's vectors of a head and of its gradient, to place `slot`. Past the last head it is read again: the
 /// units of a plane add up together.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn read_head<E: Float>(
     x: &[Vec8<E>],
     y_gradient: &[Vec8<E>],
@@ -42,7 +41,6 @@ fn read_head<E: Float>(
 /// those of `k`, to a row of `partials`. A unit that takes several heads has the same one of each token, so one weight
 /// and one sum are enough. The heads are a ring: a place is filled again as soon as it was used.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn norm_heads_gradients<E: Float>(
     x: &[Vec8<E>],
     q: &[Vec8<E>],
@@ -200,25 +198,10 @@ pub fn backward<E: Float>(
     buffer("weight_gradients", weight_gradients, sums, 4)?;
     // SAFETY: every unit stays in its heads and its row of partial sums, and the buffers hold all heads.
     unsafe {
-        norm_heads_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(count, 1, 1),
-            CubeDim::new_1d(line.all()),
-            x,
-            q,
-            k,
-            y_gradient,
-            x_gradient,
-            written,
-            eps,
-            1.0 / shape.head_dim as f32,
-            rows as u32,
-            shape.heads as u32,
-            (shape.heads + shape.kv_heads) as u32,
-            shape.all_heads as u32,
-            line,
-            RING,
-        )
+        launch_kernel!(norm_heads_gradients<E>, client, CubeCount::Static(count, 1, 1), CubeDim::new_1d(line.all());
+            x, q, k, y_gradient, x_gradient, written;
+            eps, 1.0 / shape.head_dim as f32, rows as u32, shape.heads as u32, (shape.heads + shape.kv_heads) as u32,
+            shape.all_heads as u32; line, RING)
     };
     sum_partials(client, &partials, weight_gradients, shares, sums)
 }

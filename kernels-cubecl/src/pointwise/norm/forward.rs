@@ -11,7 +11,6 @@ use cubecl::server::Handle;
 /// A cube takes `side` rows at a time, every n-th, or all that it reads at once. Without `centred` there is no mean and
 /// no `b`. With `adds` the rows are the sums of `x` and `other`, which are also written to `sum`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn norm_forward<E: Float>(
     x: &[Vec8<E>],
     other: &[Vec8<E>],
@@ -229,7 +228,6 @@ pub fn forward<E: Float>(
 }
 
 /// [`forward`] with another plan, which must fit the rows.
-#[allow(clippy::too_many_arguments)]
 pub fn forward_planned<E: Float>(
     client: &Client,
     x: &Handle,
@@ -253,24 +251,9 @@ pub fn forward_planned<E: Float>(
     let (y, sum) = (buffer("y", y, len, vector)?, buffer("the sum", sum, len, vector)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        norm_forward::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(plan.count(shape, each), 1, 1),
-            plan.dim(),
-            x,
-            other,
-            w,
-            b,
-            y,
-            sum,
-            eps,
-            1.0 / columns as f32,
-            rows as u32,
-            width as u32,
-            affine.centred(),
-            adds.is_some(),
-            plan,
-        )
+        launch_kernel!(norm_forward<E>, client, CubeCount::Static(plan.count(shape, each), 1, 1), plan.dim();
+            x, other, w, b, y, sum; eps, 1.0 / columns as f32, rows as u32, width as u32;
+            affine.centred(), adds.is_some(), plan)
     };
     Ok(())
 }
