@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::decode::DecodeShape;
+use kernels_cubecl::pointwise::activation::Activation;
 use kernels_cubecl::pointwise::columns::ColumnRange;
 use kernels_cubecl::pointwise::convolution::ConvolutionShape;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
@@ -100,8 +101,14 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 + decode::few_rows::<f16>(c, &[40, 0, 19], 1536, 768)
                 + decode::few_rows::<bf16>(c, &[0, 0, 0, 0, 1, 0], 256, 512)
         }),
-        ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
-        ("squared relu", |c| activation::squared_relu::<bf16>(c, 10_008) + activation::squared_relu::<f16>(c, 4096)),
+        ("gelu", |c| {
+            let of = |kind| activation::element_wise::<bf16>(c, 10_008, kind);
+            of(Activation::Gelu) + of(Activation::GeluTanh)
+        }),
+        ("squared relu", |c| {
+            let kind = Activation::SquaredRelu;
+            activation::element_wise::<bf16>(c, 10_008, kind) + activation::element_wise::<f16>(c, 4096, kind)
+        }),
         ("fused softmax", |c| {
             let sizes = [(33, 512), (7, 64), (5, 4096), (3, 16384), (4, 1030), (2, 2047)];
             // Rows that share a plane.

@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gated, gelu, head_norms, latent,
+    CubeShape, activation, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gated, head_norms, latent,
     low_rank, low_rank_swiglu, moe, momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope,
-    sinks, split_bf16, squared_relu,
+    sinks, split_bf16,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -125,11 +125,12 @@ fn moe_kernels_compile() {
 }
 
 #[test]
-fn gelu_compiles() {
-    use gelu::{gelu_backward::GeluBackward, gelu_forward::GeluForward};
-    for tanh in [false, true] {
-        check("gelu", kernel!(GeluForward<bf16>, settings(); b(), b(), (), tanh));
-        check("gelu gradient", kernel!(GeluBackward<bf16>, settings(); b(), b(), b(), (), tanh));
+fn activations_compile() {
+    use activation::{Activation, activate::Activate, activation_gradient::ActivationGradient};
+    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::SquaredRelu] {
+        check(&format!("{kind:?}"), kernel!(Activate<bf16>, settings(); b(), b(), (), kind));
+        let kernel = kernel!(ActivationGradient<bf16>, settings(); b(), b(), b(), (), kind);
+        check(&format!("{kind:?} gradient"), kernel);
     }
 }
 
@@ -139,13 +140,6 @@ fn sinks_compile() {
     check("sinks", kernel!(AddSinks<bf16>, settings(); b(), b(), b(), b(), (), (), (), (), 8));
     let share = Share::of(GPU, 8, 8);
     check("products", kernel!(SinkProducts<bf16>, settings(); b(), b(), b(), b(), b(), (), (), (), (), 8, share));
-}
-
-#[test]
-fn squared_relu_compiles() {
-    use squared_relu::{squared_relu_backward::SquaredReluBackward, squared_relu_forward::SquaredReluForward};
-    check("squared relu", kernel!(SquaredReluForward<bf16>, settings(); b(), b(), ()));
-    check("squared relu gradient", kernel!(SquaredReluBackward<bf16>, settings(); b(), b(), b(), ()));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::decode::DecodeShape;
+use kernels_cubecl::pointwise::activation::Activation;
 use kernels_cubecl::pointwise::columns::ColumnRange;
 use kernels_cubecl::pointwise::convolution::ConvolutionShape;
 use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
@@ -117,17 +118,11 @@ fn decode_steps() {
 }
 
 #[test]
-fn gelu() {
-    for tanh in [false, true] {
-        both!(activation::gelu, 1000, tanh);
-        both!(activation::gelu, 8, tanh);
+fn activations() {
+    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::SquaredRelu] {
+        both!(activation::element_wise, 1000, kind);
+        both!(activation::element_wise, 8, kind);
     }
-}
-
-#[test]
-fn squared_relu() {
-    both!(activation::squared_relu, 1000);
-    both!(activation::squared_relu, 8);
 }
 
 #[test]
