@@ -12,6 +12,22 @@
 //! add up.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
+/// Runs `$body` with `$E` the type of `$half`.
+macro_rules! by_half {
+    ($half:expr, $E:ident => $body:expr) => {
+        match $half {
+            crate::hopper::mma::Half::Bf16 => {
+                type $E = half::bf16;
+                $body
+            }
+            crate::hopper::mma::Half::F16 => {
+                type $E = half::f16;
+                $body
+            }
+        }
+    };
+}
+
 mod backward;
 pub mod delta;
 pub mod dkdv;

@@ -115,9 +115,7 @@ pub fn forward<E: Float>(
     let (cube, vectors, vector) = (CubeShape::of(client), len / 8, 8 * size_of::<E>());
     let (x, out) = (buffer("x", x, vectors, vector)?, buffer("out", out, vectors, vector)?);
     // SAFETY: units past the last vector do nothing.
-    unsafe {
-        launch_kernel!(activate<E>, client, cube.line(vectors), cube.dim(); x, out; vectors as u32; activation)
-    };
+    unsafe { launch_kernel!(activate<E>, client, cube.line(vectors), cube.dim(); x, out; vectors as u32; activation) };
     Ok(())
 }
 

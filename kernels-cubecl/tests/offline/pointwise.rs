@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, activation, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gated, head_norms, latent,
-    low_rank, low_rank_swiglu, moe, momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope,
-    sinks, split_bf16,
+    CubeShape, activation, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gated, head_norms,
+    latent, low_rank, low_rank_swiglu, moe, momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder,
+    rope, sinks, split_bf16,
 };
 
 const GPU: CubeShape = CubeShape::GPU;

@@ -3,10 +3,9 @@ use super::{BackwardStats, Gradients, Saved, check_saved};
 use crate::attention::dq_accum;
 use crate::attention::dqdkdv::{self, DqDkDvPlan};
 use crate::attention::{AttentionError, AttentionShape, CallOptions, Tensor4, UNITS, grid, maps, sizes, starts};
-use crate::hopper::mma::{Half, ROWS};
+use crate::hopper::mma::ROWS;
 use crate::tiling::CUBE_KEYS;
 use cubecl::prelude::*;
-use half::{bf16, f16};
 
 /// Second and last step of [`backward`](super::backward) where one kernel computes dQ, dK and dV.
 pub fn launch_dqdkdv(
@@ -32,10 +31,6 @@ pub fn launch_dqdkdv(
     let dq_accum = client.empty(4 * len);
     // SAFETY: the buffer was allocated with this size just above.
     let dq_accum_arg = || unsafe { BufferArg::from_raw_parts(dq_accum.clone(), len / 4) };
-    let convert = match options.element {
-        Half::Bf16 => dq_accum::convert_dq::launch_unchecked::<bf16>,
-        Half::F16 => dq_accum::convert_dq::launch_unchecked::<f16>,
-    };
     let packed = plan.variant.packed;
     let (query_starts, key_starts) = starts(options, &stats.lse_delta);
     let (dq_starts, _) = starts(options, &stats.lse_delta);
@@ -53,21 +48,13 @@ pub fn launch_dqdkdv(
             maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()), query_starts,
             key_starts, dq_accum_arg(), maps::store(gradients.dk, packed), maps::store(gradients.dv, packed);
             sizes(shape, options), scale; plan);
-        convert(
-            client,
-            CubeCount::Static(query_blocks, shape.heads as u32, sequences),
-            CubeDim::new_1d(UNITS),
-            dq_accum_arg(),
-            BufferArg::from_raw_parts(gradients.dq.handle.clone(), gradients.dq.extent() / 8),
-            dq_starts,
-            shape.queries as u32,
-            dq_accum::blocks_of_head(shape, options) as u32,
-            by_row,
-            by_batch,
-            by_head,
-            scale,
-            packed,
-        );
+        let (count, dq) = (CubeCount::Static(query_blocks, shape.heads as u32, sequences), gradients.dq);
+        by_half!(options.element, E => {
+            launch_kernel!(dq_accum::convert_dq<E>, client, count, CubeDim::new_1d(UNITS);
+                dq_accum_arg(), BufferArg::from_raw_parts(dq.handle.clone(), dq.extent() / 8), dq_starts;
+                shape.queries as u32, dq_accum::blocks_of_head(shape, options) as u32, by_row, by_batch, by_head, scale;
+                packed)
+        });
     }
     Ok(())
 }

@@ -12,28 +12,11 @@ use crate::attention::{AttentionError, AttentionShape, CallOptions, Gradients, H
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use half::{bf16, f16};
 pub use tile::StridesCompilationArg;
 use tile::{ROWS, StridesLaunch, UNITS};
 
 /// Largest head dimension.
 const LONGEST: usize = 256;
-
-/// Runs `$body` with `$E` the type of `$half`.
-macro_rules! by_half {
-    ($half:expr, $E:ident => $body:expr) => {
-        match $half {
-            Half::Bf16 => {
-                type $E = bf16;
-                $body
-            }
-            Half::F16 => {
-                type $E = f16;
-                $body
-            }
-        }
-    };
-}
 
 /// Whether the device has these kernels for these head dimensions.
 pub fn has_kernel(client: &Client, half: Half, shape: &AttentionShape) -> bool {
