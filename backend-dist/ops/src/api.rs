@@ -36,7 +36,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
         shared_input: None,
         pass: PassContext::default(),
     };
-    apply(Linear(config), [x.into_dispatch(), w.into_dispatch()])
+    apply(Linear { config }, [x.into_dispatch(), w.into_dispatch()])
 }
 
 /// `y + x · wᵀ` for `y [.., out]`, `x [.., in]` and `w [out, in]`. On GPUs the GEMM adds to `y` in place, before rounding.

@@ -100,7 +100,7 @@ pub(super) fn linear_of<const D: usize>(
         pass,
     };
     let last = bias.map(Tensor::into_dispatch).into_iter().chain([w.into_dispatch()]);
-    apply_to_all(Linear(config), [x.into_dispatch()].into_iter().chain(params).chain(last), Tensors::none())
+    apply_to_all(Linear { config }, [x.into_dispatch()].into_iter().chain(params).chain(last), Tensors::none())
 }
 
 /// Everything about the operation but its tensors.
