@@ -13,9 +13,7 @@
 use cubecl::ir::dialect::matrix::{
     WgmmaCommitGroupOp, WgmmaDescriptorOp, WgmmaFenceOp, WgmmaFenceOperandOp, WgmmaOp, WgmmaWaitGroupOp,
 };
-use cubecl::ir::pliron::builtin::attributes::TypeAttr;
-use cubecl::ir::pliron::value::Value;
-use cubecl::ir::types::MatrixShape;
+use cubecl::ir::{pliron::builtin::attributes::TypeAttr, pliron::value::Value, types::MatrixShape};
 use cubecl::prelude::*;
 use cubecl::wgmma::{Major, Swizzle, WgmmaTileLayout};
 use half::{bf16, f16};

@@ -1,8 +1,6 @@
 //! AdamW over a flat bucket whose moments are in 8 bits ([`crate::narrow::dynamic`]), in one pass: a plane for a block.
 use super::adamw::{AdamWStep, Parameters, next_moments, tensor_of};
-use super::cube::plane_greatest;
-use super::flat::FloatType;
-use super::{CubeShape, F32x4, PointwiseError, buffer, check};
+use super::{CubeShape, F32x4, PointwiseError, buffer, check, cube::plane_greatest, flat::FloatType};
 use crate::narrow::dynamic::{BLOCK, Map};
 use crate::narrow::kernel::{self as narrow, Halves};
 use cubecl::prelude::*;

@@ -1,7 +1,5 @@
 //! SGD and Lion over a flat bucket of many tensors, in one pass.
-use super::adamw::tensor_of;
-use super::flat::FloatType;
-use super::{CubeShape, F32x4, PointwiseError, buffer, check};
+use super::{CubeShape, F32x4, PointwiseError, adamw::tensor_of, buffer, check, flat::FloatType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};

@@ -1,29 +1,25 @@
 //! The kernels of linear recurrences: no spills from a unit's registers.
 use super::{buffer as b, registers_only, settings, settings_of};
 use half::bf16;
-use kernels_cubecl::pointwise::CubeShape;
-use kernels_cubecl::pointwise::convolution::gradient::convolution_gradients::ConvolutionGradients;
 use kernels_cubecl::pointwise::convolution::{self, causal_convolution::CausalConvolution};
-use kernels_cubecl::pointwise::gated_delta::gates_gradient::chunk_gates_gradients::ChunkGatesGradients;
-use kernels_cubecl::pointwise::gated_delta::head_dots::products_of_heads::ProductsOfHeads;
-use kernels_cubecl::pointwise::gated_delta::inverse_gradient::inverse_gradients::InverseGradients;
 use kernels_cubecl::pointwise::gated_delta::states::kernel::{Pass, chunk_states::ChunkStates};
-use kernels_cubecl::pointwise::gated_delta::systems::chunk_systems::ChunkSystems;
-use kernels_cubecl::pointwise::gated_delta::systems_gradient::chunk_systems_gradients::ChunkSystemsGradients;
-use kernels_cubecl::pointwise::gated_delta::units::unit_heads::UnitHeads;
-use kernels_cubecl::pointwise::gated_delta::units::unit_heads_gradients::UnitHeadsGradients;
-use kernels_cubecl::pointwise::gated_norm::Share;
-use kernels_cubecl::pointwise::gated_norm::gated_norm::GatedNorm;
-use kernels_cubecl::pointwise::gated_norm::gated_norm_gradients::GatedNormGradients;
+use kernels_cubecl::pointwise::gated_norm::{Share, gated_norm::GatedNorm, gated_norm_gradients::GatedNormGradients};
 use kernels_cubecl::pointwise::ssd::arrange::{Order, add_features::AddFeatures, arrange_features::ArrangeFeatures};
 use kernels_cubecl::pointwise::ssd::combine::{combine_answers::CombineAnswers, combine_gradients::CombineGradients};
-use kernels_cubecl::pointwise::ssd::pass::states_in_front::StatesInFront;
-use kernels_cubecl::pointwise::ssd::pass::states_in_front_gradients::StatesInFrontGradients;
-use kernels_cubecl::pointwise::ssd::steps::chunk_steps::ChunkSteps;
-use kernels_cubecl::pointwise::ssd::steps_gradient::chunk_steps_gradients::ChunkStepsGradients;
-use kernels_cubecl::pointwise::ssd::weights::decayed_scores::DecayedScores;
-use kernels_cubecl::pointwise::ssd::weights_gradient::decayed_scores_gradients::DecayedScoresGradients;
-use kernels_cubecl::pointwise::ssd::{Form, SsdShape};
+use kernels_cubecl::pointwise::ssd::{
+    Form, SsdShape, pass::states_in_front::StatesInFront, pass::states_in_front_gradients::StatesInFrontGradients,
+    steps::chunk_steps::ChunkSteps, steps_gradient::chunk_steps_gradients::ChunkStepsGradients,
+    weights::decayed_scores::DecayedScores, weights_gradient::decayed_scores_gradients::DecayedScoresGradients,
+};
+use kernels_cubecl::pointwise::{
+    CubeShape, convolution::gradient::convolution_gradients::ConvolutionGradients,
+    gated_delta::gates_gradient::chunk_gates_gradients::ChunkGatesGradients,
+    gated_delta::head_dots::products_of_heads::ProductsOfHeads,
+    gated_delta::inverse_gradient::inverse_gradients::InverseGradients,
+    gated_delta::systems::chunk_systems::ChunkSystems,
+    gated_delta::systems_gradient::chunk_systems_gradients::ChunkSystemsGradients,
+    gated_delta::units::unit_heads::UnitHeads, gated_delta::units::unit_heads_gradients::UnitHeadsGradients,
+};
 
 const GPU: CubeShape = CubeShape::GPU;
 

@@ -1,10 +1,8 @@
 //! The fused backward pass: dQ, dK and dV by one kernel.
 use super::{BackwardStats, Gradients, Saved, check_saved};
-use crate::attention::dq_accum;
 use crate::attention::dqdkdv::{self, DqDkDvPlan};
 use crate::attention::{AttentionError, AttentionShape, CallOptions, Tensor4, UNITS, grid, maps, sizes, starts};
-use crate::hopper::mma::ROWS;
-use crate::tiling::CUBE_KEYS;
+use crate::{attention::dq_accum, hopper::mma::ROWS, tiling::CUBE_KEYS};
 use cubecl::prelude::*;
 
 /// Second and last step of [`backward`](super::backward) where one kernel computes dQ, dK and dV.

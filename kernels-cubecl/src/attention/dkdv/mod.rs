@@ -9,10 +9,8 @@ mod step;
 
 pub use plan::{DkDvOutputs, DkDvPlan};
 
-use super::dropout;
-use super::q_blocks;
-use super::tile;
 use super::variant::{Sizes, cube_sequence};
+use super::{dropout, q_blocks, tile};
 use crate::hopper::barrier::barrier_at;
 use crate::hopper::mma::{self, Pair};
 use crate::tiling::{CUBE_KEYS, QBlocks};

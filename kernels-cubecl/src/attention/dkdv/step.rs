@@ -4,9 +4,7 @@ use super::mask::{VisibleQueries, apply_mask};
 use crate::attention::dropout;
 use crate::attention::q_blocks::{self, QLoop};
 use crate::attention::tile::{self, Ring};
-use crate::hopper::barrier::barrier_at;
-use crate::hopper::mma;
-use crate::hopper::ptx;
+use crate::hopper::{barrier::barrier_at, mma, ptx};
 use cubecl::prelude::*;
 use half::bf16;
 

@@ -1,10 +1,8 @@
 //! One step of the loop: a kv block against the cube's queries.
 use super::DqPlan;
-use crate::attention::dropout;
 use crate::attention::kv_blocks::{self, LoopInvariants};
 use crate::attention::tile::{self, Ring, RowDropoutKeys};
-use crate::hopper::mma;
-use crate::hopper::ptx;
+use crate::{attention::dropout, hopper::mma, hopper::ptx};
 use cubecl::prelude::*;
 use half::bf16;
 

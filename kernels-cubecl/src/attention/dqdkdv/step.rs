@@ -6,10 +6,8 @@ use super::plan::{BLOCK, D, DS_STAGES, DS_TILE, DqDkDvPlan};
 use crate::attention::dq_accum::{reduce_dq, sync_warpgroup};
 use crate::attention::q_blocks::{self, QLoop};
 use crate::attention::tile::{self, Ring};
-use crate::hopper::barrier::barrier_at;
 use crate::hopper::bulk::{self, Quad};
-use crate::hopper::mma;
-use crate::hopper::ptx;
+use crate::hopper::{barrier::barrier_at, mma, ptx};
 use cubecl::prelude::*;
 use half::bf16;
 

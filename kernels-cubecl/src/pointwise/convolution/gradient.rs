@@ -1,8 +1,6 @@
 //! The gradients of the causal convolution.
 use super::{ConvolutionShape, Form, Inputs, LONGEST, age_of, bias_of, cubes, seen_before, summed, taps_of};
-use crate::pointwise::gated::sigmoid;
-use crate::pointwise::partial_sums::sum_partials;
-use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer};
+use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer, gated::sigmoid, partial_sums::sum_partials};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

@@ -1,10 +1,8 @@
 //! The gradients of what β and the decays are computed from, and of the parameters of heads.
 use super::{PointwiseError, SsdShape};
-use crate::pointwise::gated::sigmoid;
-use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::ssd::steps::{Decays, StepInputs, cubes, side};
 use crate::pointwise::ssd::{Form, exp};
-use crate::pointwise::{CubeShape, buffer};
+use crate::pointwise::{CubeShape, buffer, gated::sigmoid, partial_sums::sum_partials};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

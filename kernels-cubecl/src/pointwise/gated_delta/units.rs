@@ -1,10 +1,8 @@
 //! Queries and keys as vectors of length one, in the order of a GEMM's operand, and their gradients.
 use super::{PointwiseError, SsdShape};
 use crate::hopper::ptx;
-use crate::pointwise::ssd::Form;
-use crate::pointwise::ssd::arrange::Features;
 use crate::pointwise::ssd::combine::{head_total, lanes};
-use crate::pointwise::{CubeShape, Vec8, buffer};
+use crate::pointwise::{CubeShape, Vec8, buffer, ssd::Form, ssd::arrange::Features};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 

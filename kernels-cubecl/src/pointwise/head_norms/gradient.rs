@@ -1,9 +1,7 @@
 //! The gradients of the norms of query and key heads.
 use super::{HeadsShape, Line, line_total};
-use crate::hopper::ptx::rsqrt;
-use crate::pointwise::norm::backward::half;
-use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer};
+use crate::{hopper::ptx::rsqrt, pointwise::norm::backward::half, pointwise::partial_sums::sum_partials};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
