@@ -124,21 +124,11 @@ pub fn norm_backward<E: Float>(
     let mut first = CUBE_POS_X * comptime![plan.side];
     while first < rows {
         let next = row + comptime![plan.in_flight as u32] * stride;
-        read_centred(
-            x,
-            &mut values,
-            &mut starts,
-            comptime![plan.in_flight],
-            next,
-            next < rows,
-            unit,
-            width,
-            centred,
-            plan,
-        );
-        read_row(y_gradient, &mut dys, comptime![plan.in_flight], next, next < rows, unit, width, plan);
+        let last = comptime![plan.in_flight];
+        read_centred(x, &mut values, &mut starts, last, next, next < rows, unit, width, centred, plan);
+        read_row(y_gradient, &mut dys, last, next, next < rows, unit, width, plan);
         if comptime![adds] {
-            read_row(other, &mut others, comptime![plan.in_flight], next, next < rows, unit, width, plan);
+            read_row(other, &mut others, last, next, next < rows, unit, width, plan);
         }
         let start = starts[0usize];
         let sums = comptime![MomentSet { centred, dys: true }];
