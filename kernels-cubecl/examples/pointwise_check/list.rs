@@ -45,38 +45,15 @@ pub fn all() -> Vec<(&'static str, Check)> {
             blockwise::dequantize::<bf16>(c, Format::Nf4) + blockwise::dequantize::<f32>(c, Format::Fp8)
         }),
         ("decode", |c| {
-            let shape = DecodeShape {
-                sequences: 3,
-                heads: 32,
-                kv_heads: 8,
-                head_dim: 128,
-                block_size: 16,
-                pages: 781,
-                max_blocks: 256,
+            let shape = |heads, kv_heads, head_dim| {
+                let (sequences, block_size, pages, max_blocks) = (3, 16, 781, 256);
+                DecodeShape { sequences, heads, kv_heads, head_dim, block_size, pages, max_blocks }
             };
-            decode::step::<bf16>(c, shape, &[4096, 1, 1000], None, 128)
-                + decode::step::<bf16>(c, DecodeShape { head_dim: 64, ..shape }, &[17, 0, 3333], Some(1024), 64)
-                + decode::step::<f16>(
-                    c,
-                    DecodeShape { heads: 16, kv_heads: 2, head_dim: 80, ..shape },
-                    &[9, 8, 7],
-                    None,
-                    32,
-                )
-                + decode::step::<bf16>(
-                    c,
-                    DecodeShape { heads: 8, kv_heads: 4, head_dim: 256, ..shape },
-                    &[300; 3],
-                    None,
-                    0,
-                )
-                + decode::step::<f32>(
-                    c,
-                    DecodeShape { heads: 6, kv_heads: 6, head_dim: 192, ..shape },
-                    &[300; 3],
-                    None,
-                    192,
-                )
+            decode::step::<bf16>(c, shape(32, 8, 128), &[4096, 1, 1000], None, 128)
+                + decode::step::<bf16>(c, shape(32, 8, 64), &[17, 0, 3333], Some(1024), 64)
+                + decode::step::<f16>(c, shape(16, 2, 80), &[9, 8, 7], None, 32)
+                + decode::step::<bf16>(c, shape(8, 4, 256), &[300; 3], None, 0)
+                + decode::step::<f32>(c, shape(6, 6, 192), &[300; 3], None, 192)
                 + decode::likeliest::<bf16>(c, 128_256)
                 + decode::likeliest::<f32>(c, 1000)
                 + decode::copies(c, [64, 8, 128])
@@ -178,20 +155,10 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 + latent::columns::<bf16>(c, ColumnRange { rows: 3, first: 2104, columns: 8, ..of })
         }),
         ("convolution", |c| {
-            let shape = ConvolutionShape { seq: 2048, samples: 1, features: 4352, kernel: 4 };
-            recurrent::causal_convolution::<bf16>(c, shape, true, true)
-                + recurrent::causal_convolution::<f32>(
-                    c,
-                    ConvolutionShape { seq: 333, samples: 3, ..shape },
-                    true,
-                    true,
-                )
-                + recurrent::causal_convolution::<bf16>(
-                    c,
-                    ConvolutionShape { seq: 1001, features: 72, ..shape },
-                    false,
-                    false,
-                )
+            let shape = |seq, samples, features| ConvolutionShape { seq, samples, features, kernel: 4 };
+            recurrent::causal_convolution::<bf16>(c, shape(2048, 1, 4352), true, true)
+                + recurrent::causal_convolution::<f32>(c, shape(333, 3, 4352), true, true)
+                + recurrent::causal_convolution::<bf16>(c, shape(1001, 1, 72), false, false)
         }),
         ("gated norm", |c| {
             recurrent::gated_norm::<bf16>(c, GatedShape { rows: 333, groups: 1, features: 4096 })
