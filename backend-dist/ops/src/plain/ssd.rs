@@ -35,12 +35,8 @@ impl<B: LocalKernels> SsdStages<B> for Formulas {
         let [entered, to_end] =
             [entered, to_end].map(|of| numbers::<B>(of, [1, shape.chunks(), 1, shape.chunk], &steps));
         let stays = reached::<B>(narrow::<B>(ages.clone(), 3, last, last + 1), to_end);
-        Decays {
-            until: B::float_mul(until, stays),
-            since: B::float_mul(since, reached::<B>(ages, entered)),
-            steps,
-            sums,
-        }
+        let (until, since) = (B::float_mul(until, stays), B::float_mul(since, reached::<B>(ages, entered)));
+        Decays { steps, sums, until, since }
     }
 
     fn operand(x: &Float<B>, of: Features, shape: SsdShape) -> Float<B> {
