@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor as Float, tensor::IntTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 pub use kernels_cubecl::blockwise::{Format, Section, Sizes, fp8, nf4, tables};
 
@@ -77,7 +77,7 @@ impl QuantizedWeight {
     }
 
     /// The matrix as a backend's own.
-    pub(super) fn primitive<B: Fp8Kernels>(&self) -> Float<B> {
+    pub(super) fn primitive<B: Fp8Kernels>(&self) -> FloatTensor<B> {
         let [rows, columns] = self.dims();
         B::float_reshape(B::fp8_primitive(self.value().reshape([rows * columns])), Shape::from([rows, columns]))
     }
@@ -86,19 +86,19 @@ impl QuantizedWeight {
 /// What a node needs of a weight in its backward pass.
 #[derive(Clone, Debug)]
 pub(super) enum Kept<B: Backend> {
-    Value(Float<B>),
+    Value(FloatTensor<B>),
     /// It is recomputed.
     Stored(Box<QuantizedWeight>),
 }
 
 impl<B: Fp8Kernels> Kept<B> {
     /// Of a weight, and what it was computed from.
-    pub fn of(value: &Float<B>, stored: Option<QuantizedWeight>) -> Self {
+    pub fn of(value: &FloatTensor<B>, stored: Option<QuantizedWeight>) -> Self {
         stored.map_or_else(|| Self::Value(value.clone()), |stored| Self::Stored(stored.into()))
     }
 
     /// The weight.
-    pub fn value(self) -> Float<B> {
+    pub fn value(self) -> FloatTensor<B> {
         match self {
             Self::Value(value) => value,
             Self::Stored(stored) => stored.primitive::<B>(),
@@ -108,5 +108,10 @@ impl<B: Fp8Kernels> Kept<B> {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"))]
 pub(super) trait BlockwiseOps: Backend {
-    fn op_dequantize(bytes: IntTensor<Self>, scales: Float<Self>, layout: Arc<Layout>, dtype: DType) -> Float<Self>;
+    fn op_dequantize(
+        bytes: IntTensor<Self>,
+        scales: FloatTensor<Self>,
+        layout: Arc<Layout>,
+        dtype: DType,
+    ) -> FloatTensor<Self>;
 }

@@ -1,6 +1,6 @@
 //! The attention of a decode step, where every sequence has one new token and its keys and values are in blocks.
 
-use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor as Float, tensor::IntTensor};
+use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
 use burn::tensor::{DType, Device, Int, Tensor};
 use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES, has_likeliest};
 
@@ -131,63 +131,68 @@ impl FewTokens {
 
 #[backend_extension(Flex, Cube: cfg(feature = "cuda"))]
 pub(super) trait DecodeOps: Backend {
-    fn op_slots_linear(x: Float<Self>, w: Float<Self>, slots: IntTensor<Self>, experts: usize) -> Float<Self>;
-
-    fn op_slots_swiglu_linear(
-        x: Float<Self>,
-        p: Float<Self>,
-        w: Float<Self>,
+    fn op_slots_linear(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
         slots: IntTensor<Self>,
         experts: usize,
-    ) -> Float<Self>;
+    ) -> FloatTensor<Self>;
+
+    fn op_slots_swiglu_linear(
+        x: FloatTensor<Self>,
+        p: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        experts: usize,
+    ) -> FloatTensor<Self>;
 
     fn op_paged_attention(
-        qkv: Float<Self>,
+        qkv: FloatTensor<Self>,
         #[extension_type] angles: Tensors<Self>,
-        keys: Float<Self>,
-        values: Float<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
         table: IntTensor<Self>,
         lengths: IntTensor<Self>,
         call: PagedAttention,
-    ) -> Float<Self>;
+    ) -> FloatTensor<Self>;
 
-    fn op_swiglu_linear(x: Float<Self>, w: Float<Self>) -> Float<Self>;
+    fn op_swiglu_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    fn op_likeliest(logits: Float<Self>) -> IntTensor<Self>;
+    fn op_likeliest(logits: FloatTensor<Self>) -> IntTensor<Self>;
 }
 
 impl DecodeOps for burn::backend::Flex {
-    fn op_slots_linear(_: Float<Self>, _: Float<Self>, _: IntTensor<Self>, _: usize) -> Float<Self> {
+    fn op_slots_linear(_: FloatTensor<Self>, _: FloatTensor<Self>, _: IntTensor<Self>, _: usize) -> FloatTensor<Self> {
         panic!("experts of few tokens have kernels on GPUs only")
     }
 
     fn op_slots_swiglu_linear(
-        x: Float<Self>,
-        _: Float<Self>,
-        w: Float<Self>,
+        x: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        w: FloatTensor<Self>,
         slots: IntTensor<Self>,
         experts: usize,
-    ) -> Float<Self> {
+    ) -> FloatTensor<Self> {
         Self::op_slots_linear(x, w, slots, experts)
     }
 
     fn op_paged_attention(
-        _: Float<Self>,
+        _: FloatTensor<Self>,
         _: Tensors<Self>,
-        _: Float<Self>,
-        _: Float<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
         _: IntTensor<Self>,
         _: IntTensor<Self>,
         call: PagedAttention,
-    ) -> Float<Self> {
+    ) -> FloatTensor<Self> {
         panic!("{call:?} has kernels on GPUs only")
     }
 
-    fn op_swiglu_linear(x: Float<Self>, w: Float<Self>) -> Float<Self> {
+    fn op_swiglu_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::swiglu_forward(Self::linear_forward(x, w))
     }
 
-    fn op_likeliest(_: Float<Self>) -> IntTensor<Self> {
+    fn op_likeliest(_: FloatTensor<Self>) -> IntTensor<Self> {
         panic!("`likeliest` has a kernel on GPUs only")
     }
 }
