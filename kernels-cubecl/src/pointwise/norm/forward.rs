@@ -43,7 +43,8 @@ pub fn norm_forward<E: Float>(
         #[unroll]
         for k in 0..comptime![plan.in_flight] {
             let row = row + comptime![k as u32] * stride;
-            let (slot, exists) = (comptime![k], row < rows);
+            let slot = comptime![k];
+            let exists = row < rows;
             read_centred(x, &mut values, &mut starts, slot, row, exists, unit, width, centred, plan);
             if comptime![adds] {
                 read_centred(other, &mut added, &mut added_starts, slot, row, exists, unit, width, centred, plan);
@@ -60,7 +61,8 @@ pub fn norm_forward<E: Float>(
         let mut first = CUBE_POS_X * comptime![plan.side];
         while first < rows {
             let next = row + comptime![plan.in_flight as u32] * stride;
-            let (last, exists) = (comptime![plan.in_flight], next < rows);
+            let last = comptime![plan.in_flight];
+            let exists = next < rows;
             read_centred(x, &mut values, &mut starts, last, next, exists, unit, width, centred, plan);
             if comptime![adds] {
                 read_centred(other, &mut added, &mut added_starts, last, next, exists, unit, width, centred, plan);
