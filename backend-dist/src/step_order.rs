@@ -10,11 +10,8 @@
 use std::cell::Cell;
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::NoCheckpointing};
-use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops};
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Flex};
+use burn::backend::{Autodiff, Flex, autodiff::grads::Gradients, ops::FloatTensorOps, tensor::FloatTensor};
 use burn::tensor::{FloatDType, Shape};
 use parking_lot::Mutex;
 

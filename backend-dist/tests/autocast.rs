@@ -8,9 +8,7 @@ use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::store::ModuleRecord;
-use burn::tensor::module::attention;
-use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, module::attention, ops::AttentionModuleOptions};
 
 /// The losses of some steps on the same batch.
 fn losses(model: TransformerEncoder, device: &Device, steps: usize) -> Vec<f64> {

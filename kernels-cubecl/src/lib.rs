@@ -50,6 +50,17 @@
 // separate from those at run time, and its macros expand to items without documentation.
 #![allow(clippy::manual_div_ceil, clippy::manual_is_multiple_of)]
 #![cfg_attr(feature = "cuda", allow(missing_docs, clippy::assign_op_pattern, clippy::collapsible_if))]
+// A kernel gets its buffers and sizes one by one.
+#![allow(clippy::too_many_arguments)]
+
+/// Launches a kernel of elements of these types with its client, cubes, units of a cube, and perhaps the width of vectors;
+/// then its buffers; its numbers; and what it is compiled for.
+#[cfg(feature = "cuda")]
+macro_rules! launch_kernel {
+    ($($kernel:ident)::+ $(<$($element:ty),+>)?, $($($argument:expr),+ $(,)?);+) => {
+        $($kernel)::+::launch_unchecked$(::<$($element),+>)?($($($argument),+),+)
+    };
+}
 
 pub mod blockwise;
 pub mod decode;

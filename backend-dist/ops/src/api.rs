@@ -6,11 +6,9 @@ use burn::tensor::{Int, Tensor};
 use super::{
     dropout_mask::DropoutMask,
     fused::{Linear, LinearConfig},
-    gemm::LinearCollectives,
     local::{AddBias, AddLinear, Dropout, Embedding, Rope, Softcap},
     operation::{Tensors, apply, apply_with},
     options::GeluKind,
-    pass::PassContext,
     residual::{Apply, Joint},
     step::Step,
 };
@@ -23,20 +21,7 @@ use super::{
 pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
-    let (step, collectives) = (Step::None, LinearCollectives::default());
-    let config = LinearConfig {
-        step,
-        context: None,
-        collectives,
-        fp8: None,
-        stored: None,
-        recompute: false,
-        bias: false,
-        joint: None,
-        shared_input: None,
-        pass: PassContext::default(),
-    };
-    apply(Linear(config), [x.into_dispatch(), w.into_dispatch()])
+    apply(Linear { config: LinearConfig::default() }, [x.into_dispatch(), w.into_dispatch()])
 }
 
 /// `y + x · wᵀ` for `y [.., out]`, `x [.., in]` and `w [out, in]`. On GPUs the GEMM adds to `y` in place, before rounding.

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 
 use super::{
     kernels::LocalKernels,
-    operation::{Operation, Parents, Tensors, Tracked, apply_to_all},
+    operation::{Tensors, apply_to_all, operation},
     plain,
 };
 
@@ -32,7 +32,7 @@ pub fn causal_convolution(x: Tensor<3>, w: Tensor<2>, bias: Option<Tensor<1>>, a
         assert_eq!(ages.dims(), [seq, samples], "causal_convolution: ages of other positions than [{seq}, {samples}]");
     }
     let inputs = [x.into_dispatch(), w.into_dispatch()].into_iter().chain(bias.map(Tensor::into_dispatch));
-    apply_to_all(Convolution, inputs, Tensors::floats(ages.map(Tensor::into_dispatch)))
+    apply_to_all(Convolution {}, inputs, Tensors::floats(ages.map(Tensor::into_dispatch)))
 }
 
 /// The tensors of [`causal_convolution`].
@@ -74,32 +74,22 @@ pub trait ConvolutionKernels: LocalKernels {
 
 impl ConvolutionKernels for Flex {}
 
-/// Of the input, the weight, and the bias if there is one.
-#[derive(Debug)]
-struct Convolution;
-
-impl<const N: usize> Operation<N> for Convolution {
-    type Saved<B: Kernels> = ConvolutionInputs<B>;
-
-    fn forward<B: Kernels>(
-        self,
-        inputs: [FloatTensor<B>; N],
-        ages: Tensors<B>,
-        tracked: Tracked<N>,
-    ) -> (FloatTensor<B>, Option<ConvolutionInputs<B>>) {
+operation! {
+    /// Of the input, the weight, and the bias if there is one.
+    Convolution {} for N, N, ConvolutionInputs<B>,
+    |inputs, ages, tracked| {
         let mut inputs = inputs.into_iter();
         let mut next = || inputs.next();
         let (x, w) = (next().expect("an input"), next().expect("a weight"));
         let inputs = ConvolutionInputs { x, w, bias: next(), ages: ages.floats.into_iter().next() };
         let saved = tracked.then(|| inputs.clone());
         (B::convolution(inputs), saved)
-    }
-
-    fn backward<B: Kernels>(saved: ConvolutionInputs<B>, grad: FloatTensor<B>, parents: Parents<'_, N>) {
+    },
+    |saved, grad, parents| {
         let ConvolutionGrads { x, w, bias } = B::convolution_grads(saved, grad);
         let mut grads = [Some(x), Some(w), bias].into_iter();
         parents.deliver::<B>([(); N].map(|()| grads.next().flatten()));
-    }
+    },
 }
 
 #[cfg(test)]

@@ -100,11 +100,11 @@ pub(super) fn linear_of<const D: usize>(
         pass,
     };
     let last = bias.map(Tensor::into_dispatch).into_iter().chain([w.into_dispatch()]);
-    apply_to_all(Linear(config), [x.into_dispatch()].into_iter().chain(params).chain(last), Tensors::none())
+    apply_to_all(Linear { config }, [x.into_dispatch()].into_iter().chain(params).chain(last), Tensors::none())
 }
 
-/// Everything about the operation but its tensors.
-#[derive(Clone, Debug)]
+/// Everything about the operation but its tensors; by default a layer without prologue, bias or collectives.
+#[derive(Clone, Debug, Default)]
 pub(super) struct LinearConfig {
     pub step: Step,
     /// Context plan of attention; attention is then recomputed in the backward pass.

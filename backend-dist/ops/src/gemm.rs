@@ -3,7 +3,7 @@
 use burn::backend::{
     Backend, Flex,
     autodiff::{NodeId, grads::Gradients},
-    tensor::FloatTensor,
+    tensor::FloatTensor as Float,
 };
 
 use super::{
@@ -58,7 +58,7 @@ pub(super) struct Weight<B: Backend> {
     /// Whether its gradient is deferred, as a zero-bubble schedule may where nothing waits for it.
     pub deferral: Deferral,
     /// The layer's input, before the input collective.
-    pub input: FloatTensor<B>,
+    pub input: Float<B>,
 }
 
 impl LinearCollectives {
@@ -73,14 +73,14 @@ impl LinearCollectives {
 }
 
 impl InputCollective {
-    pub(super) fn forward<B: CollectiveOps>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn forward<B: CollectiveOps>(&self, x: Float<B>) -> Float<B> {
         match self {
             Self::AllGather(group) => collective::<B>(x, Collective::AllGather(0), group),
             Self::None | Self::Copy(_) => x,
         }
     }
 
-    pub(super) fn backward<B: CollectiveOps>(&self, grad: FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn backward<B: CollectiveOps>(&self, grad: Float<B>) -> Float<B> {
         match self {
             Self::None => grad,
             Self::Copy(group) => collective::<B>(grad, Collective::AllReduce(ReduceOp::Sum), group),
@@ -90,7 +90,7 @@ impl InputCollective {
 }
 
 impl OutputCollective {
-    pub(super) fn forward<B: CollectiveOps>(&self, y: FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn forward<B: CollectiveOps>(&self, y: Float<B>) -> Float<B> {
         match self {
             Self::None => y,
             Self::AllReduce(group) => collective::<B>(y, Collective::AllReduce(ReduceOp::Sum), group),
@@ -98,7 +98,7 @@ impl OutputCollective {
         }
     }
 
-    pub(super) fn backward<B: CollectiveOps>(&self, grad: FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn backward<B: CollectiveOps>(&self, grad: Float<B>) -> Float<B> {
         match self {
             Self::None | Self::AllReduce(_) => grad,
             Self::ReduceScatter(group) => collective::<B>(grad, Collective::AllGather(0), group),
@@ -114,31 +114,26 @@ impl OutputCollective {
     }
 }
 
-fn collective<B: CollectiveOps>(x: FloatTensor<B>, collective: Collective, group: &Group) -> FloatTensor<B> {
+fn collective<B: CollectiveOps>(x: Float<B>, collective: Collective, group: &Group) -> Float<B> {
     if group.size() == 1 { x } else { B::collective(x, collective, None, group.clone()) }
 }
 
 /// GEMMs with their collectives, one after the other unless the backend overlaps them.
 pub(super) trait Gemms: Fp8Kernels + ResidualKernels + ContextKernels + PointToPoint {
     /// `x · wᵀ` between the two `collectives`; the bias is added once the output is complete.
-    fn gemm(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        bias: Option<FloatTensor<Self>>,
-        collectives: &LinearCollectives,
-    ) -> FloatTensor<Self> {
+    fn gemm(x: Float<Self>, w: Float<Self>, bias: Option<Float<Self>>, collectives: &LinearCollectives) -> Float<Self> {
         forward::<Self>(x, w, bias, collectives)
     }
 
     /// Delivers the gradient of `weight`, now or deferred. Returns the gradient of the input if the weight's values `w`
     /// are given; `grad` is the gradient of [`gemm`](Self::gemm)'s output.
     fn gemm_grads(
-        grad: FloatTensor<Self>,
-        w: Option<FloatTensor<Self>>,
+        grad: Float<Self>,
+        w: Option<Float<Self>>,
         weight: Option<Weight<Self>>,
         collectives: &LinearCollectives,
         grads: &mut Gradients,
-    ) -> Option<FloatTensor<Self>> {
+    ) -> Option<Float<Self>> {
         backward::<Self>(grad, w, weight, collectives, grads)
     }
 }
@@ -147,11 +142,11 @@ impl Gemms for Flex {}
 
 /// [`Gemms::gemm`], step by step.
 pub(super) fn forward<B: LocalKernels + CollectiveOps>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    bias: Option<FloatTensor<B>>,
+    x: Float<B>,
+    w: Float<B>,
+    bias: Option<Float<B>>,
     collectives: &LinearCollectives,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let x = collectives.entry.forward::<B>(x);
     match bias {
         None => collectives.exit.forward::<B>(B::linear_forward(x, w)),
@@ -162,12 +157,12 @@ pub(super) fn forward<B: LocalKernels + CollectiveOps>(
 
 /// [`Gemms::gemm_grads`], step by step.
 pub(super) fn backward<B: LocalKernels + CollectiveOps>(
-    grad: FloatTensor<B>,
-    w: Option<FloatTensor<B>>,
+    grad: Float<B>,
+    w: Option<Float<B>>,
     weight: Option<Weight<B>>,
     collectives: &LinearCollectives,
     grads: &mut Gradients,
-) -> Option<FloatTensor<B>> {
+) -> Option<Float<B>> {
     let grad = collectives.exit.backward::<B>(grad);
     weight_grad::<B>(grad.clone(), weight, &collectives.entry, grads);
     w.map(|w| collectives.entry.backward::<B>(B::linear_input_grad(grad, w)))
@@ -175,7 +170,7 @@ pub(super) fn backward<B: LocalKernels + CollectiveOps>(
 
 /// Delivers the gradient of `weight`, now or deferred; `grad` is the gradient of the GEMM's output.
 pub(super) fn weight_grad<B: LocalKernels + CollectiveOps>(
-    grad: FloatTensor<B>,
+    grad: Float<B>,
     weight: Option<Weight<B>>,
     entry: &InputCollective,
     grads: &mut Gradients,
@@ -186,12 +181,7 @@ pub(super) fn weight_grad<B: LocalKernels + CollectiveOps>(
 }
 
 /// Delivers `gradᵀ · x` to the leaf or inner node `id`.
-pub(super) fn deliver_weight_grad<B: LocalKernels>(
-    grads: &mut Gradients,
-    id: NodeId,
-    grad: FloatTensor<B>,
-    x: FloatTensor<B>,
-) {
+pub(super) fn deliver_weight_grad<B: LocalKernels>(grads: &mut Gradients, id: NodeId, grad: Float<B>, x: Float<B>) {
     match main_grad::<B>(id) {
         Some((sum, add)) => B::linear_accumulate_weight_grad(grad, x, &sum, add),
         None => grads.register::<B>(id, B::linear_weight_grad(grad, x)),

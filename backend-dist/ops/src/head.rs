@@ -13,11 +13,8 @@ use burn::backend::{
 use burn::tensor::{DType, Int, Tensor};
 
 use super::cross_entropy::{self, VocabShard};
-use super::gemm::InputCollective;
-use super::kernels::LocalKernels;
-use super::main_grads::main_grad;
 use super::operation::{Parents, Tensors, apply_with, operation};
-use super::plain;
+use super::{gemm::InputCollective, kernels::LocalKernels, main_grads::main_grad, plain};
 use ranks::collective_ops::CollectiveOps;
 use ranks::comm::Group;
 

@@ -1,7 +1,7 @@
 //! Keys and values of multi-head latent attention, as one autograd node. Separate operations would copy the shared key
 //! for every head, and concatenate its gradient and those of keys and values.
 
-use burn::backend::{Backend, Flex, Shape, Slice, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, Flex, Shape, Slice, TensorMetadata, tensor::FloatTensor as Float};
 use burn::tensor::Tensor;
 
 use super::{
@@ -41,21 +41,12 @@ pub fn latent_keys(kv: Tensor<4>, shared: Tensor<3>, [cos, sin]: [Tensor<2>; 2],
 /// The kernels of [`latent_keys`]; the default bodies slice the projection.
 pub trait LatentKernels: LocalKernels {
     /// Keys and values.
-    fn latent_keys(
-        kv: FloatTensor<Self>,
-        shared: FloatTensor<Self>,
-        angles: [FloatTensor<Self>; 2],
-        nope: usize,
-    ) -> [FloatTensor<Self>; 2] {
+    fn latent_keys(kv: Float<Self>, shared: Float<Self>, angles: [Float<Self>; 2], nope: usize) -> [Float<Self>; 2] {
         forward_unfused::<Self>(kv, shared, angles, nope)
     }
 
     /// The gradients of `kv` and `shared` from those of keys and values.
-    fn latent_keys_grads(
-        grads: [FloatTensor<Self>; 2],
-        angles: [FloatTensor<Self>; 2],
-        nope: usize,
-    ) -> [FloatTensor<Self>; 2] {
+    fn latent_keys_grads(grads: [Float<Self>; 2], angles: [Float<Self>; 2], nope: usize) -> [Float<Self>; 2] {
         grads_unfused::<Self>(grads, angles, nope)
     }
 }
@@ -63,11 +54,11 @@ pub trait LatentKernels: LocalKernels {
 impl LatentKernels for Flex {}
 
 pub fn forward_unfused<B: LocalKernels>(
-    kv: FloatTensor<B>,
-    shared: FloatTensor<B>,
-    angles: [FloatTensor<B>; 2],
+    kv: Float<B>,
+    shared: Float<B>,
+    angles: [Float<B>; 2],
     nope: usize,
-) -> [FloatTensor<B>; 2] {
+) -> [Float<B>; 2] {
     let (shape, rotated) = (kv.shape(), shared.shape()[2]);
     let [s, b, heads, both] = [shape[0], shape[1], shape[2], shape[3]];
     let rotated_key = rotated_key::<B>(shared, angles, Rotation::Forward);
@@ -78,10 +69,10 @@ pub fn forward_unfused<B: LocalKernels>(
 }
 
 pub fn grads_unfused<B: LocalKernels>(
-    [keys, values]: [FloatTensor<B>; 2],
-    angles: [FloatTensor<B>; 2],
+    [keys, values]: [Float<B>; 2],
+    angles: [Float<B>; 2],
     nope: usize,
-) -> [FloatTensor<B>; 2] {
+) -> [Float<B>; 2] {
     let shape = keys.shape();
     let [s, b, length] = [shape[0], shape[1], shape[3]];
     let rotated = length - nope;
@@ -92,25 +83,21 @@ pub fn grads_unfused<B: LocalKernels>(
 }
 
 /// `x [s, b, rope]`, rotated.
-fn rotated_key<B: LocalKernels>(
-    x: FloatTensor<B>,
-    [cos, sin]: [FloatTensor<B>; 2],
-    rotation: Rotation,
-) -> FloatTensor<B> {
+fn rotated_key<B: LocalKernels>(x: Float<B>, [cos, sin]: [Float<B>; 2], rotation: Rotation) -> Float<B> {
     let (shape, rows) = (x.shape(), cos.shape()[0]);
     let heads = B::float_reshape(x, Shape::from([rows, shape[0] * shape[1] / rows, 1, shape[2]]));
     B::float_reshape(B::rope_apply(heads, cos, sin, 1, rotation), shape)
 }
 
-fn features<B: Backend>(x: FloatTensor<B>, range: std::ops::Range<usize>) -> FloatTensor<B> {
+fn features<B: Backend>(x: Float<B>, range: std::ops::Range<usize>) -> Float<B> {
     B::float_slice(x, &[Slice::full(), Slice::full(), Slice::full(), Slice::from(range)])
 }
 
 operation! {
     /// The constants are cos and sin. Returns the keys; the values are the only one of the `secondary` outputs.
-    Keys { nope: usize, secondary: SecondaryOutputs }, 2, ([FloatTensor<B>; 2], usize, SecondaryOutputs),
+    Keys { nope: usize, secondary: SecondaryOutputs }, 2, ([Float<B>; 2], usize, SecondaryOutputs),
     |[kv, shared], Tensors { floats, .. }, _| {
-        let angles: [FloatTensor<B>; 2] = floats.try_into().expect("cos and sin");
+        let angles: [Float<B>; 2] = floats.try_into().expect("cos and sin");
         let [keys, values] = B::latent_keys(kv, shared, angles.clone(), nope);
         secondary.put::<B>([values]);
         (keys, Some((angles, nope, secondary)))

@@ -41,14 +41,14 @@ pub(crate) trait Operation<const N: usize>: Debug + Send + Sized + 'static {
     fn backward<B: Kernels>(saved: Self::Saved<B>, grad: FloatTensor<B>, parents: Parents<'_, N>);
 }
 
-/// An [`Operation`]: its name and fields, the number of its inputs, what it saves, the forward pass from the inputs, the
+/// An [`Operation`]: its name and fields, the number of its inputs (`N` if it is `for N`), what it saves, the forward pass from the inputs, the
 /// constants and what is tracked, and the backward pass from what was saved, the gradient of the output and the parents.
 macro_rules! operation {
     (
         $(#[$doc:meta])*
-        $visibility:vis $name:ident { $($field:ident: $type:ty),* $(,)? }, $count:literal, $saved:ty,
+        $visibility:vis $name:ident { $($field:ident: $type:ty),* $(,)? } $(for $n:ident)?, $count:tt, $saved:ty,
         |$inputs:pat_param, $constants:pat_param, $tracked:pat_param| $forward:expr,
-        |$state:pat_param, $grad:pat_param, $parents:ident| $backward:expr $(,)?
+        |$state:pat_param, $grad:pat_param, $parents:pat_param| $backward:expr $(,)?
     ) => {
         $(#[$doc])*
         #[derive(Debug)]
@@ -56,7 +56,7 @@ macro_rules! operation {
             $(pub $field: $type),*
         }
 
-        impl $crate::operation::Operation<$count> for $name {
+        impl$(<const $n: usize>)? $crate::operation::Operation<$count> for $name {
             type Saved<B: $crate::Kernels> = $saved;
 
             fn forward<B: $crate::Kernels>(

@@ -1,10 +1,7 @@
 //! What operations must know of the pass that they are part of. Whoever begins a pass makes its context and hands it
 //! down; autograd nodes keep what their backward pass needs of it.
 
-use super::fp8::Sharing;
-use super::saved_attention::CoreAttention;
-use super::stash::HandOvers;
-use super::weight_grads::Deferral;
+use super::{fp8::Sharing, saved_attention::CoreAttention, stash::HandOvers, weight_grads::Deferral};
 
 /// A forward pass of a micro-batch, and the backward pass of its graph. Clones are the same pass. The default is a pass
 /// of training that is alone in its step.

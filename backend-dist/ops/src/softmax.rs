@@ -1,6 +1,6 @@
 //! `x / (Σ x + eps)`, and softmax, which is the same of exponentials.
 
-use burn::backend::{Flex, Scalar, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Flex, Scalar, TensorMetadata, tensor::FloatTensor as Float};
 use burn::tensor::Tensor;
 
 use super::{
@@ -33,16 +33,12 @@ pub enum Normalizer {
 /// The kernels of [`normalize_sum`] and [`softmax`].
 pub trait NormalizeKernels: LocalKernels {
     /// The normalised numbers and the sums, which have 1 in the last dimension.
-    fn normalize(x: FloatTensor<Self>, normalizer: Normalizer) -> [FloatTensor<Self>; 2] {
+    fn normalize(x: Float<Self>, normalizer: Normalizer) -> [Float<Self>; 2] {
         plain_normalize::<Self>(x, normalizer)
     }
 
     /// The gradient of `x` from the `[output, sum]` of [`normalize`](Self::normalize).
-    fn normalize_grad(
-        saved: [FloatTensor<Self>; 2],
-        grad: FloatTensor<Self>,
-        normalizer: Normalizer,
-    ) -> FloatTensor<Self> {
+    fn normalize_grad(saved: [Float<Self>; 2], grad: Float<Self>, normalizer: Normalizer) -> Float<Self> {
         plain_grad::<Self>(saved, grad, normalizer)
     }
 }
@@ -53,7 +49,7 @@ fn last(x: &impl TensorMetadata) -> usize {
     x.shape().num_dims() - 1
 }
 
-pub fn plain_normalize<B: LocalKernels>(x: FloatTensor<B>, normalizer: Normalizer) -> [FloatTensor<B>; 2] {
+pub fn plain_normalize<B: LocalKernels>(x: Float<B>, normalizer: Normalizer) -> [Float<B>; 2] {
     let dim = last(&x);
     let (x, eps) = match normalizer {
         Normalizer::Sum { eps } => (x, eps),
@@ -64,11 +60,7 @@ pub fn plain_normalize<B: LocalKernels>(x: FloatTensor<B>, normalizer: Normalize
 }
 
 /// With `y = x / t`: `dx = (dy - Σ dy y) / t`, and with `x = exp z`: `dz = (dy - Σ dy y) y`.
-pub fn plain_grad<B: LocalKernels>(
-    [y, total]: [FloatTensor<B>; 2],
-    grad: FloatTensor<B>,
-    normalizer: Normalizer,
-) -> FloatTensor<B> {
+pub fn plain_grad<B: LocalKernels>([y, total]: [Float<B>; 2], grad: Float<B>, normalizer: Normalizer) -> Float<B> {
     let dim = last(&y);
     let along = B::sum_dim(B::float_mul(grad.clone(), y.clone()), dim);
     let slope = B::float_sub(grad, along);
@@ -79,7 +71,7 @@ pub fn plain_grad<B: LocalKernels>(
 }
 
 operation! {
-    Normalize { normalizer: Normalizer }, 1, ([FloatTensor<B>; 2], Normalizer),
+    Normalize { normalizer: Normalizer }, 1, ([Float<B>; 2], Normalizer),
     |[x], _, _| {
         let [y, total] = B::normalize(x, normalizer);
         (y.clone(), Some(([y, total], normalizer)))

@@ -11,8 +11,9 @@ use super::{
 };
 
 /// A [`Prologue`](super::Prologue) without its parameters.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Step {
+    #[default]
     None,
     RmsNorm(f64),
     LayerNorm(f64),

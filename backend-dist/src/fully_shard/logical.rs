@@ -1,8 +1,6 @@
 //! Parameters of a logical device, whose shards are on owners: every rank gathers and reduces its share.
 
-use burn::backend::TensorMetadata;
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::{TensorMetadata, ops::FloatTensorOps, tensor::FloatTensor};
 use burn::tensor::{Shape, Tensor};
 use burn_group::GroupBackend;
 

@@ -3,9 +3,7 @@
 use super::Placement::{self, Partial, Replicate, Shard, Strided};
 use super::plan::makes_weights;
 use super::rules::elementwise::{Linearity, elementwise};
-use super::rules::matmul::matmul;
-use super::rules::shape::reshape;
-use super::rules::{Decision, Operand, Policy};
+use super::rules::{Decision, Operand, Policy, matmul::matmul, shape::reshape};
 use super::{Homes, MeshAxis, OpPlan, TensorState, plan};
 use burn::tensor::{DType, Shape, Slice};
 use burn_ir::{

@@ -1,11 +1,8 @@
 //! The decorator as a backend of Burn: a router whose only client is a rank's interpreter.
 
-use super::across::Across;
 use super::command::{self, Command};
 use super::follow::{Followers, Message};
-use super::ids::ById;
-use super::slot::MeshDevice;
-use super::worker::Worker;
+use super::{across::Across, ids::ById, slot::MeshDevice, worker::Worker};
 use crate::logical::{Placement, TensorState};
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape, TensorData};

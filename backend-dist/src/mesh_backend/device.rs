@@ -1,15 +1,11 @@
 //! Logical devices: how a program gets one.
 
 use super::channel::{MeshBackend, MeshChannel, MeshClient};
-use super::follow::Followers;
 use super::interpreter::{Interpret, Interpreter};
 use super::live::{Live, live};
-use super::local::COLLECTIVES;
 use super::meta::{Counts, Meta, Shared};
-use super::options::LogicalOptions;
-use super::report::Report;
 use super::slot::{MeshDevice, Slot};
-use super::worker::Worker;
+use super::{follow::Followers, local::COLLECTIVES, options::LogicalOptions, report::Report, worker::Worker};
 use crate::logical::MeshAxis;
 use crate::logical::rules::Policy;
 use burn::backend::{DeviceSettings, DispatchDevice};

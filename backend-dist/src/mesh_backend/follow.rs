@@ -1,9 +1,7 @@
 //! Ranks that do what another does. One rank, the leader, runs a program; the others get what its interpreter is told,
 //! in the same order, from a channel or from another process.
 
-use super::across::Across;
-use super::command::Command;
-use super::interpreter::Interpret;
+use super::{across::Across, command::Command, interpreter::Interpret};
 use crate::logical::TensorState;
 use burn::tensor::TensorData;
 use burn_ir::{OperationIr, TensorId, TensorIr};

@@ -4,10 +4,8 @@
 mod cube;
 
 use super::executor::{Launch, Limits, Written};
-use burn::backend::Flex;
-use burn::backend::flex::FlexTensor;
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{Device, FloatTensor};
+use burn::backend::{Flex, flex::FlexTensor, ops::FloatTensorOps};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{BackendIr, HandleKind};
 use ops::LocalKernels;

@@ -9,15 +9,11 @@ mod planned;
 mod plans;
 mod views;
 
-use super::across::Across;
-use super::command::Command;
-use super::executor::Executor;
-use super::ids::ById;
-use super::inner::Inner;
-use super::options::LogicalOptions;
-use super::random::Random;
-use super::report::Report;
 use super::table::{self, Table};
+use super::{
+    across::Across, command::Command, executor::Executor, ids::ById, inner::Inner, options::LogicalOptions,
+    random::Random, report::Report,
+};
 use crate::logical::Placement::Replicate;
 use crate::logical::{Homes, MeshAxis, TensorState};
 use across::Arrivals;

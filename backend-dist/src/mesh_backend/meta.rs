@@ -4,11 +4,8 @@
 mod kinds;
 mod views;
 
-use super::across::Across;
-use super::command::Command;
-use super::ids::ById;
-use super::interpreter::Interpret;
 use super::report::{Count, Report};
+use super::{across::Across, command::Command, ids::ById, interpreter::Interpret};
 use crate::logical::Placement::{self, Partial, Replicate};
 use crate::logical::rules::Completion;
 use crate::logical::{Homes, MeshAxis, TensorState, plan};

@@ -1,9 +1,6 @@
 //! Plans on modules that stay where they are.
 
-use super::attributes::attributes;
-use super::parameters::parameters;
-use super::plan::along;
-use super::{Plan, PlanError};
+use super::{Plan, PlanError, attributes::attributes, parameters::parameters, plan::along};
 use crate::logical::Placement::{self, Shard};
 use burn::module::{Lora, Module};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};

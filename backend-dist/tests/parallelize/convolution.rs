@@ -7,9 +7,7 @@ use backend_dist::mesh_backend::Redistribute;
 use backend_dist::parallelize::Plan;
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::pool::MaxPool2dConfig;
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, loss::CrossEntropyLossConfig, pool::MaxPool2dConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Int, Tensor};
 

@@ -11,9 +11,7 @@ use burn::nn::{
     SwiGlu, SwiGluConfig,
 };
 use burn::tensor::activation::{log_softmax, softmax};
-use burn::tensor::module::attention;
-use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, module::attention, ops::AttentionModuleOptions};
 
 /// Heads of queries, and of keys and values.
 const HEADS: [usize; 2] = [8, 4];

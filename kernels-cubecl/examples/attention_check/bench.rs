@@ -4,9 +4,7 @@ use crate::check::{poisoned, upload};
 use crate::reference::normal;
 use cubecl::prelude::*;
 use kernels_cubecl::attention::dkdv::{DkDvOutputs, DkDvPlan};
-use kernels_cubecl::attention::dq::DqPlan;
-use kernels_cubecl::attention::forward::ForwardPlan;
-use kernels_cubecl::attention::{self, CallOptions, Variant};
+use kernels_cubecl::attention::{self, CallOptions, Variant, dq::DqPlan, forward::ForwardPlan};
 use std::time::Instant;
 
 /// Seconds a call takes, the median of `rounds` batches of `calls`.

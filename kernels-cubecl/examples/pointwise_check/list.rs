@@ -7,20 +7,12 @@ use cubecl::prelude::*;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::decode::DecodeShape;
-use kernels_cubecl::pointwise::columns::ColumnRange;
-use kernels_cubecl::pointwise::convolution::ConvolutionShape;
-use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
-use kernels_cubecl::pointwise::embedding::TableShape;
-use kernels_cubecl::pointwise::flat::FloatType;
-use kernels_cubecl::pointwise::gated_norm::GatedShape;
-use kernels_cubecl::pointwise::head_norms::HeadsShape;
-use kernels_cubecl::pointwise::latent::LatentShape;
-use kernels_cubecl::pointwise::moe::SumRowsShape;
-use kernels_cubecl::pointwise::momentum::MomentumRule;
-use kernels_cubecl::pointwise::normalize::NormalizeShape;
-use kernels_cubecl::pointwise::rope::RopeShape;
-use kernels_cubecl::pointwise::sinks::SinkShape;
-use kernels_cubecl::pointwise::ssd::SsdShape;
+use kernels_cubecl::pointwise::{
+    activation::Activation, columns::ColumnRange, convolution::ConvolutionShape, cross_entropy::LogitsShape,
+    embedding::TableShape, flat::FloatType, gated_norm::GatedShape, head_norms::HeadsShape, latent::LatentShape,
+    moe::SumRowsShape, momentum::MomentumRule, normalize::NormalizeShape, rope::RopeShape, sinks::SinkShape,
+    ssd::SsdShape,
+};
 
 /// Returns the number of results that are outside of their bounds.
 pub type Check = fn(&Client) -> usize;
@@ -53,38 +45,15 @@ pub fn all() -> Vec<(&'static str, Check)> {
             blockwise::dequantize::<bf16>(c, Format::Nf4) + blockwise::dequantize::<f32>(c, Format::Fp8)
         }),
         ("decode", |c| {
-            let shape = DecodeShape {
-                sequences: 3,
-                heads: 32,
-                kv_heads: 8,
-                head_dim: 128,
-                block_size: 16,
-                pages: 781,
-                max_blocks: 256,
+            let shape = |heads, kv_heads, head_dim| {
+                let (sequences, block_size, pages, max_blocks) = (3, 16, 781, 256);
+                DecodeShape { sequences, heads, kv_heads, head_dim, block_size, pages, max_blocks }
             };
-            decode::step::<bf16>(c, shape, &[4096, 1, 1000], None, 128)
-                + decode::step::<bf16>(c, DecodeShape { head_dim: 64, ..shape }, &[17, 0, 3333], Some(1024), 64)
-                + decode::step::<f16>(
-                    c,
-                    DecodeShape { heads: 16, kv_heads: 2, head_dim: 80, ..shape },
-                    &[9, 8, 7],
-                    None,
-                    32,
-                )
-                + decode::step::<bf16>(
-                    c,
-                    DecodeShape { heads: 8, kv_heads: 4, head_dim: 256, ..shape },
-                    &[300; 3],
-                    None,
-                    0,
-                )
-                + decode::step::<f32>(
-                    c,
-                    DecodeShape { heads: 6, kv_heads: 6, head_dim: 192, ..shape },
-                    &[300; 3],
-                    None,
-                    192,
-                )
+            decode::step::<bf16>(c, shape(32, 8, 128), &[4096, 1, 1000], None, 128)
+                + decode::step::<bf16>(c, shape(32, 8, 64), &[17, 0, 3333], Some(1024), 64)
+                + decode::step::<f16>(c, shape(16, 2, 80), &[9, 8, 7], None, 32)
+                + decode::step::<bf16>(c, shape(8, 4, 256), &[300; 3], None, 0)
+                + decode::step::<f32>(c, shape(6, 6, 192), &[300; 3], None, 192)
                 + decode::likeliest::<bf16>(c, 128_256)
                 + decode::likeliest::<f32>(c, 1000)
                 + decode::copies(c, [64, 8, 128])
@@ -100,8 +69,14 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 + decode::few_rows::<f16>(c, &[40, 0, 19], 1536, 768)
                 + decode::few_rows::<bf16>(c, &[0, 0, 0, 0, 1, 0], 256, 512)
         }),
-        ("gelu", |c| activation::gelu::<bf16>(c, 10_008, false) + activation::gelu::<bf16>(c, 10_008, true)),
-        ("squared relu", |c| activation::squared_relu::<bf16>(c, 10_008) + activation::squared_relu::<f16>(c, 4096)),
+        ("gelu", |c| {
+            let of = |kind| activation::element_wise::<bf16>(c, 10_008, kind);
+            of(Activation::Gelu) + of(Activation::GeluTanh)
+        }),
+        ("squared relu", |c| {
+            let kind = Activation::SquaredRelu;
+            activation::element_wise::<bf16>(c, 10_008, kind) + activation::element_wise::<f16>(c, 4096, kind)
+        }),
         ("fused softmax", |c| {
             let sizes = [(33, 512), (7, 64), (5, 4096), (3, 16384), (4, 1030), (2, 2047)];
             // Rows that share a plane.
@@ -180,20 +155,10 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 + latent::columns::<bf16>(c, ColumnRange { rows: 3, first: 2104, columns: 8, ..of })
         }),
         ("convolution", |c| {
-            let shape = ConvolutionShape { seq: 2048, samples: 1, features: 4352, kernel: 4 };
-            recurrent::causal_convolution::<bf16>(c, shape, true, true)
-                + recurrent::causal_convolution::<f32>(
-                    c,
-                    ConvolutionShape { seq: 333, samples: 3, ..shape },
-                    true,
-                    true,
-                )
-                + recurrent::causal_convolution::<bf16>(
-                    c,
-                    ConvolutionShape { seq: 1001, features: 72, ..shape },
-                    false,
-                    false,
-                )
+            let shape = |seq, samples, features| ConvolutionShape { seq, samples, features, kernel: 4 };
+            recurrent::causal_convolution::<bf16>(c, shape(2048, 1, 4352), true, true)
+                + recurrent::causal_convolution::<f32>(c, shape(333, 3, 4352), true, true)
+                + recurrent::causal_convolution::<bf16>(c, shape(1001, 1, 72), false, false)
         }),
         ("gated norm", |c| {
             recurrent::gated_norm::<bf16>(c, GatedShape { rows: 333, groups: 1, features: 4096 })

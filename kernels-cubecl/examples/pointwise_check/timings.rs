@@ -4,10 +4,9 @@ use crate::checks::{upload, upload_i32, upload_u32};
 use crate::clock::Clock;
 use half::bf16;
 use kernels_cubecl::narrow::dynamic::Map;
-use kernels_cubecl::pointwise::accumulate::accumulate;
+use kernels_cubecl::pointwise::activation::{self, Activation};
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep, Parameters};
 use kernels_cubecl::pointwise::adamw_blocks::{self, Blocks, BlocksBucket};
-use kernels_cubecl::pointwise::column_sum::column_sum;
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::embedding::{self, TableShape};
@@ -19,7 +18,7 @@ use kernels_cubecl::pointwise::low_rank_swiglu::{self, Left};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
-use kernels_cubecl::pointwise::{gelu, muon, reduce_slices};
+use kernels_cubecl::pointwise::{accumulate::accumulate, column_sum::column_sum, low_rank_swiglu, muon, reduce_slices};
 use std::collections::BTreeSet;
 
 pub const TOKENS: usize = 8192;
@@ -142,10 +141,12 @@ pub fn activations(clock: &mut Clock) {
             gated::backward::<bf16>(client, [x.at(i), dy.at(i), dx.at(i)], TOKENS, FFN, gating).expect("legal")
         });
     }
-    for (tanh, names) in [(false, [names[4], names[5]]), (true, [names[6], names[7]])] {
-        clock.time(names[0], 4 * len, |i| gelu::forward::<bf16>(client, x.at(i), y.at(i), len, tanh).expect("legal"));
+    for (kind, names) in [(Activation::Gelu, [names[4], names[5]]), (Activation::GeluTanh, [names[6], names[7]])] {
+        clock.time(names[0], 4 * len, |i| {
+            activation::forward::<bf16>(client, x.at(i), y.at(i), len, kind).expect("legal")
+        });
         clock.time(names[1], 6 * len, |i| {
-            gelu::backward::<bf16>(client, x.at(i), dy.at(i), dx.at(i), len, tanh).expect("legal")
+            activation::backward::<bf16>(client, [x.at(i), dy.at(i), dx.at(i)], len, kind).expect("legal")
         });
     }
     let keys = upload_u32(client, &vec![77; 2 * TOKENS]);

@@ -16,17 +16,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 fn problems() -> Vec<Problem> {
-    let base = AttentionShape {
-        batch: 2,
-        heads: 4,
-        kv_heads: 2,
-        queries: 150,
-        keys: 150,
-        head_dim: 64,
-        value_dim: 64,
-        causal: true,
-        window: None,
-    };
+    let ([batch, heads, kv_heads], [queries, keys], [head_dim, value_dim]) = ([2, 4, 2], [150, 150], [64, 64]);
+    let (causal, window) = (true, None);
+    let base = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
     let plain = |shape| Problem { shape, scale: 0.3, dropout: None, starts: None, first_query: None };
     let mut all: Vec<Problem> = [(64, 64), (16, 16), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (48, 16)]
         .map(|(head_dim, value_dim)| plain(AttentionShape { head_dim, value_dim, ..base }))
@@ -66,17 +58,9 @@ fn time(client: &Client, call: impl Fn()) -> f64 {
 }
 
 fn bench(client: &Client, kernels: Kernels, head_dim: usize) {
-    let shape = AttentionShape {
-        batch: 1,
-        heads: 32,
-        kv_heads: 8,
-        queries: 4096,
-        keys: 4096,
-        head_dim,
-        value_dim: head_dim,
-        causal: true,
-        window: None,
-    };
+    let ([batch, heads, kv_heads], [queries, keys], value_dim) = ([1, 32, 8], [4096, 4096], head_dim);
+    let (causal, window) = (true, None);
+    let shape = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
     let element = kernels.element();
     let zeros = |shape: [usize; 4]| {
         let mut tensor = empty(client, shape, element);

@@ -14,7 +14,6 @@ const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// A query without a visible key gets 0 instead of infinity, so that the exponential of its masked scores is 0. A plane
 /// takes one query; cube `(query block, head, batch)`; strides in units of four elements.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn attention_delta<E: Float>(
     out: &[Quad<E>],
     dout: &[Quad<E>],

@@ -84,7 +84,6 @@ pub fn clear_dq_accum(sum: &mut [Quad]) {
 /// `dq = scale · sum`, with `sum` in the order of [`dqdkdv`](super::dqdkdv). 256 units, each eight columns of two rows;
 /// cube `(q block, head, sequence)`; `blocks` of a head; strides in units of eight elements.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn convert_dq<E: Float>(
     sum: &[Quad],
     dq: &mut [Octet<E>],

@@ -18,7 +18,6 @@ pub fn splitmix(x: u64) -> u64 {
 /// head, query)` of the call is row `((first_batch + batch) total_heads + first_head + head) total_queries +
 /// first_query + query` of the whole tensor.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn dropout_keys(
     keys: &mut [u32],
     stride: u32,

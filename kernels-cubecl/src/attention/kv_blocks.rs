@@ -97,7 +97,6 @@ pub fn kv_loop(sequence: &CubeSequence, blocks: &KvBlocks, head: u32, sizes: &Si
 
 /// Starts the TMA load of step `step`: `block` rows of `map`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn load(
     ring: &mut Ring,
     map: &TensorMap<bf16, Tiled>,

@@ -3,7 +3,6 @@ use super::{AttentionError, AttentionShape, Half, Tensor4, flat};
 use crate::hopper::ptx;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use half::{bf16, f16};
 
 /// Units of a cube.
 const UNITS: u32 = 128;
@@ -16,7 +15,6 @@ const NO_KEY: f32 = -1.0e30;
 /// `out ← out e^(lse - l) + block_out e^(block_lse - l)` and `lse ← l`. Cube `(query, batch)`; each plane takes a head
 /// at a time. Strides in elements.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn merge_kernel<E: Float>(
     out: &mut [f32],
     lse: &mut [f32],
@@ -121,32 +119,17 @@ pub fn merge_into(
             return Err(AttentionError::Buffer { name, found, expected });
         }
     }
-    let launch = match element {
-        Half::Bf16 => merge_kernel::launch_unchecked::<bf16>,
-        Half::F16 => merge_kernel::launch_unchecked::<f16>,
-    };
-    let block_strides = block_out.strides.map(|stride| stride as u32);
-    // SAFETY: every unit stays in the rows of the shape, which all buffers hold.
-    unsafe {
-        launch(
-            client,
-            CubeCount::Static(queries as u32, batch as u32, 1),
-            CubeDim::new_1d(UNITS),
-            flat(merged.out, len),
-            flat(merged.lse, lse_len),
-            BufferArg::from_raw_parts(block_out.handle.clone(), block_out.extent()),
-            flat(block_lse, block_lse_len),
-            heads as u32,
-            merged.stats_stride as u32,
-            block_stats_stride as u32,
-            by_row as u32,
-            by_batch as u32,
-            by_head as u32,
-            block_strides[0],
-            block_strides[1],
-            block_strides[2],
-            value_dim,
-        );
-    }
+    let of_block = block_out.strides.map(|stride| stride as u32);
+    by_half!(element, E => {
+        // SAFETY: every unit stays in the rows of the shape, which all buffers hold.
+        unsafe {
+            launch_kernel!(merge_kernel<E>, client, CubeCount::Static(queries as u32, batch as u32, 1),
+                CubeDim::new_1d(UNITS);
+                flat(merged.out, len), flat(merged.lse, lse_len),
+                BufferArg::from_raw_parts(block_out.handle.clone(), block_out.extent()), flat(block_lse, block_lse_len);
+                heads as u32, merged.stats_stride as u32, block_stats_stride as u32, by_row as u32, by_batch as u32,
+                by_head as u32, of_block[0], of_block[1], of_block[2]; value_dim)
+        }
+    });
     Ok(())
 }

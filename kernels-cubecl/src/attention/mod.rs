@@ -12,6 +12,22 @@
 //! add up.
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
+/// Runs `$body` with `$E` the type of `$half`.
+macro_rules! by_half {
+    ($half:expr, $E:ident => $body:expr) => {
+        match $half {
+            crate::hopper::mma::Half::Bf16 => {
+                type $E = half::bf16;
+                $body
+            }
+            crate::hopper::mma::Half::F16 => {
+                type $E = half::f16;
+                $body
+            }
+        }
+    };
+}
+
 mod backward;
 pub mod delta;
 pub mod dkdv;
@@ -95,19 +111,12 @@ fn launch_dropout_keys(client: &Client, shape: &AttentionShape, dropout: &Dropou
     let [batch, head, query, _] = dropout.first.map(|first| first as u64);
     // SAFETY: one unit for each of the padded rows.
     unsafe {
-        dropout::dropout_keys::launch_unchecked(
-            client,
+        launch_kernel!(dropout::dropout_keys, client,
             CubeCount::Static(shape.padded_queries() as u32 / dropout::UNITS, shape.heads as u32, shape.batch as u32),
-            CubeDim::new_1d(dropout::UNITS),
-            flat(&keys, 2 * shape.statistics_len()),
-            shape.padded_queries() as u32,
-            dropout.seed,
-            batch,
-            head,
-            query,
-            dropout.heads as u64,
-            dropout.queries as u64,
-        );
+            CubeDim::new_1d(dropout::UNITS);
+            flat(&keys, 2 * shape.statistics_len());
+            shape.padded_queries() as u32, dropout.seed, batch, head, query, dropout.heads as u64,
+            dropout.queries as u64);
     }
     keys
 }
@@ -128,7 +137,6 @@ pub fn forward(
 }
 
 /// [`forward`] with an explicit plan, for measurements.
-#[allow(clippy::too_many_arguments)]
 pub fn forward_planned(
     client: &Client,
     shape: &AttentionShape,
@@ -153,22 +161,11 @@ pub fn forward_planned(
     // SAFETY: the tensor maps bound every access but those to `lse` and the dropout keys. Their rows are padded to
     // whole blocks, and the kernel bounds them itself when sequences are packed.
     unsafe {
-        forward::attention_forward::launch_unchecked(
-            client,
-            CubeCount::Static(shape.heads as u32, sequences, blocks),
-            CubeDim::new_1d(UNITS),
-            maps::load(q, ROWS),
-            maps::load(k, plan.block),
-            maps::load(v, plan.block),
-            maps::store(out, plan.variant.packed),
-            flat(lse, shape.statistics_len()),
-            dropout_keys,
-            query_starts,
-            key_starts,
-            sizes(shape, options),
-            scale * core::f32::consts::LOG2_E,
-            plan,
-        );
+        launch_kernel!(forward::attention_forward, client, CubeCount::Static(shape.heads as u32, sequences, blocks),
+            CubeDim::new_1d(UNITS);
+            maps::load(q, ROWS), maps::load(k, plan.block), maps::load(v, plan.block),
+            maps::store(out, plan.variant.packed), flat(lse, shape.statistics_len()), dropout_keys, query_starts,
+            key_starts; sizes(shape, options), scale * core::f32::consts::LOG2_E; plan);
     }
     Ok(())
 }

@@ -112,36 +112,13 @@ pub fn dequantize<E: Float>(
     // SAFETY: units past the last vector do nothing, and the buffers hold what the section says.
     unsafe {
         match format {
-            Format::Nf4 => dequantize_nf4::launch_unchecked::<E>(
-                client,
-                cube.line(vectors),
-                cube.dim(),
-                words,
-                scales,
-                out,
-                vectors as u32,
-                row_vectors as u32,
-                first_word,
-                section.amax as u32,
-                section.scales as u32,
-                section.first_block as u32,
-                section.row_blocks as u32,
-                (first_out / 8) as u32,
-                section.offset,
-            ),
-            Format::Fp8 => dequantize_fp8::launch_unchecked::<E>(
-                client,
-                cube.line(vectors),
-                cube.dim(),
-                words,
-                scales,
-                out,
-                vectors as u32,
-                row_vectors as u32,
-                first_word,
-                section.scales as u32,
-                (first_out / 8) as u32,
-            ),
+            Format::Nf4 => launch_kernel!(dequantize_nf4<E>, client, cube.line(vectors), cube.dim();
+                words, scales, out;
+                vectors as u32, row_vectors as u32, first_word, section.amax as u32, section.scales as u32,
+                section.first_block as u32, section.row_blocks as u32, (first_out / 8) as u32, section.offset),
+            Format::Fp8 => launch_kernel!(dequantize_fp8<E>, client, cube.line(vectors), cube.dim();
+                words, scales, out;
+                vectors as u32, row_vectors as u32, first_word, section.scales as u32, (first_out / 8) as u32),
         }
     };
     Ok(())

@@ -11,7 +11,6 @@ use crate::pointwise::{CubeShape, PointwiseError, Vec8, buffer, check, turn};
 /// has two vectors that are rotated with each other, or one that is copied; `half` vectors are half of a head's rotated
 /// features.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn append_rows<E: Float>(
     qkv: &mut [Vec8<E>],
     cos: &[Vec8<E>],
@@ -116,25 +115,14 @@ pub fn append<E: Float>(
     // SAFETY: units past the last vector do nothing, the others stay in their sequence and in its page, and no two of them
     // have the same vector.
     unsafe {
-        append_rows::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
-            buffer("qkv", qkv, shape.packed(), bytes)?,
-            buffer("cos", cos, of_angles, bytes)?,
-            buffer("sin", sin, of_angles, bytes)?,
-            buffer("keys", keys, shape.paged(), bytes)?,
+        launch_kernel!(append_rows<E>, client, cube.line(items), cube.dim();
+            buffer("qkv", qkv, shape.packed(), bytes)?, buffer("cos", cos, of_angles, bytes)?,
+            buffer("sin", sin, of_angles, bytes)?, buffer("keys", keys, shape.paged(), bytes)?,
             buffer("values", values, shape.paged(), bytes)?,
             buffer("table", table, shape.sequences * shape.max_blocks, 4)?,
-            buffer("lengths", lengths, shape.sequences, 4)?,
-            shape.sequences as u32,
-            shape.heads as u32,
-            shape.kv_heads as u32,
-            shape.max_blocks as u32,
-            vectors as u32,
-            half as u32,
-            shape.block_size as u32,
-        )
+            buffer("lengths", lengths, shape.sequences, 4)?;
+            shape.sequences as u32, shape.heads as u32, shape.kv_heads as u32, shape.max_blocks as u32;
+            vectors as u32, half as u32, shape.block_size as u32)
     };
     Ok(())
 }

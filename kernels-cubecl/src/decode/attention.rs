@@ -76,7 +76,6 @@ fn lanes_total(value: f32, #[comptime] plan: Plan) -> f32 {
 
 /// Cube `(split, key head × its groups of query heads, sequence)`. Scores are in units of `log2`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn split_attention<E: Float>(
     qkv: &[Vec8<E>],
     keys: &[Vec8<E>],
@@ -283,29 +282,19 @@ pub fn attention<E: Float>(
     let busy = (4 * cores).div_ceil(columns * shape.sequences);
     let splits = busy.min(visible.div_ceil(SPLIT)).clamp(1, MOST_SPLITS);
     let rows = shape.sequences * shape.heads;
-    let (partials, statistics) =
-        (client.empty(4 * splits * rows * shape.head_dim), client.empty(4 * splits * rows * 2));
-    let bytes = 8 * size_of::<E>();
+    let [partials, statistics] = [shape.head_dim, 2].map(|each| client.empty(4 * splits * rows * each));
+    let (bytes, sequences) = (8 * size_of::<E>(), shape.sequences);
     // SAFETY: every access is to the sequence's own rows and to pages that its table names; the buffers hold them.
     unsafe {
-        split_attention::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(splits as u32, columns as u32, shape.sequences as u32),
-            CubeDim::new_1d(plan.units),
-            buffer("qkv", qkv, shape.packed(), bytes)?,
-            buffer("keys", keys, shape.paged(), bytes)?,
+        launch_kernel!(split_attention<E>, client,
+            CubeCount::Static(splits as u32, columns as u32, sequences as u32), CubeDim::new_1d(plan.units);
+            buffer("qkv", qkv, shape.packed(), bytes)?, buffer("keys", keys, shape.paged(), bytes)?,
             buffer("values", values, shape.paged(), bytes)?,
-            buffer("table", table, shape.sequences * shape.max_blocks, 4)?,
-            buffer("lengths", lengths, shape.sequences, 4)?,
+            buffer("table", table, sequences * shape.max_blocks, 4)?, buffer("lengths", lengths, sequences, 4)?,
             buffer("partials", &partials, splits * rows * shape.head_dim, 4)?,
-            buffer("statistics", &statistics, splits * rows * 2, 4)?,
-            scale as f32 * LOG2_E,
-            window.unwrap_or(0) as u32,
-            shape.heads as u32,
-            shape.kv_heads as u32,
-            shape.max_blocks as u32,
-            plan,
-        )
+            buffer("statistics", &statistics, splits * rows * 2, 4)?;
+            scale as f32 * LOG2_E, window.unwrap_or(0) as u32, shape.heads as u32, shape.kv_heads as u32,
+            shape.max_blocks as u32; plan)
     };
     merge::<E>(client, shape, splits, [&partials, &statistics], out)
 }

@@ -23,7 +23,6 @@ pub struct CopyTables<'a> {
 
 /// A unit takes a copy.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn order_copies(
     choice: &[i32],
     weights: &[f32],
@@ -93,21 +92,10 @@ pub fn order(
     let (cube, table) = (CubeShape::of(client), |name, of| buffer(name, of, copies, 4));
     // SAFETY: a unit writes its own copy, and a row is a number below that of all copies; the buffers hold them.
     unsafe {
-        order_copies::launch_unchecked(
-            client,
-            cube.line(copies),
-            cube.dim(),
-            table("choice", choice)?,
-            buffer("weights", weights, tokens * experts, 4)?,
-            table("slots", tables.slots)?,
-            table("tokens", tables.tokens)?,
-            table("rows", tables.rows)?,
-            table("probabilities", tables.probabilities)?,
-            copies as u32,
-            experts as u32,
-            top_k as u32,
-            softmax,
-        )
+        launch_kernel!(order_copies, client, cube.line(copies), cube.dim();
+            table("choice", choice)?, buffer("weights", weights, tokens * experts, 4)?, table("slots", tables.slots)?,
+            table("tokens", tables.tokens)?, table("rows", tables.rows)?, table("probabilities", tables.probabilities)?;
+            copies as u32, experts as u32, top_k as u32; softmax)
     };
     Ok(())
 }

@@ -55,7 +55,6 @@ impl Plan {
 
 /// Cube `(features, group)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn few_rows<E: Float>(
     x: &[Vec8<E>],
     w: &[Vec8<E>],
@@ -198,39 +197,13 @@ fn launch<E: Float>(
     unsafe {
         if mma::is_faster::<E>(client, &sizes) {
             let (plan, count) = (mma::Plan::new(&sizes, cube), cubes(mma::FEATURES));
-            mma::few_rows_mma::launch_unchecked::<E>(
-                client,
-                count,
-                cube.dim(),
-                x,
-                w,
-                table,
-                out,
-                width,
-                of_matrix,
-                matrices,
-                all,
-                of,
-                plan,
-            );
+            launch_kernel!(mma::few_rows_mma<E>, client, count, cube.dim();
+                x, w, table, out; width, of_matrix, matrices, all; of, plan);
         } else {
             let plan = Plan::new(&sizes, cube, gated);
             let count = cubes(plan.features);
-            few_rows::launch_unchecked::<E>(
-                client,
-                count,
-                cube.dim(),
-                x,
-                w,
-                table,
-                out,
-                width,
-                of_matrix,
-                matrices,
-                all,
-                of,
-                plan,
-            );
+            launch_kernel!(few_rows<E>, client, count, cube.dim();
+                x, w, table, out; width, of_matrix, matrices, all; of, plan);
         }
     }
     Ok(())

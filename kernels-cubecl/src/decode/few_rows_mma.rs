@@ -51,7 +51,6 @@ fn pair<E: Float>(vector: Vec8<E>, #[comptime] first: usize) -> Pair<E> {
 
 /// Cube `(features, group)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn few_rows_mma<E: Float>(
     x: &[Vec8<E>],
     w: &[Vec8<E>],

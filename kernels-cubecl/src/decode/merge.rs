@@ -55,17 +55,9 @@ pub(super) fn merge<E: Float>(
     let cube = CubeShape::of(client);
     // SAFETY: units past the last number do nothing; the buffers hold all that the others access.
     unsafe {
-        merge_splits::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
-            buffer("partials", partials, splits * items, 4)?,
-            buffer("statistics", statistics, splits * rows * 2, 4)?,
-            buffer("out", out, items, size_of::<E>())?,
-            rows as u32,
-            splits as u32,
-            shape.head_dim as u32,
-        )
+        launch_kernel!(merge_splits<E>, client, cube.line(items), cube.dim();
+            buffer("partials", partials, splits * items, 4)?, buffer("statistics", statistics, splits * rows * 2, 4)?,
+            buffer("out", out, items, size_of::<E>())?; rows as u32, splits as u32; shape.head_dim as u32)
     };
     Ok(())
 }

@@ -57,7 +57,6 @@ pub fn cast_flat<E: Float>(
 /// Casts the tile of `TILE` rows and columns that begins at `first_row` and `first_column`, except rows from `end_row`
 /// on: row-major, and into `words` for its transpose. A unit casts two blocks of four rows and eight columns.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn cast_tile<E: Float>(
     x: &[Vec8<E>],
     factor: f32,
@@ -112,7 +111,6 @@ fn cast_tile<E: Float>(
 /// A cube for each tile of the matrix. If `grouped`, of its groups of rows, each with its own scale; `table` then has
 /// [`WORDS`] words for each line of tiles.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn cast_tiles<E: Float>(
     x: &[Vec8<E>],
     scale: &[f32],
@@ -220,23 +218,9 @@ pub fn cast<E: Float>(
     let table = buffer("table", &unused, 2, 4)?;
     // SAFETY: blocks past the last row or column do nothing, and `rows_out` is written only if it is whole.
     unsafe {
-        cast_tiles::launch_unchecked::<E>(
-            client,
-            tiles(rows, columns),
-            CubeDim::new_1d(UNITS),
-            x,
-            scale,
-            table,
-            target,
-            columns_out,
-            rows as u32,
-            columns as u32,
-            by_rows.is_some(),
-            true,
-            false,
-            format,
-            codec,
-        )
+        launch_kernel!(cast_tiles<E>, client, tiles(rows, columns), CubeDim::new_1d(UNITS);
+            x, scale, table, target, columns_out; rows as u32, columns as u32;
+            by_rows.is_some(), true, false, format, codec)
     };
     Ok(())
 }

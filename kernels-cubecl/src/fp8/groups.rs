@@ -171,23 +171,9 @@ pub fn cast<E: Float>(
     // SAFETY: the table's tiles lie in their groups, blocks past a group's last row or the last column do nothing, and
     // a result is written only if it is whole.
     unsafe {
-        cast_tiles::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(cubes as u32, 1, 1),
-            CubeDim::new_1d(UNITS),
-            x,
-            scale,
-            table,
-            rows_out,
-            columns_out,
-            rows as u32,
-            columns as u32,
-            by_rows.is_some(),
-            by_columns.is_some(),
-            true,
-            format,
-            codec,
-        )
+        launch_kernel!(cast_tiles<E>, client, CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(UNITS);
+            x, scale, table, rows_out, columns_out; rows as u32, columns as u32;
+            by_rows.is_some(), by_columns.is_some(), true, format, codec)
     };
     Ok(())
 }

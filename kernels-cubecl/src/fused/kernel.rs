@@ -20,7 +20,6 @@ type PerRow = Sequence<Buffer<f32>>;
 /// A cube takes `side` rows at once, `units` units each, and a unit every `units`-th vector of its row. `width` is the
 /// number of a row's vectors, `total` that of all rows.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn fused<E: Float, N: Size>(
     wide: &Buffers<f32, N>,
     half: &Buffers<E, N>,

@@ -10,7 +10,6 @@ use cubecl::server::Handle;
 ///
 /// # Errors
 /// If a buffer is too short.
-#[allow(clippy::too_many_arguments)]
 pub fn launch<E: Float>(
     client: &Client,
     program: Program,
@@ -35,24 +34,16 @@ pub fn launch<E: Float>(
     let cubes = total.div_ceil(plan.width).div_ceil(plan.side as usize);
     // SAFETY: units past a row's or the matrix's end access nothing, and the buffers hold all numbers.
     unsafe {
-        fused::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(cubes as u32, 1, 1),
-            CubeDim::new_1d(plan.units * plan.side),
-            plan.vector,
+        launch_kernel!(fused<E>, client, CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(plan.units * plan.side),
+            plan.vector;
             read.wide.into_iter().map(BufferLaunch::new).collect(),
             read.half.into_iter().map(BufferLaunch::new).collect(),
-            read.per_row.into_iter().map(BufferLaunch::new).collect(),
-            scalars.iter().copied().collect(),
+            read.per_row.into_iter().map(BufferLaunch::new).collect(), scalars.iter().copied().collect(),
             draws.iter().flat_map(|draw| draw_words(*draw)).collect(),
             written.wide.into_iter().map(BufferLaunch::new).collect(),
             written.half.into_iter().map(BufferLaunch::new).collect(),
-            written.per_row.into_iter().map(BufferLaunch::new).collect(),
-            plan.width as u32,
-            total as u32,
-            program,
-            plan,
-        )
+            written.per_row.into_iter().map(BufferLaunch::new).collect(); plan.width as u32, total as u32;
+            program, plan)
     };
     Ok(())
 }

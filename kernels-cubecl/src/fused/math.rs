@@ -1,7 +1,7 @@
 //! The functions of steps, in f32.
 use super::program::{Binary, Unary};
 use crate::hopper::ptx;
-use crate::pointwise::gelu::normal_gate;
+use crate::pointwise::activation::normal_gate;
 use cubecl::prelude::*;
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;

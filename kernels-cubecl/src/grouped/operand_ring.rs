@@ -60,7 +60,6 @@ pub fn right_layout(plan: GroupedPlan) -> WgmmaTileLayout {
 /// Starts the TMA loads of the operands of step `step` of `tile` into stage `stage`, after its tiles have been read;
 /// `parity` is the phase of the barriers that stands for these tiles.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn load(
     to: &mut OperandRing,
     left: &TensorMap<bf16, Tiled>,

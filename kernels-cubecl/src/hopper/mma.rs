@@ -13,9 +13,7 @@
 use cubecl::ir::dialect::matrix::{
     WgmmaCommitGroupOp, WgmmaDescriptorOp, WgmmaFenceOp, WgmmaFenceOperandOp, WgmmaOp, WgmmaWaitGroupOp,
 };
-use cubecl::ir::pliron::builtin::attributes::TypeAttr;
-use cubecl::ir::pliron::value::Value;
-use cubecl::ir::types::MatrixShape;
+use cubecl::ir::{pliron::builtin::attributes::TypeAttr, pliron::value::Value, types::MatrixShape};
 use cubecl::prelude::*;
 use cubecl::wgmma::{Major, Swizzle, WgmmaTileLayout};
 use half::{bf16, f16};
@@ -70,7 +68,6 @@ pub fn descriptor(tile: &[Pair], #[comptime] layout: WgmmaTileLayout) -> u64 {
     })
 }
 
-#[allow(clippy::too_many_arguments)]
 fn issue(scope: &Scope, acc: Value, a: Value, b: Value, n: usize, a_major: Major, b_major: Major, half: Half) {
     let elem = TypeAttr::new(match half {
         Half::Bf16 => bf16::__expand_as_type(scope),

@@ -37,16 +37,8 @@ pub fn accumulate<E: Float>(
     let (value, sum) = (buffer("value", value, len, size_of::<E>())?, buffer("sum", sum, len, 4)?);
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        accumulate_vectors::launch_unchecked::<E>(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            lanes,
-            value,
-            sum,
-            vectors as u32,
-            add,
-        )
+        launch_kernel!(accumulate_vectors<E>, client, cube.line(vectors), cube.dim(), lanes;
+            value, sum; vectors as u32; add)
     };
     Ok(())
 }

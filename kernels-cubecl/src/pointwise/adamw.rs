@@ -126,7 +126,6 @@ pub(super) fn next_moments(first: f32, second: f32, grad: f32, beta1: f32, beta2
 }
 
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn adamw_step<G: Float, M: Float, V: Float, W: Float>(
     master: &mut [F32x4],
     first: &mut [Vector<M, Const<4>>],
@@ -228,32 +227,10 @@ pub fn step(client: &Client, bucket: AdamWBucket, k: &AdamWStep) -> Result<(), P
         ($($type:ty),*) => {
             // SAFETY: units past the last vector do nothing, and the caller's `ends` reach `len`.
             unsafe {
-                adamw_step::launch_unchecked::<$($type),*>(
-                    client,
-                    cube.line(vectors),
-                    cube.dim(),
-                    master,
-                    first,
-                    second,
-                    gradient,
-                    weight,
-                    halves,
-                    remainder,
-                    ends,
-                    decays,
-                    places,
-                    bucket.tensors as u32,
-                    vectors as u32,
-                    k.step,
-                    k.beta1,
-                    k.beta2,
-                    k.eps,
-                    k.step_size,
-                    k.root_scale,
-                    k.keep,
-                    k.gradient_scale,
-                    forms,
-                )
+                launch_kernel!(adamw_step<$($type),*>, client, cube.line(vectors), cube.dim();
+                    master, first, second, gradient, weight, halves, remainder, ends, decays, places;
+                    bucket.tensors as u32, vectors as u32, k.step, k.beta1, k.beta2, k.eps, k.step_size, k.root_scale,
+                    k.keep, k.gradient_scale; forms)
             }
         };
     }

@@ -1,8 +1,6 @@
 //! AdamW over a flat bucket whose moments are in 8 bits ([`crate::narrow::dynamic`]), in one pass: a plane for a block.
 use super::adamw::{AdamWStep, Parameters, next_moments, tensor_of};
-use super::cube::plane_greatest;
-use super::flat::FloatType;
-use super::{CubeShape, F32x4, PointwiseError, buffer, check};
+use super::{CubeShape, F32x4, PointwiseError, buffer, check, cube::plane_greatest, flat::FloatType};
 use crate::narrow::dynamic::{BLOCK, Map};
 use crate::narrow::kernel::{self as narrow, Halves};
 use cubecl::prelude::*;
@@ -59,7 +57,6 @@ fn load(maps: &[f32], tables: &mut Shared<[f32]>) {
 }
 
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn adamw_blocks_step<G: Float, W: Float>(
     master: &mut [F32x4],
     first: &mut [u32],
@@ -204,17 +201,8 @@ pub fn encode(
     let first = if map == Map::Signed { 0 } else { narrow::MAP };
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        encode_blocks::launch_unchecked(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            values,
-            scales,
-            codes,
-            maps,
-            vectors as u32,
-            first,
-        )
+        launch_kernel!(encode_blocks, client, cube.line(vectors), cube.dim();
+            values, scales, codes, maps; vectors as u32; first)
     };
     Ok(())
 }
@@ -245,35 +233,12 @@ pub fn step(client: &Client, bucket: BlocksBucket<'_>, k: &AdamWStep) -> Result<
         ($gradient:ty, $weight:ty) => {
             // SAFETY: planes past the last block do nothing, and the caller's `ends` reach `len`.
             unsafe {
-                adamw_blocks_step::launch_unchecked::<$gradient, $weight>(
-                    client,
-                    cube.line(blocks * cube.plane as usize),
-                    cube.dim(),
-                    master,
-                    first,
-                    second,
-                    first_scales,
-                    second_scales,
-                    gradient,
-                    weight,
-                    halves,
-                    remainder,
-                    ends,
-                    decays,
-                    maps,
-                    bucket.tensors as u32,
-                    blocks as u32,
-                    k.beta1,
-                    k.beta2,
-                    k.eps,
-                    k.step_size,
-                    k.root_scale,
-                    k.keep,
-                    k.gradient_scale,
-                    float != FloatType::F32 && !split,
-                    split,
-                    cube,
-                )
+                launch_kernel!(adamw_blocks_step<$gradient, $weight>, client, cube.line(blocks * cube.plane as usize),
+                    cube.dim();
+                    master, first, second, first_scales, second_scales, gradient, weight, halves, remainder, ends,
+                    decays, maps;
+                    bucket.tensors as u32, blocks as u32, k.beta1, k.beta2, k.eps, k.step_size, k.root_scale, k.keep,
+                    k.gradient_scale; float != FloatType::F32 && !split, split, cube)
             }
         };
     }

@@ -100,7 +100,6 @@ pub enum Sums {
 /// Cube `(columns, slice)` or `(columns, group)`. Every unit takes every n-th row; the cube writes its sums to the
 /// slice's row of `partials`. `starts` are the first rows of the groups, and the end of the last.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn sum_slices<E: Float>(
     x: &[Vec8<E>],
     factors: &[f32],
@@ -236,19 +235,9 @@ pub fn column_sum_sliced<E: Float>(
     let unread = || buffer("total", total, columns, 4);
     // SAFETY: units past the last column or row add nothing, and the buffers hold all of both.
     unsafe {
-        sum_slices::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((width as u32).div_ceil(slicing.side), slicing.slices, 1),
-            CubeDim::new_1d(slicing.units),
-            from,
-            unread()?,
-            unread()?,
-            written,
-            rows as u32,
-            width as u32,
-            Sums::Rows,
-            slicing,
-        )
+        launch_kernel!(sum_slices<E>, client,
+            CubeCount::Static((width as u32).div_ceil(slicing.side), slicing.slices, 1), CubeDim::new_1d(slicing.units);
+            from, unread()?, unread()?, written; rows as u32, width as u32; Sums::Rows, slicing)
     };
     if slices == 1 { Ok(()) } else { sum_partials(client, &partials, total, slices, columns) }
 }

@@ -83,19 +83,8 @@ fn copy<E: Float>(
     let to = buffer("the copy", to, range.rows * to_width as usize, 8 * size_of::<E>())?;
     // SAFETY: every unit stays in its row's columns, and the buffers hold all rows.
     unsafe {
-        copy_columns::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
-            from,
-            to,
-            items as u32,
-            (range.columns / 8) as u32,
-            from_width,
-            from_first,
-            to_width,
-            to_first,
-        )
+        launch_kernel!(copy_columns<E>, client, cube.line(items), cube.dim();
+            from, to; items as u32, (range.columns / 8) as u32, from_width, from_first, to_width, to_first)
     };
     Ok(())
 }

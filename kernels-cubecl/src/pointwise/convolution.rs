@@ -166,7 +166,6 @@ fn summed<E: Float>(
 
 /// Cubes along x take the features, along y runs of `run` positions, along z sequences. Lengths are in vectors.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn causal_convolution<E: Float>(
     x: &[Vec8<E>],
     weight: &[E],
@@ -233,21 +232,9 @@ pub fn forward<E: Float>(
     let y = buffer("y", y, shape.vectors(), 8 * size_of::<E>())?;
     // SAFETY: every unit stays in its features and positions, and the buffers hold all of them.
     unsafe {
-        causal_convolution::launch_unchecked::<E>(
-            client,
-            cubes(cube, shape, RUN),
-            cube.dim(),
-            x,
-            weight,
-            bias,
-            ages,
-            y,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.features as u32 / 8,
-            RUN,
-            inputs.form(shape),
-        )
+        launch_kernel!(causal_convolution<E>, client, cubes(cube, shape, RUN), cube.dim();
+            x, weight, bias, ages, y; shape.seq as u32, shape.samples as u32, shape.features as u32 / 8, RUN;
+            inputs.form(shape))
     };
     Ok(())
 }

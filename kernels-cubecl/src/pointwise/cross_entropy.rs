@@ -89,20 +89,8 @@ pub fn sums<E: Float>(
     let cube = CubeShape::of(client);
     // SAFETY: every cube stays in its row, and the buffers hold all rows.
     unsafe {
-        row_sums::launch_unchecked::<E>(
-            client,
-            shape.cubes(),
-            cube.dim(),
-            logits,
-            labels,
-            greatest,
-            out,
-            shape.width() as u32,
-            shape.valid as u32,
-            shape.first_row as i32,
-            find,
-            cube,
-        )
+        launch_kernel!(row_sums<E>, client, shape.cubes(), cube.dim();
+            logits, labels, greatest, out; shape.width() as u32, shape.valid as u32, shape.first_row as i32; find, cube)
     };
     Ok(())
 }
@@ -130,19 +118,8 @@ pub fn logits_gradient<E: Float>(
     let (width, valid) = (shape.width() as u32, shape.valid as u32);
     // SAFETY: every unit stays in its row and reads each vector before it overwrites it, and the buffers hold all rows.
     unsafe {
-        gradient::launch_unchecked::<E>(
-            client,
-            cube.rows(shape.rows, shape.width()),
-            cube.dim(),
-            logits,
-            lse,
-            labels,
-            dloss,
-            out,
-            width,
-            valid,
-            shape.first_row as i32,
-        )
+        launch_kernel!(gradient<E>, client, cube.rows(shape.rows, shape.width()), cube.dim();
+            logits, lse, labels, dloss, out; width, valid, shape.first_row as i32)
     };
     Ok(())
 }

@@ -42,7 +42,6 @@ fn drop_vector<E: Float>(value: Vec8<E>, first_place: u32, a: u32, b: u32, limit
 
 /// Cube `(two rows, vectors)`. `keys` are two for each row; columns count from `first_column`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn drop_out<E: Float>(
     x: &[Vec8<E>],
     keys: &[u32],
@@ -107,19 +106,8 @@ pub fn apply<E: Float>(
     let keys = buffer("keys", keys, 2 * rows, 4)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        drop_out::launch_unchecked::<E>(
-            client,
-            cube.rows(rows.div_ceil(2), width),
-            cube.dim(),
-            x,
-            keys,
-            out,
-            rows as u32,
-            width as u32,
-            how.first_column,
-            how.limit,
-            how.scale,
-        )
+        launch_kernel!(drop_out<E>, client, cube.rows(rows.div_ceil(2), width), cube.dim();
+            x, keys, out; rows as u32, width as u32, how.first_column, how.limit, how.scale)
     };
     Ok(())
 }

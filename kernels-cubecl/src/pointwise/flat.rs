@@ -139,7 +139,6 @@ fn copy_items<T: CubePrimitive>(source: &[T], target: &mut [T], from: u32, to: u
 /// A cube for each chunk. `wide_source` and `wide_target` are the same arrays in whole vectors, for chunks of whole
 /// vectors; without `wide` they are not accessed.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn copy_chunks(
     source: &[f32],
     target: &mut [f32],
@@ -293,19 +292,7 @@ pub fn copy(client: &Client, source: &Handle, target: &Handle, copies: Copies) -
     let (count, dim) = (CubeCount::Static(copies.count as u32, 1, 1), CubeShape::of(client).dim());
     // SAFETY: chunks end within both arrays, as the caller guarantees, and each is copied in one of the two forms.
     unsafe {
-        copy_chunks::launch_unchecked(
-            client,
-            count,
-            dim,
-            source,
-            target,
-            wide_source,
-            wide_target,
-            from,
-            to,
-            lens,
-            wide,
-        )
+        launch_kernel!(copy_chunks, client, count, dim; source, target, wide_source, wide_target, from, to, lens; wide)
     };
     Ok(())
 }

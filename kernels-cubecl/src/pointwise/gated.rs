@@ -1,6 +1,6 @@
 //! The product of an activation and a value of rows `[gate | up]`, and its gradient: SwiGLU and GeGLU. The clamped SwiGLU
 //! of gpt-oss is that of experts, with a factor for each row ([`moe`](super::moe)).
-use super::gelu::{normal_gate, tanh_gate};
+use super::activation::{normal_gate, tanh_gate};
 use super::sigmoid::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;

@@ -110,7 +110,6 @@ pub fn gated_norm<E: Float>(
 
 /// A cube takes a group of a run of rows, and writes its sums of the weight's gradient to a row of `partials`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn gated_norm_gradients<E: Float>(
     x: &[Vec8<E>],
     gate: &[Vec8<E>],
@@ -211,19 +210,11 @@ pub fn forward<E: Float>(
     let (vector, vectors, share) = (8 * size_of::<E>(), shape.vectors(), Share::of(client, shape));
     // SAFETY: every cube stays in its group, and the buffers hold all of them.
     unsafe {
-        gated_norm::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(shape.rows as u32, shape.groups as u32, 1),
-            share.cube.dim(),
-            buffer("x", x, vectors, vector)?,
-            buffer("gate", gate, vectors, vector)?,
-            buffer("weight", weight, vectors / shape.rows, vector)?,
-            buffer("y", y, vectors, vector)?,
-            eps,
-            1.0 / shape.features as f32,
-            shape.groups as u32,
-            share,
-        )
+        launch_kernel!(gated_norm<E>, client, CubeCount::Static(shape.rows as u32, shape.groups as u32, 1),
+            share.cube.dim();
+            buffer("x", x, vectors, vector)?, buffer("gate", gate, vectors, vector)?,
+            buffer("weight", weight, vectors / shape.rows, vector)?, buffer("y", y, vectors, vector)?;
+            eps, 1.0 / shape.features as f32, shape.groups as u32; share)
     };
     Ok(())
 }
@@ -244,24 +235,12 @@ pub fn backward<E: Float>(
     let of_rows = |name, handle| buffer(name, handle, vectors, vector);
     // SAFETY: every cube stays in its group and its row of partial sums, and the buffers hold all of them.
     unsafe {
-        gated_norm_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(runs as u32, shape.groups as u32, 1),
-            share.cube.dim(),
-            of_rows("x", x)?,
-            of_rows("gate", gate)?,
-            buffer("weight", weight, features / 8, vector)?,
-            of_rows("dy", dy)?,
-            of_rows("x_gradient", x_gradient)?,
-            of_rows("gate_gradient", gate_gradient)?,
-            buffer("parts", &partials, runs * features / 4, 16)?,
-            eps,
-            1.0 / shape.features as f32,
-            shape.rows as u32,
-            shape.groups as u32,
-            RUN,
-            share,
-        )
+        launch_kernel!(gated_norm_gradients<E>, client, CubeCount::Static(runs as u32, shape.groups as u32, 1),
+            share.cube.dim();
+            of_rows("x", x)?, of_rows("gate", gate)?, buffer("weight", weight, features / 8, vector)?,
+            of_rows("dy", dy)?, of_rows("x_gradient", x_gradient)?, of_rows("gate_gradient", gate_gradient)?,
+            buffer("parts", &partials, runs * features / 4, 16)?;
+            eps, 1.0 / shape.features as f32, shape.rows as u32, shape.groups as u32, RUN; share)
     };
     sum_partials(client, &partials, weight_gradient, runs, features)
 }

@@ -80,7 +80,6 @@ impl HeadVectors {
 
 /// Cube `(token, items)`: an item is a vector of a key; a token's keys have `vectors` of them.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn join_keys<E: Float>(
     kv: &[Vec8<E>],
     shared: &[Vec8<E>],
@@ -118,7 +117,6 @@ pub fn join_keys<E: Float>(
 /// A cube for each token. Several units sum each column of the shared key, each over every n-th head; their sums are
 /// added in a fixed order.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn split_gradients<E: Float>(
     keys: &[Vec8<E>],
     values: &[Vec8<E>],
@@ -225,19 +223,8 @@ pub fn keys<E: Float>(
     // SAFETY: every unit writes a vector of its token's keys and reads those of the same token, and the buffers hold
     // all tokens.
     unsafe {
-        join_keys::launch_unchecked::<E>(
-            client,
-            cube.rows(shape.tokens, items),
-            cube.dim(),
-            kv,
-            shared,
-            cos,
-            sin,
-            keys,
-            items as u32,
-            shape.batch as u32,
-            shape.head_vectors(),
-        )
+        launch_kernel!(join_keys<E>, client, cube.rows(shape.tokens, items), cube.dim();
+            kv, shared, cos, sin, keys; items as u32, shape.batch as u32; shape.head_vectors())
     };
     Ok(())
 }
@@ -262,21 +249,8 @@ pub fn gradients<E: Float>(
     // SAFETY: a cube reads and writes what belongs to its token, every vector written by one unit, and the buffers hold
     // all tokens.
     unsafe {
-        split_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(shape.tokens as u32, 1, 1),
-            cube.dim(),
-            keys,
-            values,
-            cos,
-            sin,
-            kv,
-            shared,
-            shape.heads as u32,
-            shape.batch as u32,
-            shape.head_vectors(),
-            cube,
-        )
+        launch_kernel!(split_gradients<E>, client, CubeCount::Static(shape.tokens as u32, 1, 1), cube.dim();
+            keys, values, cos, sin, kv, shared; shape.heads as u32, shape.batch as u32; shape.head_vectors(), cube)
     };
     Ok(())
 }

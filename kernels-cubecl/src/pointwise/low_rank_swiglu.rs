@@ -89,7 +89,6 @@ fn take<E: Float>(held: &Held<E>, #[comptime] count: usize) -> Sequence<Array<Pa
 
 /// Cube `(columns, rows)`. `dout`, and what is added to it, is read for the gradient only.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn low_rank_swiglu<E: Float>(
     y: &[Vec8<E>],
     x: &[Vec4<E>],
@@ -250,22 +249,8 @@ fn launch<E: Float>(
     // SAFETY: cubes divide columns and rows without a rest, and the buffers hold them; `dout` is another tensor than
     // the result where it is read.
     unsafe {
-        low_rank_swiglu::launch_unchecked::<E>(
-            client,
-            cubes,
-            CUBE.dim(),
-            y,
-            x,
-            w,
-            dout,
-            left_x,
-            left_w,
-            result,
-            written,
-            columns as u32,
-            plan,
-            way,
-        );
+        launch_kernel!(low_rank_swiglu<E>, client, cubes, CUBE.dim();
+            y, x, w, dout, left_x, left_w, result, written; columns as u32; plan, way);
     }
     amax.map_or(Ok(()), |amax| reduce(client, &parts, amax, count))
 }

@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "the launch macros write public items without documentation")]
 
 pub mod accumulate;
+pub mod activation;
 pub mod adamw;
 pub mod adamw_blocks;
 pub mod column_sum;
@@ -15,7 +16,6 @@ pub mod flat;
 pub mod gated;
 pub mod gated_delta;
 pub mod gated_norm;
-pub mod gelu;
 pub mod head_norms;
 pub mod latent;
 pub mod low_rank;
@@ -32,7 +32,6 @@ pub mod rope;
 mod sigmoid;
 pub mod sinks;
 pub mod split_bf16;
-pub mod squared_relu;
 pub mod ssd;
 pub mod strided_rows;
 

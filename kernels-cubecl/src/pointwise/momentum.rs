@@ -1,7 +1,5 @@
 //! SGD and Lion over a flat bucket of many tensors, in one pass.
-use super::adamw::tensor_of;
-use super::flat::FloatType;
-use super::{CubeShape, F32x4, PointwiseError, buffer, check};
+use super::{CubeShape, F32x4, PointwiseError, adamw::tensor_of, buffer, check, flat::FloatType};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
@@ -59,7 +57,6 @@ pub struct MomentumBucket<'a> {
 }
 
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn momentum_step<W: Float>(
     master: &mut [F32x4],
     momentum: &mut [F32x4],
@@ -145,26 +142,9 @@ pub fn step(client: &Client, bucket: MomentumBucket, k: &MomentumStep) -> Result
         ($weight:ty, $narrow:literal) => {
             // SAFETY: units past the last vector do nothing, and the caller's `ends` reach `len`.
             unsafe {
-                momentum_step::launch_unchecked::<$weight>(
-                    client,
-                    cube.line(vectors),
-                    cube.dim(),
-                    master,
-                    momentum,
-                    gradient,
-                    weight,
-                    ends,
-                    decays,
-                    bucket.tensors as u32,
-                    vectors as u32,
-                    k.a,
-                    k.b,
-                    k.lr,
-                    k.keep,
-                    k.gradient_scale,
-                    k.rule,
-                    $narrow,
-                )
+                launch_kernel!(momentum_step<$weight>, client, cube.line(vectors), cube.dim();
+                    master, momentum, gradient, weight, ends, decays;
+                    bucket.tensors as u32, vectors as u32, k.a, k.b, k.lr, k.keep, k.gradient_scale; k.rule, $narrow)
             }
         };
     }

@@ -67,19 +67,8 @@ pub fn mix(
     let (count, dim) = (cube.line(vectors), cube.dim());
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        mix_gradient::launch_unchecked(
-            client,
-            count,
-            dim,
-            width,
-            gradient,
-            momentum,
-            out,
-            vectors as u32,
-            decay,
-            gradient_scale,
-            nesterov,
-        )
+        launch_kernel!(mix_gradient, client, count, dim, width;
+            gradient, momentum, out; vectors as u32, decay, gradient_scale; nesterov)
     };
     Ok(())
 }

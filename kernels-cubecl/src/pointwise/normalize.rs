@@ -48,7 +48,6 @@ fn plane_row(rows: u32, columns: u32, #[comptime] cube: CubeShape) -> (u32, u32,
 
 /// A unit takes every n-th number of a row, `count` in all; past the end the last one is read again.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn normalize_rows(
     x: &[f32],
     y: &mut [f32],
@@ -103,7 +102,6 @@ pub fn normalize_rows(
 
 /// Units as in [`normalize_rows`].
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn normalize_gradients(
     y: &[f32],
     totals: &[f32],
@@ -168,20 +166,8 @@ pub fn forward(
     let (x, y, totals) = (buffer("x", x, len, 4)?, buffer("y", y, len, 4)?, buffer("totals", totals, shape.rows, 4)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        normalize_rows::launch_unchecked(
-            client,
-            cubes,
-            cube.dim(),
-            x,
-            y,
-            totals,
-            eps,
-            shape.rows as u32,
-            shape.columns as u32,
-            count,
-            shape.softmax,
-            cube,
-        )
+        launch_kernel!(normalize_rows, client, cubes, cube.dim();
+            x, y, totals; eps, shape.rows as u32, shape.columns as u32; count, shape.softmax, cube)
     };
     Ok(())
 }
@@ -202,20 +188,8 @@ pub fn backward(
         (buffer("y_gradient", y_gradient, len, 4)?, buffer("x_gradient", x_gradient, len, 4)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        normalize_gradients::launch_unchecked(
-            client,
-            cubes,
-            cube.dim(),
-            y,
-            totals,
-            y_gradient,
-            x_gradient,
-            shape.rows as u32,
-            shape.columns as u32,
-            count,
-            shape.softmax,
-            cube,
-        )
+        launch_kernel!(normalize_gradients, client, cubes, cube.dim();
+            y, totals, y_gradient, x_gradient; shape.rows as u32, shape.columns as u32; count, shape.softmax, cube)
     };
     Ok(())
 }

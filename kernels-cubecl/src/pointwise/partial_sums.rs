@@ -83,17 +83,8 @@ pub(super) fn sum_partials(
     let cube = CubeShape::of(client);
     // SAFETY: units past the last column do nothing, and the buffers hold all columns.
     unsafe {
-        sum_columns::launch_unchecked(
-            client,
-            CubeCount::Static((width as u32).div_ceil(side(cube)), 1, 1),
-            cube.dim(),
-            partials,
-            total,
-            count as u32,
-            width as u32,
-            in_flight(cube, count),
-            cube,
-        )
+        launch_kernel!(sum_columns, client, CubeCount::Static((width as u32).div_ceil(side(cube)), 1, 1), cube.dim();
+            partials, total; count as u32, width as u32; in_flight(cube, count), cube)
     };
     Ok(())
 }

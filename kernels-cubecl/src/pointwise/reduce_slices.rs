@@ -55,17 +55,8 @@ pub fn sum<E: Float, A: Float>(
     let out = buffer("out", out, len, size)?;
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        reduce_slices::launch_unchecked::<E, A>(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            lanes,
-            local,
-            slices,
-            out,
-            vectors as u32,
-            count,
-        )
+        launch_kernel!(reduce_slices<E, A>, client, cube.line(vectors), cube.dim(), lanes;
+            local, slices, out; vectors as u32; count)
     };
     Ok(())
 }

@@ -38,15 +38,7 @@ pub fn split(
     let (weight, remainder) = (buffer("weight", weight, vectors, 8)?, buffer("remainder", remainder, vectors, 8)?);
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        split_masters::launch_unchecked(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            values,
-            weight,
-            remainder,
-            vectors as u32,
-        )
+        launch_kernel!(split_masters, client, cube.line(vectors), cube.dim(); values, weight, remainder; vectors as u32)
     };
     Ok(())
 }
@@ -64,15 +56,7 @@ pub fn join(
     let values = buffer("values", values, vectors, 16)?;
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        join_masters::launch_unchecked(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            weight,
-            remainder,
-            values,
-            vectors as u32,
-        )
+        launch_kernel!(join_masters, client, cube.line(vectors), cube.dim(); weight, remainder, values; vectors as u32)
     };
     Ok(())
 }

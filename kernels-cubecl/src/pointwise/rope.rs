@@ -67,7 +67,6 @@ pub(crate) fn turn<E: Float>(a: Vec8<E>, b: Vec8<E>, cos: Vec8<E>, sin: Vec8<E>,
 /// vectors are half of a head's rotated features, `head` a whole head; `copies` says whether the other features are
 /// copied.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn rotate<E: Float>(
     x: &[Vec8<E>],
     cos: &[Vec8<E>],
@@ -148,22 +147,10 @@ pub fn apply<E: Float>(
     // SAFETY: every unit stays in its token and its row of angles and reads each vector before it overwrites it, and
     // the buffers hold all.
     unsafe {
-        rotate::launch_unchecked::<E>(
-            client,
-            cube.rows(shape.rows * shape.batch, items),
-            cube.dim(),
-            x,
-            cos,
-            sin,
-            out,
-            shape.batch as u32,
-            shape.heads as u32,
-            shape.all_heads as u32,
-            if back { -1.0 } else { 1.0 },
-            half as u32,
-            head as u32,
-            copies,
-        )
+        launch_kernel!(rotate<E>, client, cube.rows(shape.rows * shape.batch, items), cube.dim();
+            x, cos, sin, out;
+            shape.batch as u32, shape.heads as u32, shape.all_heads as u32, if back { -1.0 } else { 1.0 };
+            half as u32, head as u32, copies)
     };
     Ok(())
 }

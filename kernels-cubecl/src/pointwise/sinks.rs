@@ -58,7 +58,6 @@ fn statistic(row: u32, head: u32, batch: u32, heads: u32, stride: u32) -> usize 
 
 /// Cube `(row, vectors)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn add_sinks<E: Float, N: Size>(
     out: &mut [Vector<E, N>],
     lse: &[f32],
@@ -107,7 +106,6 @@ impl Share {
 
 /// `-p Σ out · gradient` of each head and position, where `p` is the sink's probability.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn sink_terms<E: Float, N: Size>(
     out: &[Vector<E, N>],
     gradient: &[Vector<E, N>],
@@ -168,20 +166,8 @@ pub fn add<E: Float>(
     let sinks = buffer("sinks", sinks, heads, 4)?;
     // SAFETY: units past the last vector of a position do nothing, and the buffers hold all positions.
     unsafe {
-        add_sinks::launch_unchecked::<E>(
-            client,
-            cube.rows(rows, heads * width),
-            cube.dim(),
-            lanes,
-            out,
-            lse,
-            sinks,
-            total,
-            width as u32,
-            batch as u32,
-            heads as u32,
-            stride as u32,
-        )
+        launch_kernel!(add_sinks<E>, client, cube.rows(rows, heads * width), cube.dim(), lanes;
+            out, lse, sinks, total; width as u32, batch as u32, heads as u32, stride as u32)
     };
     Ok(())
 }
@@ -209,22 +195,8 @@ pub fn gradient_terms<E: Float>(
     let terms = buffer("terms", terms, rows * heads, 4)?;
     // SAFETY: units past the last head read the last and write nothing, and the buffers hold all positions.
     unsafe {
-        sink_terms::launch_unchecked::<E>(
-            client,
-            cube.line(rows * heads * share.units as usize),
-            cube.dim(),
-            lanes,
-            out,
-            gradient,
-            lse,
-            sinks,
-            terms,
-            rows as u32,
-            batch as u32,
-            heads as u32,
-            stride as u32,
-            share,
-        )
+        launch_kernel!(sink_terms<E>, client, cube.line(rows * heads * share.units as usize), cube.dim(), lanes;
+            out, gradient, lse, sinks, terms; rows as u32, batch as u32, heads as u32, stride as u32; share)
     };
     Ok(())
 }

@@ -48,15 +48,8 @@ pub fn split(client: &Client, x: &Handle, terms: &Handle, rows: usize, columns: 
     let (x, terms) = (buffer("x", x, vectors, 32)?, buffer("terms", terms, 3 * vectors, 16)?);
     // SAFETY: units past the last vector do nothing, and the buffers hold all rows.
     unsafe {
-        split_bf16::launch_unchecked(
-            client,
-            cube.line(vectors),
-            cube.dim(),
-            x,
-            terms,
-            vectors as u32,
-            (columns / 8) as u32,
-        )
+        launch_kernel!(split_bf16, client, cube.line(vectors), cube.dim();
+            x, terms; vectors as u32, (columns / 8) as u32)
     };
     Ok(())
 }

@@ -58,7 +58,6 @@ impl StridedRows {
 }
 
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn pack_rows(
     source: &[Bytes16],
     target: &mut [Bytes16],
@@ -108,20 +107,10 @@ pub fn pack(client: &Client, source: &Handle, rows: StridedRows, target: &Handle
     let [outer, middle, inner] = rows.strides.map(|stride| (stride / ACCESS) as u32);
     // SAFETY: both buffers hold what the rows say; other units do nothing.
     unsafe {
-        pack_rows::launch_unchecked(
-            client,
-            cube.line(total.div_ceil(EACH as usize)),
-            cube.dim(),
-            from,
-            to,
-            (rows.row / ACCESS) as u32,
-            rows.counts[2] as u32,
-            rows.counts[1] as u32,
-            outer,
-            middle,
-            inner,
-            total as u32,
-        )
+        launch_kernel!(pack_rows, client, cube.line(total.div_ceil(EACH as usize)), cube.dim();
+            from, to;
+            (rows.row / ACCESS) as u32, rows.counts[2] as u32, rows.counts[1] as u32, outer, middle, inner,
+            total as u32)
     };
     Ok(())
 }

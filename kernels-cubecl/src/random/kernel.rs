@@ -119,7 +119,6 @@ fn sine(quarters: f64) -> f64 {
 }
 
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn draw_normal<E: Float>(
     out: &mut [E],
     len: u32,
@@ -187,23 +186,10 @@ pub fn normal(
         ($float:ty, $double:literal) => {
             // SAFETY: units past the last element do nothing.
             unsafe {
-                draw_normal::launch_unchecked::<$float>(
-                    client,
-                    count,
-                    CubeDim::new_1d(UNITS),
-                    out,
-                    len as u32,
-                    place.width as u32,
-                    place.used as u32,
-                    place.first,
-                    place.stride,
-                    stream_low,
-                    stream_high,
-                    seed_low,
-                    seed_high,
-                    draw.std,
-                    $double,
-                )
+                launch_kernel!(draw_normal<$float>, client, count, CubeDim::new_1d(UNITS);
+                    out;
+                    len as u32, place.width as u32, place.used as u32, place.first, place.stride, stream_low,
+                    stream_high, seed_low, seed_high, draw.std; $double)
             }
         };
     }

@@ -22,17 +22,9 @@ fn check(what: &str, problem: &Problem, element: Element) {
 }
 
 fn shape() -> AttentionShape {
-    AttentionShape {
-        batch: 2,
-        heads: 4,
-        kv_heads: 2,
-        queries: 11,
-        keys: 11,
-        head_dim: 6,
-        value_dim: 6,
-        causal: true,
-        window: None,
-    }
+    let ([batch, heads, kv_heads], [queries, keys], [head_dim, value_dim]) = ([2, 4, 2], [11, 11], [6, 6]);
+    let (causal, window) = (true, None);
+    AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window }
 }
 
 fn plain(shape: AttentionShape) -> Problem {

@@ -55,11 +55,8 @@ fn variants() -> Vec<Variant> {
 fn forward_overlaps_its_gemms() {
     for variant in variants() {
         let plan = ForwardPlan::fastest(variant);
-        let kernel = kernel!(
-            forward::attention_forward::AttentionForward,
-            settings(),
-            ((), (), (), (), buffer(), buffer(), buffer(), buffer(), sizes(), (), plan)
-        );
+        let kernel = kernel!(forward::attention_forward::AttentionForward, settings();
+            (), (), (), (), buffer(), buffer(), buffer(), buffer(), sizes(), (), plan);
         // S and P V of a step. The step is compiled for masked and for unmasked blocks (once with a window), and its parts
         // before and after the loop.
         let copies = if variant.window { 2 } else { 3 };
@@ -71,11 +68,8 @@ fn forward_overlaps_its_gemms() {
 fn dq_overlaps_its_gemms() {
     for variant in variants() {
         let plan = DqPlan::fastest(variant);
-        let kernel = kernel!(
-            dq::attention_dq::AttentionDq,
-            settings(),
-            ((), (), (), (), buffer(), buffer(), buffer(), buffer(), (), sizes(), (), plan)
-        );
+        let kernel = kernel!(dq::attention_dq::AttentionDq, settings();
+            (), (), (), (), buffer(), buffer(), buffer(), buffer(), (), sizes(), (), plan);
         let copies = if variant.window || variant.head_dim > 128 { 1 } else { 2 };
         let step = (variant.head_dim + variant.value_dim + plan.block) / 16;
         check(&format!("{plan:?}"), kernel, copies * step);
@@ -86,11 +80,8 @@ fn dq_overlaps_its_gemms() {
 fn dkdv_overlaps_its_gemms() {
     for variant in variants() {
         for plan in DkDvPlan::fastest(variant) {
-            let kernel = kernel!(
-                dkdv::attention_dkdv::AttentionDkdv,
-                settings(),
-                ((), (), (), (), (), (), buffer(), buffer(), (), (), sizes(), (), plan)
-            );
+            let kernel = kernel!(dkdv::attention_dkdv::AttentionDkdv, settings();
+                (), (), (), (), (), (), buffer(), buffer(), (), (), sizes(), (), plan);
             let dk = (variant.value_dim + plan.block) / 16;
             let dv = plan.block / 16;
             let mmas = match plan.outputs {
@@ -108,24 +99,18 @@ fn preprocessing_and_merge_compile() {
     macro_rules! rows {
         ($element:ty, $dim:literal) => {{
             let b = buffer;
-            let kernel = kernel!(
-                delta::attention_delta::AttentionDelta<$element>,
-                settings(),
-                (b(), b(), b(), b(), (), (), (), (), (), (), (), (), $dim)
-            );
+            let kernel = kernel!(delta::attention_delta::AttentionDelta<$element>, settings();
+                b(), b(), b(), b(), (), (), (), (), (), (), (), (), $dim);
             compile(concat!("delta of ", stringify!($element)), kernel);
-            let kernel = kernel!(
-                merge::merge_kernel::MergeKernel<$element>,
-                settings(),
-                (b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), $dim)
-            );
+            let kernel = kernel!(merge::merge_kernel::MergeKernel<$element>, settings();
+                b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), $dim);
             compile(concat!("merge of ", stringify!($element)), kernel);
         }};
     }
     rows!(bf16, 128);
     rows!(f16, 96);
     rows!(bf16, 256);
-    let kernel = kernel!(dropout::dropout_keys::DropoutKeys, settings(), (buffer(), (), (), (), (), (), (), ()));
+    let kernel = kernel!(dropout::dropout_keys::DropoutKeys, settings(); buffer(), (), (), (), (), (), (), ());
     let ptx = compile("dropout keys", kernel);
     assert!(ptx.contains("mul.lo.s64"), "64-bit keys are multiplied in 64 bits");
 }
@@ -137,11 +122,8 @@ fn dqdkdv_overlaps_its_gemms() {
     assert_eq!(plans.len(), 8, "head_dim 128, causal and full: bf16, fp16, with a window, packed");
     plans.extend(DqDkDvPlan::fastest(all));
     for plan in plans {
-        let kernel = kernel!(
-            dqdkdv::attention_dqdkdv::AttentionDqdkdv,
-            settings(),
-            ((), (), (), (), (), buffer(), buffer(), buffer(), (), (), sizes(), (), plan)
-        );
+        let kernel = kernel!(dqdkdv::attention_dqdkdv::AttentionDqdkdv, settings();
+            (), (), (), (), (), buffer(), buffer(), buffer(), (), (), sizes(), (), plan);
         // S, dP, dV, dK, and dQ; the last dQ is after the loop.
         check(&format!("{plan:?}"), kernel, 8 + 8 + 4 + 4 + 2 * 8);
     }

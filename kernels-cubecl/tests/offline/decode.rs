@@ -12,11 +12,8 @@ fn attention_over_pages_reads_16_bytes_and_stays_in_registers() {
         let (sequences, block_size, pages, max_blocks) = (64, 16, 4096, 512);
         let shape = DecodeShape { sequences, heads, kv_heads, head_dim, block_size, pages, max_blocks };
         let plan = Plan::new(shape, CubeShape::GPU);
-        let kernel = kernel!(
-            SplitAttention<bf16>,
-            settings_of(plan.units),
-            (b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), plan)
-        );
+        let kernel = kernel!(SplitAttention<bf16>, settings_of(plan.units);
+            b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), plan);
         let ptx = registers_only(&format!("{plan:?}"), kernel);
         assert!(ptx.contains(".v4."), "{plan:?} has no access of 16 bytes");
     }
@@ -26,11 +23,8 @@ fn attention_over_pages_reads_16_bytes_and_stays_in_registers() {
 fn linear_layers_of_few_rows_read_16_bytes_and_stay_in_registers() {
     for (features, rows, ahead, gated) in [(1, 1, 8, false), (2, 1, 4, true), (4, 1, 2, true), (4, 4, 2, true)] {
         let plan = few_rows::Plan { cube: CubeShape::GPU, features, rows, ahead, gated };
-        let kernel = kernel!(
-            few_rows::few_rows::FewRows<bf16>,
-            settings(),
-            (b(), b(), b(), b(), (), (), (), (), Rows::All, plan)
-        );
+        let kernel = kernel!(few_rows::few_rows::FewRows<bf16>, settings();
+            b(), b(), b(), b(), (), (), (), (), Rows::All, plan);
         let ptx = registers_only(&format!("{plan:?}"), kernel);
         assert!(ptx.contains(".v4."), "{plan:?} has no access of 16 bytes");
     }
@@ -39,9 +33,9 @@ fn linear_layers_of_few_rows_read_16_bytes_and_stay_in_registers() {
 #[test]
 fn new_keys_and_merged_splits_compile() {
     for half in [0, 4, 8] {
-        let append =
-            kernel!(AppendRows<bf16>, settings(), (b(), b(), b(), b(), b(), b(), b(), (), (), (), (), 16, half, 16));
+        let append = kernel!(AppendRows<bf16>, settings();
+            b(), b(), b(), b(), b(), b(), b(), (), (), (), (), 16, half, 16);
         assert!(registers_only(&format!("append {half}"), append).contains(".v4."));
     }
-    compile("merge", kernel!(MergeSplits<bf16>, settings(), (b(), b(), b(), (), (), 128)));
+    compile("merge", kernel!(MergeSplits<bf16>, settings(); b(), b(), b(), (), (), 128));
 }

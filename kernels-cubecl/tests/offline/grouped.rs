@@ -40,9 +40,9 @@ fn grouped_gemms_overlap() {
         let (what, units) = (format!("{plan:?}"), settings_of(UNITS));
         let ptx = match plan.epilogue {
             Epilogue::InputType => {
-                compile(&what, kernel!(grouped::Grouped<bf16>, units, ((), (), (), buffer(), sizes(), plan)))
+                compile(&what, kernel!(grouped::Grouped<bf16>, units; (), (), (), buffer(), sizes(), plan))
             }
-            _ => compile(&what, kernel!(grouped::Grouped<f32>, units, ((), (), (), buffer(), sizes(), plan))),
+            _ => compile(&what, kernel!(grouped::Grouped<f32>, units; (), (), (), buffer(), sizes(), plan)),
         };
         // The MMAs of one step, with an inner dimension of 64.
         assert_eq!(ptx.matches("wgmma.mma_async").count(), 4, "warpgroup MMAs of {plan:?}");

@@ -5,9 +5,9 @@
 //! but forward attention ran at 350 instead of 630 TFLOP/s on an H200.
 #![cfg(feature = "cuda")]
 
-/// A kernel to compile, with `settings` and the compile-time form of its arguments.
+/// A kernel to compile, with `settings`; then the compile-time form of its arguments.
 macro_rules! kernel {
-    ($kernel:ty, $settings:expr, ($($argument:expr),* $(,)?)) => {
+    ($kernel:ty, $settings:expr; $($argument:expr),*) => {
         <$kernel>::new($settings, crate::hopper(), Default::default(), $($argument),*)
     };
 }

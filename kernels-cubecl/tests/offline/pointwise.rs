@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::momentum::MomentumRule;
 use kernels_cubecl::pointwise::{
-    CubeShape, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gated, gelu, head_norms, latent,
-    low_rank, low_rank_swiglu, moe, momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder, rope,
-    sinks, split_bf16, squared_relu,
+    CubeShape, activation, adamw, adamw_blocks, column_sum, columns, cross_entropy, dropout, flat, gated, head_norms,
+    latent, low_rank, low_rank_swiglu, moe, momentum, muon, norm, normalize, partial_sums, reduce_slices, remainder,
+    rope, sinks, split_bf16,
 };
 
 const GPU: CubeShape = CubeShape::GPU;
@@ -22,11 +22,8 @@ fn check(what: &str, kernel: impl CubeKernel) {
 fn rope_compiles() {
     for (half, head) in [(4, 8), (8, 16), (4, 24), (1, 5)] {
         for (target, copies) in [(b(), true), (BufferCompilationArg { inplace: Some(0) }, false)] {
-            let kernel = kernel!(
-                rope::rotate::Rotate<bf16>,
-                settings(),
-                (b(), b(), b(), target, (), (), (), (), half, head, copies)
-            );
+            let kernel = kernel!(rope::rotate::Rotate<bf16>, settings();
+                b(), b(), b(), target, (), (), (), (), half, head, copies);
             check(&format!("rope {half} {head} {copies}"), kernel);
         }
     }
@@ -38,11 +35,11 @@ fn latent_keys_compile() {
     for sections in
         [HeadVectors { half: 4, nope_dim: 16, value_dim: 16 }, HeadVectors { half: 3, nope_dim: 1, value_dim: 2 }]
     {
-        check("latent keys", kernel!(JoinKeys<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), sections)));
-        let kernel = kernel!(SplitGradients<bf16>, settings(), (b(), b(), b(), b(), b(), b(), (), (), sections, GPU));
+        check("latent keys", kernel!(JoinKeys<bf16>, settings(); b(), b(), b(), b(), b(), (), (), sections));
+        let kernel = kernel!(SplitGradients<bf16>, settings(); b(), b(), b(), b(), b(), b(), (), (), sections, GPU);
         check("gradients of latent keys", kernel);
     }
-    check("columns", kernel!(columns::copy_columns::CopyColumns<bf16>, settings(), (b(), b(), (), (), (), (), (), ())));
+    check("columns", kernel!(columns::copy_columns::CopyColumns<bf16>, settings(); b(), b(), (), (), (), (), (), ()));
 }
 
 #[test]
@@ -52,14 +49,14 @@ fn low_rank_gemms_compile() {
     let plan = |steps, transposed, ahead| Plan { steps, transposed, ahead };
     for (steps, transposed) in [(1, false), (2, true), (4, false), (4, true)] {
         let plan = plan(steps, transposed, 4);
-        check(&format!("{plan:?}"), kernel!(LowRank<bf16>, settings_of(128), (b(), b(), b(), (), plan)));
+        check(&format!("{plan:?}"), kernel!(LowRank<bf16>, settings_of(128); b(), b(), b(), (), plan));
     }
     let ways = [(1, false, false, 0), (2, false, true, 0), (2, true, true, 0), (2, true, true, 1), (4, true, false, 2)];
     for (steps, gradient, amax, left) in ways {
         let way = Way { gradient, amax, left };
         let plan = plan(steps, true, if gradient { 1 } else { 2 });
-        let kernel =
-            kernel!(LowRankSwiglu<bf16>, settings_of(128), (b(), b(), b(), b(), b(), b(), b(), b(), (), plan, way));
+        let kernel = kernel!(LowRankSwiglu<bf16>, settings_of(128);
+            b(), b(), b(), b(), b(), b(), b(), b(), (), plan, way);
         check(&format!("{steps} {way:?}"), kernel);
     }
 }
@@ -67,12 +64,12 @@ fn low_rank_gemms_compile() {
 #[test]
 fn cross_entropy_compiles() {
     use cross_entropy::{gradient::Gradient, row_maximum::RowMaximum, row_sums::RowSums};
-    check("maximum", kernel!(RowMaximum<bf16>, settings(), (b(), b(), (), (), GPU)));
+    check("maximum", kernel!(RowMaximum<bf16>, settings(); b(), b(), (), (), GPU));
     for find in [false, true] {
-        check("sums", kernel!(RowSums<f16>, settings(), (b(), b(), b(), b(), (), (), (), find, GPU)));
+        check("sums", kernel!(RowSums<f16>, settings(); b(), b(), b(), b(), (), (), (), find, GPU));
     }
     for target in [b(), BufferCompilationArg { inplace: Some(0) }] {
-        let kernel = kernel!(Gradient<bf16>, settings(), (b(), b(), b(), b(), target, (), (), ()));
+        let kernel = kernel!(Gradient<bf16>, settings(); b(), b(), b(), b(), target, (), (), ());
         check("gradient of the logits", kernel);
     }
 }
@@ -80,7 +77,7 @@ fn cross_entropy_compiles() {
 #[test]
 fn the_embedding_compiles() {
     use embedding::gradient::sum_buckets::SumBuckets;
-    check("gather", kernel!(embedding::gather::Gather, settings(), (b(), b(), b(), (), (), (), ())));
+    check("gather", kernel!(embedding::gather::Gather, settings(); b(), b(), b(), (), (), (), ()));
     let plan = embedding::Plan { units: 512, side: 128, buckets: 128, in_flight: 4, max_tokens: 8192, run: 8 };
     for (plan, adds) in [
         (plan, true),
@@ -88,8 +85,8 @@ fn the_embedding_compiles() {
         (embedding::Plan { in_flight: 3, ..plan }, true),
         (embedding::Plan { units: 256, side: 64, run: 16, ..plan }, true),
     ] {
-        let kernel =
-            kernel!(SumBuckets<bf16, f32>, settings_of(plan.units), (b(), b(), b(), (), (), (), (), 4, 4, adds, plan));
+        let kernel = kernel!(SumBuckets<bf16, f32>, settings_of(plan.units);
+            b(), b(), b(), (), (), (), (), 4, 4, adds, plan);
         check(&format!("buckets {} {} run {} {adds}", plan.side, plan.in_flight, plan.run), kernel);
     }
 }
@@ -104,8 +101,8 @@ fn clamped() -> gated::Gating {
 fn products_of_halves_compile() {
     use gated::{gated_backward::GatedBackward, gated_forward::GatedForward};
     for gating in GATINGS {
-        check(&format!("{gating:?}"), kernel!(GatedForward<bf16>, settings(), (b(), b(), (), gating)));
-        let kernel = kernel!(GatedBackward<bf16>, settings(), (b(), b(), b(), (), gating));
+        check(&format!("{gating:?}"), kernel!(GatedForward<bf16>, settings(); b(), b(), (), gating));
+        let kernel = kernel!(GatedBackward<bf16>, settings(); b(), b(), b(), (), gating);
         check(&format!("gradient of {gating:?}"), kernel);
     }
 }
@@ -116,44 +113,35 @@ fn moe_kernels_compile() {
     use moe::biases::{add_bias_products::AddBiasProducts, add_biases::AddBiases};
     use moe::weighted::{weighted_backward::WeightedBackward, weighted_forward::WeightedForward};
     for terms in [1, 2, 8, 10] {
-        check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(), (b(), b(), b(), (), (), 8, terms)));
+        check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(); b(), b(), b(), (), (), 8, terms));
     }
     for (gating, biased) in [(gated::Gating::Silu, false), (clamped(), true)] {
-        let kernel = kernel!(WeightedForward<bf16>, settings(), (b(), b(), b(), b(), b(), (), gating, biased));
+        let kernel = kernel!(WeightedForward<bf16>, settings(); b(), b(), b(), b(), b(), (), gating, biased);
         check(&format!("weighted {gating:?}"), kernel);
-        let kernel = kernel!(
-            WeightedBackward<bf16>,
-            settings(),
-            (b(), b(), b(), b(), b(), b(), b(), (), (), gating, biased, GPU)
-        );
+        let kernel = kernel!(WeightedBackward<bf16>, settings();
+            b(), b(), b(), b(), b(), b(), b(), (), (), gating, biased, GPU);
         check(&format!("gradient of weighted {gating:?}"), kernel);
     }
-    check("biases", kernel!(AddBiases<bf16>, settings(), (b(), b(), b(), b(), ())));
-    check("products with biases", kernel!(AddBiasProducts<bf16>, settings(), (b(), b(), b(), b(), (), (), GPU)));
+    check("biases", kernel!(AddBiases<bf16>, settings(); b(), b(), b(), b(), ()));
+    check("products with biases", kernel!(AddBiasProducts<bf16>, settings(); b(), b(), b(), b(), (), (), GPU));
 }
 
 #[test]
-fn gelu_compiles() {
-    use gelu::{gelu_backward::GeluBackward, gelu_forward::GeluForward};
-    for tanh in [false, true] {
-        check("gelu", kernel!(GeluForward<bf16>, settings(), (b(), b(), (), tanh)));
-        check("gelu gradient", kernel!(GeluBackward<bf16>, settings(), (b(), b(), b(), (), tanh)));
+fn activations_compile() {
+    use activation::{Activation, activate::Activate, activation_gradient::ActivationGradient};
+    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::SquaredRelu] {
+        check(&format!("{kind:?}"), kernel!(Activate<bf16>, settings(); b(), b(), (), kind));
+        let kernel = kernel!(ActivationGradient<bf16>, settings(); b(), b(), b(), (), kind);
+        check(&format!("{kind:?} gradient"), kernel);
     }
 }
 
 #[test]
 fn sinks_compile() {
     use sinks::{Share, add_sinks::AddSinks, sink_terms::SinkTerms};
-    check("sinks", kernel!(AddSinks<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), 8)));
+    check("sinks", kernel!(AddSinks<bf16>, settings(); b(), b(), b(), b(), (), (), (), (), 8));
     let share = Share::of(GPU, 8, 8);
-    check("products", kernel!(SinkTerms<bf16>, settings(), (b(), b(), b(), b(), b(), (), (), (), (), 8, share)));
-}
-
-#[test]
-fn squared_relu_compiles() {
-    use squared_relu::{squared_relu_backward::SquaredReluBackward, squared_relu_forward::SquaredReluForward};
-    check("squared relu", kernel!(SquaredReluForward<bf16>, settings(), (b(), b(), ())));
-    check("squared relu gradient", kernel!(SquaredReluBackward<bf16>, settings(), (b(), b(), b(), ())));
+    check("products", kernel!(SinkTerms<bf16>, settings(); b(), b(), b(), b(), b(), (), (), (), (), 8, share));
 }
 
 #[test]
@@ -189,7 +177,7 @@ fn norms_compile() {
         macro_rules! norm {
             ($kernel:ty, $plan:expr) => {{
                 let settings = settings_of($plan.units * $plan.side);
-                kernel!($kernel, settings, (b(), b(), b(), b(), b(), b(), (), (), (), (), centred, adds, $plan))
+                kernel!($kernel, settings; b(), b(), b(), b(), b(), b(), (), (), (), (), centred, adds, $plan)
             }};
         }
         check(&format!("norm {kind}"), norm!(NormForward<f16>, small));
@@ -202,12 +190,9 @@ fn norms_of_heads_compile() {
     use head_norms::{Line, gradient::norm_heads_gradients::NormHeadsGradients, norm_heads::NormHeads};
     for head_dim in [64, 128] {
         let line = Line::of(GPU, head_dim);
-        check("head norms", kernel!(NormHeads<bf16>, settings(), (b(), b(), b(), b(), (), (), (), (), (), (), line)));
-        let kernel = kernel!(
-            NormHeadsGradients<bf16>,
-            settings(),
-            (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line, 2)
-        );
+        check("head norms", kernel!(NormHeads<bf16>, settings(); b(), b(), b(), b(), (), (), (), (), (), (), line));
+        let kernel = kernel!(NormHeadsGradients<bf16>, settings();
+            b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line, 2);
         check(&format!("gradients of head norms, head_dim {head_dim}"), kernel);
     }
 }
@@ -216,21 +201,21 @@ fn norms_of_heads_compile() {
 fn normalize_rows_compiles() {
     use normalize::{normalize_gradients::NormalizeGradients, normalize_rows::NormalizeRows};
     for (count, softmax) in [(1, true), (4, true), (8, false), (32, true)] {
-        let kernel = kernel!(NormalizeRows, settings(), (b(), b(), b(), (), (), (), count, softmax, GPU));
+        let kernel = kernel!(NormalizeRows, settings(); b(), b(), b(), (), (), (), count, softmax, GPU);
         registers_only("normalize rows", kernel);
-        let kernel = kernel!(NormalizeGradients, settings(), (b(), b(), b(), b(), (), (), count, softmax, GPU));
+        let kernel = kernel!(NormalizeGradients, settings(); b(), b(), b(), b(), (), (), count, softmax, GPU);
         registers_only("gradients of normalized rows", kernel);
     }
 }
 
 #[test]
 fn split_bf16_compiles() {
-    check("split bf16", kernel!(split_bf16::split_bf16::SplitBf16, settings(), (b(), b(), (), ())));
+    check("split bf16", kernel!(split_bf16::split_bf16::SplitBf16, settings(); b(), b(), (), ()));
 }
 
 #[test]
 fn dropout_compiles() {
-    let kernel = kernel!(dropout::drop_out::DropOut<bf16>, settings(), (b(), b(), b(), (), (), (), (), ()));
+    let kernel = kernel!(dropout::drop_out::DropOut<bf16>, settings(); b(), b(), b(), (), (), (), (), ());
     check("dropout", kernel);
 }
 
@@ -238,11 +223,8 @@ fn dropout_compiles() {
 fn adamw_compiles_for_all_weights() {
     macro_rules! step {
         ($gradient:ty, $first:ty, $second:ty, $weight:ty, $forms:expr) => {
-            kernel!(
-                adamw::adamw_step::AdamwStep<$gradient, $first, $second, $weight>,
-                settings(),
-                (b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), (), $forms)
-            )
+            kernel!(adamw::adamw_step::AdamwStep<$gradient, $first, $second, $weight>, settings();
+                b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), (), $forms)
         };
     }
     let wide = adamw::Forms { narrow: false, split: false, first: false, second: false };
@@ -261,36 +243,31 @@ fn adamw_compiles_for_all_weights() {
 fn adamw_with_moments_in_8_bits_compiles() {
     macro_rules! step {
         ($gradient:ty, $weight:ty, $narrow:expr, $split:expr) => {
-            kernel!(
-                adamw_blocks::adamw_blocks_step::AdamwBlocksStep<$gradient, $weight>,
-                settings(),
-                (
-                    b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (), (),
-                    $narrow, $split, GPU
-                )
-            )
+            kernel!(adamw_blocks::adamw_blocks_step::AdamwBlocksStep<$gradient, $weight>, settings();
+                b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), (), (), $narrow,
+                $split, GPU)
         };
     }
     check("AdamW, moments in 8 bits", step!(f32, bf16, true, false));
     registers_only("AdamW, moments in 8 bits, remainders, bf16 gradients", step!(bf16, bf16, false, true));
     registers_only(
         "codes of a moment",
-        kernel!(adamw_blocks::encode_blocks::EncodeBlocks, settings(), (b(), b(), b(), b(), (), 0)),
+        kernel!(adamw_blocks::encode_blocks::EncodeBlocks, settings(); b(), b(), b(), b(), (), 0),
     );
 }
 
 #[test]
 fn remainders_compile() {
     use remainder::{join_masters::JoinMasters, split_masters::SplitMasters};
-    check("split masters", kernel!(SplitMasters, settings(), (b(), b(), b(), ())));
-    check("join masters", kernel!(JoinMasters, settings(), (b(), b(), b(), ())));
+    check("split masters", kernel!(SplitMasters, settings(); b(), b(), b(), ()));
+    check("join masters", kernel!(JoinMasters, settings(); b(), b(), b(), ()));
 }
 
 #[test]
 fn sums_of_slices_compile() {
     for count in [1, 3, 7] {
-        let kernel =
-            kernel!(reduce_slices::reduce_slices::ReduceSlices<bf16, f32>, settings(), (b(), b(), b(), (), 8, count));
+        let kernel = kernel!(reduce_slices::reduce_slices::ReduceSlices<bf16, f32>, settings();
+            b(), b(), b(), (), 8, count);
         check("sum of slices", kernel);
     }
 }
@@ -299,14 +276,14 @@ fn sums_of_slices_compile() {
 fn flat_writes_and_squares_compile() {
     use flat::{chunk_squares::ChunkSquares, copy_chunks::CopyChunks, write_run::WriteRun};
     for adds in [false, true] {
-        check("sum", kernel!(WriteRun<bf16, f32>, settings(), (b(), b(), (), 4, adds)));
-        check("rounding", kernel!(WriteRun<f32, bf16>, settings(), (b(), b(), (), 4, adds)));
-        compile("sum of single elements", kernel!(WriteRun<f16, f32>, settings(), (b(), b(), (), 1, adds)));
+        check("sum", kernel!(WriteRun<bf16, f32>, settings(); b(), b(), (), 4, adds));
+        check("rounding", kernel!(WriteRun<f32, bf16>, settings(); b(), b(), (), 4, adds));
+        compile("sum of single elements", kernel!(WriteRun<f16, f32>, settings(); b(), b(), (), 1, adds));
     }
-    compile("squares of bf16", kernel!(ChunkSquares<bf16>, settings(), (b(), b(), b(), b(), (), GPU)));
-    compile("squares", kernel!(ChunkSquares<f32>, settings(), (b(), b(), b(), b(), (), GPU)));
+    compile("squares of bf16", kernel!(ChunkSquares<bf16>, settings(); b(), b(), b(), b(), (), GPU));
+    compile("squares", kernel!(ChunkSquares<f32>, settings(); b(), b(), b(), b(), (), GPU));
     for wide in [false, true] {
-        let kernel = kernel!(CopyChunks, settings(), (b(), b(), b(), b(), b(), b(), b(), wide));
+        let kernel = kernel!(CopyChunks, settings(); b(), b(), b(), b(), b(), b(), b(), wide);
         compile(&format!("copies {wide}"), kernel);
     }
 }
@@ -314,7 +291,7 @@ fn flat_writes_and_squares_compile() {
 #[test]
 fn partial_sums_compile() {
     for in_flight in [5, 6] {
-        let kernel = kernel!(partial_sums::sum_columns::SumColumns, settings(), (b(), b(), (), (), in_flight, GPU));
+        let kernel = kernel!(partial_sums::sum_columns::SumColumns, settings(); b(), b(), (), (), in_flight, GPU);
         check(&format!("partial sums {in_flight}"), kernel);
     }
 }
@@ -323,8 +300,8 @@ fn partial_sums_compile() {
 fn column_sums_compile() {
     let how = column_sum::Slicing { units: 512, side: 4, slices: 1, in_flight: 8 };
     for sums in [column_sum::Sums::Rows, column_sum::Sums::Groups, column_sum::Sums::WeightedGroups] {
-        let kernel =
-            kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512), (b(), b(), b(), b(), (), (), sums, how));
+        let kernel = kernel!(column_sum::sum_slices::SumSlices<bf16>, settings_of(512);
+            b(), b(), b(), b(), (), (), sums, how);
         check(&format!("column sums {sums:?}"), kernel);
     }
 }
@@ -332,13 +309,10 @@ fn column_sums_compile() {
 #[test]
 fn sgd_lion_and_muon_compile() {
     for rule in [MomentumRule::Plain, MomentumRule::Sum, MomentumRule::Nesterov, MomentumRule::Lion] {
-        let kernel = kernel!(
-            momentum::momentum_step::MomentumStep<bf16>,
-            settings(),
-            (b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), rule, true)
-        );
+        let kernel = kernel!(momentum::momentum_step::MomentumStep<bf16>, settings();
+            b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), (), rule, true);
         check(&format!("{rule:?}"), kernel);
     }
-    check("muon mean", kernel!(muon::mix_gradient::MixGradient, settings(), (b(), b(), b(), (), (), (), 4, true)));
-    check("muon step", kernel!(muon::take_step::TakeStep, settings(), (b(), b(), (), (), (), 4)));
+    check("muon mean", kernel!(muon::mix_gradient::MixGradient, settings(); b(), b(), b(), (), (), (), 4, true));
+    check("muon step", kernel!(muon::take_step::TakeStep, settings(); b(), b(), (), (), (), 4));
 }

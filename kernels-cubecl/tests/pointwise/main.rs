@@ -16,20 +16,12 @@ use cubecl_runtime::runtime::Runtime;
 use half::{bf16, f16};
 use kernels_cubecl::blockwise::Format;
 use kernels_cubecl::decode::DecodeShape;
-use kernels_cubecl::pointwise::columns::ColumnRange;
-use kernels_cubecl::pointwise::convolution::ConvolutionShape;
-use kernels_cubecl::pointwise::cross_entropy::LogitsShape;
-use kernels_cubecl::pointwise::embedding::TableShape;
-use kernels_cubecl::pointwise::flat::FloatType;
-use kernels_cubecl::pointwise::gated_norm::GatedShape;
-use kernels_cubecl::pointwise::head_norms::HeadsShape;
-use kernels_cubecl::pointwise::latent::LatentShape;
-use kernels_cubecl::pointwise::moe::SumRowsShape;
-use kernels_cubecl::pointwise::momentum::MomentumRule;
-use kernels_cubecl::pointwise::normalize::NormalizeShape;
-use kernels_cubecl::pointwise::rope::RopeShape;
-use kernels_cubecl::pointwise::sinks::SinkShape;
-use kernels_cubecl::pointwise::ssd::SsdShape;
+use kernels_cubecl::pointwise::{
+    activation::Activation, columns::ColumnRange, convolution::ConvolutionShape, cross_entropy::LogitsShape,
+    embedding::TableShape, flat::FloatType, gated_norm::GatedShape, head_norms::HeadsShape, latent::LatentShape,
+    moe::SumRowsShape, momentum::MomentumRule, normalize::NormalizeShape, rope::RopeShape, sinks::SinkShape,
+    ssd::SsdShape,
+};
 
 fn client() -> Client {
     cubecl::cpu::CpuRuntime::client(&Default::default())
@@ -117,17 +109,11 @@ fn decode_steps() {
 }
 
 #[test]
-fn gelu() {
-    for tanh in [false, true] {
-        both!(activation::gelu, 1000, tanh);
-        both!(activation::gelu, 8, tanh);
+fn activations() {
+    for kind in [Activation::Gelu, Activation::GeluTanh, Activation::SquaredRelu] {
+        both!(activation::element_wise, 1000, kind);
+        both!(activation::element_wise, 8, kind);
     }
-}
-
-#[test]
-fn squared_relu() {
-    both!(activation::squared_relu, 1000);
-    both!(activation::squared_relu, 8);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::backend::{DType, FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{DType, FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor as Float};
 
 use super::plan::ScoreBlock;
 use crate::kernels::LocalKernels;
@@ -19,10 +19,10 @@ pub(crate) struct SequenceOptions {
 }
 
 /// Queries, keys and values `[positions, b, heads, d]`; a block uses some positions and samples.
-pub(crate) type Qkv<B> = [FloatTensor<B>; 3];
+pub(crate) type Qkv<B> = [Float<B>; 3];
 
 /// Output `[positions, b, heads, dv]` and log-sum-exp `[b, heads, positions]`, which is at least f32.
-pub(crate) type OutputLse<B> = [FloatTensor<B>; 2];
+pub(crate) type OutputLse<B> = [Float<B>; 2];
 
 /// Blockwise attention. The default bodies are formulas and serve every backend.
 pub(crate) trait ContextKernels: LocalKernels + CollectiveOps {
@@ -35,7 +35,7 @@ pub(crate) trait ContextKernels: LocalKernels + CollectiveOps {
     fn attention_grads_at(
         qkv: Qkv<Self>,
         out_lse: OutputLse<Self>,
-        grad: FloatTensor<Self>,
+        grad: Float<Self>,
         options: AttentionOptions,
         offset: ScoreOffset,
     ) -> Qkv<Self> {
@@ -51,7 +51,7 @@ pub(crate) trait ContextKernels: LocalKernels + CollectiveOps {
     fn block_grads(
         qkv: &Qkv<Self>,
         out_lse: &OutputLse<Self>,
-        grad: &FloatTensor<Self>,
+        grad: &Float<Self>,
         block: &ScoreBlock,
         sequence: &SequenceOptions,
     ) -> Qkv<Self> {
@@ -67,17 +67,12 @@ pub(crate) trait ContextKernels: LocalKernels + CollectiveOps {
 
     /// Adds `value` to some positions and samples of `sum [positions, b, heads, d]`, which has [`wide`] type and no
     /// other owner.
-    fn add_rows(
-        sum: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        rows: &Range<usize>,
-        samples: &Range<usize>,
-    ) -> FloatTensor<Self> {
+    fn add_rows(sum: Float<Self>, value: Float<Self>, rows: &Range<usize>, samples: &Range<usize>) -> Float<Self> {
         add_unfused::<Self>(sum, value, rows, samples)
     }
 
     /// Zeros of [`wide`] type, for [`add_rows`](Self::add_rows).
-    fn zeros(like: &FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+    fn zeros(like: &Float<Self>, shape: Shape) -> Float<Self> {
         Self::float_zeros(shape, &like.device(), FloatDType::from(wide(like.dtype())))
     }
 }
@@ -100,13 +95,13 @@ pub(crate) fn forward_by_document<B: ContextKernels>(
 pub(crate) fn grads_by_document<B: ContextKernels>(
     qkv: &Qkv<B>,
     [out, lse]: &OutputLse<B>,
-    grad: &FloatTensor<B>,
+    grad: &Float<B>,
     block: &ScoreBlock,
     sequence: &SequenceOptions,
 ) -> Qkv<B> {
     let parts = block.by_document().into_iter().map(|block| {
         let (options, offset) = scores(&block, sequence);
-        let rows = |x: &FloatTensor<B>| of_rows::<B>(x, &block.queries, &block.samples);
+        let rows = |x: &Float<B>| of_rows::<B>(x, &block.queries, &block.samples);
         let lse = slice::<B>(lse.clone(), [block.samples.clone(), 0..lse.shape()[1], block.queries.clone()]);
         B::attention_grads_at(of_block::<B>(qkv, &block), [rows(out), lse], rows(grad), options, offset)
     });
@@ -115,11 +110,11 @@ pub(crate) fn grads_by_document<B: ContextKernels>(
 
 /// [`ContextKernels::add_rows`] in Burn's primitives.
 pub(crate) fn add_unfused<B: ContextKernels>(
-    sum: FloatTensor<B>,
-    value: FloatTensor<B>,
+    sum: Float<B>,
+    value: Float<B>,
     rows: &Range<usize>,
     samples: &Range<usize>,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let value = cast::<B>(value, sum.dtype());
     if sum.shape() == value.shape() {
         return B::float_add(sum, value);
@@ -142,25 +137,18 @@ pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-pub(crate) fn cast<B: ContextKernels>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+pub(crate) fn cast<B: ContextKernels>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
 }
 
 /// Slices the leading dimensions.
-pub(crate) fn slice<B: ContextKernels>(
-    x: FloatTensor<B>,
-    ranges: impl IntoIterator<Item = Range<usize>>,
-) -> FloatTensor<B> {
+pub(crate) fn slice<B: ContextKernels>(x: Float<B>, ranges: impl IntoIterator<Item = Range<usize>>) -> Float<B> {
     let slices: Vec<Slice> = ranges.into_iter().map(Slice::from).collect();
     B::float_slice(x, &slices)
 }
 
 /// Some positions and samples of `x [positions, b, heads, d]`.
-pub(crate) fn of_rows<B: ContextKernels>(
-    x: &FloatTensor<B>,
-    rows: &Range<usize>,
-    samples: &Range<usize>,
-) -> FloatTensor<B> {
+pub(crate) fn of_rows<B: ContextKernels>(x: &Float<B>, rows: &Range<usize>, samples: &Range<usize>) -> Float<B> {
     let shape = x.shape();
     if (0..shape[0]) == *rows && (0..shape[1]) == *samples {
         return x.clone();
@@ -182,7 +170,7 @@ fn unzip<T, const N: usize>(parts: impl Iterator<Item = [T; N]>) -> [Vec<T>; N] 
 }
 
 /// Concatenates tensors along `dim`.
-pub(crate) fn concat<B: ContextKernels>(mut parts: Vec<FloatTensor<B>>, dim: usize) -> FloatTensor<B> {
+pub(crate) fn concat<B: ContextKernels>(mut parts: Vec<Float<B>>, dim: usize) -> Float<B> {
     if parts.len() == 1 { parts.remove(0) } else { B::float_cat(parts, dim) }
 }
 

@@ -3,10 +3,7 @@
 use burn::backend::TensorMetadata;
 
 use super::algorithms::{ContextOptions, Saved, backward, forward};
-use crate::operation::operation;
-use crate::options::PackedHeads;
-use crate::plain::attention::unpack;
-use crate::saved_attention::CoreAttention;
+use crate::{operation::operation, options::PackedHeads, plain::attention::unpack, saved_attention::CoreAttention};
 
 operation! {
     pub(super) AttentionOver { context_options: ContextOptions, attention: CoreAttention }, 3,

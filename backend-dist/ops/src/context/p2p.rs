@@ -1,6 +1,6 @@
 //! Point-to-point messages between the ranks of a group, on primitives. Nothing here waits for a GPU.
 
-use burn::backend::{Backend, DType, Flex, Shape, TensorMetadata, flex::FlexTensor, tensor::FloatTensor};
+use burn::backend::{Backend, DType, Flex, Shape, TensorMetadata, flex::FlexTensor, tensor::FloatTensor as Float};
 
 use ranks::comm::{Group, describe};
 
@@ -10,24 +10,18 @@ pub(crate) trait PointToPoint: Backend {
     type Receiving;
 
     /// Connects neighbours in the ring of the group; the first call is a collective.
-    fn link(group: &Group, like: &FloatTensor<Self>);
+    fn link(group: &Group, like: &Float<Self>);
 
     /// Sends to rank `to` of the group; the host does not wait for it. Each rank receives its messages in the order in
     /// which all ranks send, and starts each receive at most two messages later.
-    fn send_to(x: FloatTensor<Self>, to: usize, group: &Group);
+    fn send_to(x: Float<Self>, to: usize, group: &Group);
 
     /// Starts to receive the next message of rank `from`. Receives from one rank are finished with
     /// [`received`](Self::received) in the order in which they were started.
-    fn receive_from(
-        like: &FloatTensor<Self>,
-        shape: Shape,
-        dtype: DType,
-        from: usize,
-        group: &Group,
-    ) -> Self::Receiving;
+    fn receive_from(like: &Float<Self>, shape: Shape, dtype: DType, from: usize, group: &Group) -> Self::Receiving;
 
     /// The tensor; work that is launched from now on waits for it.
-    fn received(receiving: Self::Receiving) -> FloatTensor<Self>;
+    fn received(receiving: Self::Receiving) -> Float<Self>;
 }
 
 /// A message through the host, received when it is needed.
@@ -120,7 +114,7 @@ pub(super) struct Ring<'a> {
 }
 
 impl<'a> Ring<'a> {
-    pub fn new<B: PointToPoint>(group: &'a Group, like: &FloatTensor<B>) -> Self {
+    pub fn new<B: PointToPoint>(group: &'a Group, like: &Float<B>) -> Self {
         B::link(group, like);
         Self { group }
     }
@@ -130,18 +124,18 @@ impl<'a> Ring<'a> {
         (self.group.rank() + self.group.size() - step) % self.group.size()
     }
 
-    pub fn send<B: PointToPoint>(&self, pair: &[FloatTensor<B>; 2]) {
+    pub fn send<B: PointToPoint>(&self, pair: &[Float<B>; 2]) {
         let next = (self.group.rank() + 1) % self.group.size();
         pair.iter().for_each(|x| B::send_to(x.clone(), next, self.group));
     }
 
     /// Starts to receive two tensors with the shapes of `like` from the previous rank.
-    pub fn receive<B: PointToPoint>(&self, like: &[FloatTensor<B>; 2], dtype: DType) -> [B::Receiving; 2] {
+    pub fn receive<B: PointToPoint>(&self, like: &[Float<B>; 2], dtype: DType) -> [B::Receiving; 2] {
         let before = (self.group.rank() + self.group.size() - 1) % self.group.size();
         like.each_ref().map(|x| B::receive_from(x, x.shape(), dtype, before, self.group))
     }
 }
 
-pub(super) fn received<B: PointToPoint>(pair: [B::Receiving; 2]) -> [FloatTensor<B>; 2] {
+pub(super) fn received<B: PointToPoint>(pair: [B::Receiving; 2]) -> [Float<B>; 2] {
     pair.map(B::received)
 }

@@ -8,12 +8,9 @@ use super::kernels::{ContextKernels, OutputLse};
 use super::sink_softmax::{sinks_grad, with_sinks};
 use super::sinks::attention_with_sinks;
 use super::{ContextParallel, Documents};
-use crate::attention::check_heads;
-use crate::main_grads::deliver;
 use crate::operation::{Parents, apply, operation};
 use crate::options::{AttentionOptions, PackedHeads};
-use crate::pass::PassContext;
-use crate::saved_attention::CoreAttention;
+use crate::{attention::check_heads, main_grads::deliver, pass::PassContext, saved_attention::CoreAttention};
 
 /// [`attention_with_sinks`] on a packed projection `qkv [s, b, hq + 2 hkv, d] = [q | k | v]`.
 ///

@@ -8,14 +8,10 @@ use burn::backend::{TensorMetadata, autodiff::ops::Ops, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::algorithms::{ContextOptions, Saved, backward_with, forward_with};
-use super::api::context_options;
-use super::sink_softmax::with_sinks;
-use super::{ContextParallel, Documents};
-use crate::main_grads::deliver;
+use super::{ContextParallel, Documents, api::context_options, sink_softmax::with_sinks};
 use crate::operation::{Parents, apply, operation};
 use crate::options::{AttentionOptions, ScoreOffset};
-use crate::pass::PassContext;
-use crate::saved_attention::CoreAttention;
+use crate::{main_grads::deliver, pass::PassContext, saved_attention::CoreAttention};
 
 /// [`attention_over_context`](super::attention_over_context) with `sinks [hq]`: the softmax of each query head has one
 /// more score, its sink, with a value of zero. Without context and documents there may be more keys than queries, as in

@@ -1,8 +1,8 @@
 //! SwiGLU, GeGLU, GELU and squared ReLU.
 
 use burn::backend::{Cube, TensorMetadata};
+use kernels_cubecl::pointwise::activation::{self, Activation};
 use kernels_cubecl::pointwise::gated::{self, Gating};
-use kernels_cubecl::pointwise::{gelu as gelu_kernels, squared_relu as squared_relu_kernels};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows};
 use crate::{options::GeluKind, plain};
@@ -61,52 +61,58 @@ fn glu_grad(x: Float, grad: Float, gating: Gating, unfused: impl FnOnce(Float, F
 }
 
 pub fn gelu(x: Float, kind: GeluKind) -> Float {
-    let len = x.shape().num_elements();
-    if !are_half([&x]) || !gelu_kernels::has_kernel(len) {
-        return plain::activation::gelu::<Cube>(x, kind);
-    }
-    let x = packed(x);
-    let (out, tanh) = (empty(&x, x.shape(), x.dtype()), kind == GeluKind::Tanh);
-    let done = by_half!(x, E => gelu_kernels::forward::<E>(&x.client, &x.handle, &out.handle, len, tanh));
-    launched("gelu", done);
-    out
+    activated("gelu", x, gelu_of(kind), |x| plain::activation::gelu::<Cube>(x, kind))
 }
 
 pub fn gelu_grad(x: Float, grad: Float, kind: GeluKind) -> Float {
-    let len = x.shape().num_elements();
-    if !are_half([&x, &grad]) || !gelu_kernels::has_kernel(len) {
-        return plain::activation::gelu_grad::<Cube>(x, grad, kind);
-    }
-    let (x, grad) = (packed(x), packed(grad));
-    let (dx, tanh) = (empty(&x, x.shape(), x.dtype()), kind == GeluKind::Tanh);
-    let done = by_half!(x, E => {
-        gelu_kernels::backward::<E>(&x.client, &x.handle, &grad.handle, &dx.handle, len, tanh)
-    });
-    launched("gelu gradient", done);
-    dx
+    activated_grad("gelu gradient", x, grad, gelu_of(kind), |x, grad| {
+        plain::activation::gelu_grad::<Cube>(x, grad, kind)
+    })
 }
 
 pub fn squared_relu(x: Float) -> Float {
-    let len = x.shape().num_elements();
-    if !are_half([&x]) || !squared_relu_kernels::has_kernel(len) {
-        return plain::activation::squared_relu::<Cube>(x);
-    }
-    let x = packed(x);
-    let out = empty(&x, x.shape(), x.dtype());
-    let done = by_half!(x, E => squared_relu_kernels::forward::<E>(&x.client, &x.handle, &out.handle, len));
-    launched("squared relu", done);
-    out
+    activated("squared relu", x, Activation::SquaredRelu, plain::activation::squared_relu::<Cube>)
 }
 
 pub fn squared_relu_grad(x: Float, grad: Float) -> Float {
+    let unfused = plain::activation::squared_relu_grad::<Cube>;
+    activated_grad("squared relu gradient", x, grad, Activation::SquaredRelu, unfused)
+}
+
+fn gelu_of(kind: GeluKind) -> Activation {
+    match kind {
+        GeluKind::Erf => Activation::Gelu,
+        GeluKind::Tanh => Activation::GeluTanh,
+    }
+}
+
+/// The activation of each element; `unfused` where there is no kernel.
+fn activated(name: &str, x: Float, kind: Activation, unfused: impl FnOnce(Float) -> Float) -> Float {
     let len = x.shape().num_elements();
-    if !are_half([&x, &grad]) || !squared_relu_kernels::has_kernel(len) {
-        return plain::activation::squared_relu_grad::<Cube>(x, grad);
+    if !are_half([&x]) || !activation::has_kernel(len) {
+        return unfused(x);
+    }
+    let x = packed(x);
+    let out = empty(&x, x.shape(), x.dtype());
+    launched(name, by_half!(x, E => activation::forward::<E>(&x.client, &x.handle, &out.handle, len, kind)));
+    out
+}
+
+/// Gradient of [`activated`].
+fn activated_grad(
+    name: &str,
+    x: Float,
+    grad: Float,
+    kind: Activation,
+    unfused: impl FnOnce(Float, Float) -> Float,
+) -> Float {
+    let len = x.shape().num_elements();
+    if !are_half([&x, &grad]) || !activation::has_kernel(len) {
+        return unfused(x, grad);
     }
     let (x, grad) = (packed(x), packed(grad));
     let dx = empty(&x, x.shape(), x.dtype());
-    let done =
-        by_half!(x, E => squared_relu_kernels::backward::<E>(&x.client, &x.handle, &grad.handle, &dx.handle, len));
-    launched("squared relu gradient", done);
+    let tensors = [&x.handle, &grad.handle, &dx.handle];
+    launched(name, by_half!(x, E => activation::backward::<E>(&x.client, tensors, len, kind)));
     dx
 }

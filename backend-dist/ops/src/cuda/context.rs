@@ -82,17 +82,8 @@ impl ContextKernels for Cube {
         let part = whole(part_out);
         let [queries, batch, heads, value_dim] = part.shape;
         let element = if part_out.dtype() == DType::F16 { Half::F16 } else { Half::Bf16 };
-        let shape = AttentionShape {
-            batch,
-            heads,
-            kv_heads: heads,
-            queries,
-            keys: 1,
-            head_dim: value_dim,
-            value_dim,
-            causal: false,
-            window: None,
-        };
+        let (kv_heads, keys, head_dim, causal, window) = (heads, 1, value_dim, false, None);
+        let shape = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
         let rows = some_rows(out, &block.queries, &block.samples);
         let [by_sample, by_head, _] = statistics_strides(lse);
         let skipped = 4 * (block.samples.start * by_sample + block.queries.start);
@@ -143,17 +134,9 @@ fn call([q, k, v]: &Qkv<Cube>, block: &ScoreBlock, sequence: &SequenceOptions) -
         return None;
     }
     let ([_, _, heads, head_dim], [_, _, kv_heads, value_dim]) = (whole(q).shape, whole(v).shape);
-    let shape = AttentionShape {
-        batch: block.samples.len(),
-        heads,
-        kv_heads,
-        queries: block.queries.len(),
-        keys: block.keys.len(),
-        head_dim,
-        value_dim,
-        causal: block.causal,
-        window: block.window,
-    };
+    let [batch, queries, keys] = [&block.samples, &block.queries, &block.keys].map(ExactSizeIterator::len);
+    let ScoreBlock { causal, window, .. } = *block;
+    let shape = AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window };
     let dropout =
         sequence.options.dropout.map(|AttentionDropout { p, seed, first_sample, first_head, heads }| Dropout {
             p: p as f32,

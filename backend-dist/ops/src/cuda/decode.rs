@@ -8,10 +8,8 @@ use kernels_cubecl::decode::{DecodeShape, NewAngles, Rows, append, attention, li
 use super::linear::FEW;
 use super::{Float, Int, columns, empty, few_rows, launched, packed, rope, rows, work};
 use crate::decode::{DecodeOps, PagedAttention};
-use crate::kernels::LocalKernels;
-use crate::moe::MoeKernels;
-use crate::operation::Tensors;
 use crate::options::{PackedHeads, Rotation};
+use crate::{kernels::LocalKernels, moe::MoeKernels, operation::Tensors};
 
 impl DecodeOps for Cube {
     fn op_slots_linear(x: Float, w: Float, slots: Int, experts: usize) -> Float {

@@ -3,12 +3,7 @@
 use burn::backend::Shape;
 use burn::backend::flex::FlexTensor;
 
-use super::{
-    lanes::vectorized,
-    output::filled,
-    parallel::{for_parts, parts},
-    real::Real,
-};
+use super::{lanes::vectorized, output::filled_rows, real::Real};
 use crate::options::GeluKind;
 
 /// `√(2/π)`.
@@ -102,13 +97,8 @@ pub(super) fn swiglu<E: Real>(x: &FlexTensor) -> FlexTensor {
     *last /= 2;
     let f = *last;
     let x = E::slice(x);
-    let data = filled(x.len() / 2, |out| {
-        let rows = x.len() / (2 * f).max(1);
-        for_parts(rows, parts(rows, f * COST), |_, rows| {
-            // SAFETY: each part has its own rows.
-            let out = unsafe { out.slice(rows.start * f..rows.end * f) };
-            swiglu_rows(&x[2 * rows.start * f..2 * rows.end * f], out, f);
-        });
+    let data = filled_rows([x.len() / (2 * f).max(1), f], f * COST, |_, span, out| {
+        swiglu_rows(&x[2 * span.start..2 * span.end], out, f);
     });
     E::tensor(data, Shape::from(shape))
 }
@@ -117,14 +107,8 @@ pub(super) fn swiglu_grad<E: Real>(x: &FlexTensor, grad: &FlexTensor) -> FlexTen
     let shape = x.layout().shape().clone();
     let f = shape.to_vec().last().expect("swiglu needs a dimension") / 2;
     let (x, grad) = (E::slice(x), E::slice(grad));
-    let data = filled(x.len(), |dx| {
-        let rows = x.len() / (2 * f).max(1);
-        for_parts(rows, parts(rows, f * 2 * COST), |_, rows| {
-            let span = 2 * rows.start * f..2 * rows.end * f;
-            // SAFETY: each part has its own rows.
-            let dx = unsafe { dx.slice(span.clone()) };
-            swiglu_grad_rows(&x[span], &grad[rows.start * f..rows.end * f], dx, f);
-        });
+    let data = filled_rows([x.len() / (2 * f).max(1), 2 * f], f * 2 * COST, |rows, span, dx| {
+        swiglu_grad_rows(&x[span], &grad[rows.start * f..rows.end * f], dx, f);
     });
     E::tensor(data, shape)
 }
@@ -132,15 +116,9 @@ pub(super) fn swiglu_grad<E: Real>(x: &FlexTensor, grad: &FlexTensor) -> FlexTen
 pub(super) fn gelu<E: Real>(x: &FlexTensor, kind: GeluKind) -> FlexTensor {
     let shape = x.layout().shape().clone();
     let x = E::slice(x);
-    let data = filled(x.len(), |out| {
-        for_parts(x.len(), parts(x.len(), COST), |_, span| {
-            // SAFETY: each part has its own span.
-            let out = unsafe { out.slice(span.clone()) };
-            match kind {
-                GeluKind::Erf => gelu_erf(&x[span], out),
-                GeluKind::Tanh => gelu_tanh(&x[span], out),
-            }
-        });
+    let data = filled_rows([x.len(), 1], COST, |_, span, out| match kind {
+        GeluKind::Erf => gelu_erf(&x[span], out),
+        GeluKind::Tanh => gelu_tanh(&x[span], out),
     });
     E::tensor(data, shape)
 }
@@ -148,15 +126,9 @@ pub(super) fn gelu<E: Real>(x: &FlexTensor, kind: GeluKind) -> FlexTensor {
 pub(super) fn gelu_grad<E: Real>(x: &FlexTensor, grad: &FlexTensor, kind: GeluKind) -> FlexTensor {
     let shape = x.layout().shape().clone();
     let (x, grad) = (E::slice(x), E::slice(grad));
-    let data = filled(x.len(), |dx| {
-        for_parts(x.len(), parts(x.len(), 2 * COST), |_, span| {
-            // SAFETY: each part has its own span.
-            let dx = unsafe { dx.slice(span.clone()) };
-            match kind {
-                GeluKind::Erf => gelu_erf_grad(&x[span.clone()], &grad[span], dx),
-                GeluKind::Tanh => gelu_tanh_grad(&x[span.clone()], &grad[span], dx),
-            }
-        });
+    let data = filled_rows([x.len(), 1], 2 * COST, |_, span, dx| match kind {
+        GeluKind::Erf => gelu_erf_grad(&x[span.clone()], &grad[span], dx),
+        GeluKind::Tanh => gelu_tanh_grad(&x[span.clone()], &grad[span], dx),
     });
     E::tensor(data, shape)
 }

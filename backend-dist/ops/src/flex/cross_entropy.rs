@@ -5,7 +5,7 @@ use burn::backend::{Shape, flex::FlexTensor};
 use super::{
     embedding::row_numbers,
     lanes::{self, vectorized},
-    output::{Output, filled},
+    output::{Output, filled_rows},
     parallel::{for_parts, parts},
     real::Real,
 };
@@ -53,12 +53,8 @@ pub(super) fn maximum<E: Real>(logits: &FlexTensor, valid: usize) -> FlexTensor 
     let (shape, columns) = split(logits);
     let logits = E::slice(logits);
     let n = shape.iter().product();
-    let data = filled(n, |out| {
-        for_parts(n, parts(n, valid * COST), |_, rows| {
-            // SAFETY: each part has its own rows.
-            let out = unsafe { out.slice(rows.clone()) };
-            max_rows(&logits[rows.start * columns..rows.end * columns], columns, valid, out);
-        });
+    let data = filled_rows([n, 1], valid * COST, |rows, _, out| {
+        max_rows(&logits[rows.start * columns..rows.end * columns], columns, valid, out);
     });
     E::tensor(data, Shape::from(shape))
 }
@@ -103,18 +99,13 @@ pub(super) fn logits_grad<E: Real>(
     let labels = row_numbers(labels, first_row, valid);
     let (logits, lse, grad) = (E::slice(logits), E::slice(lse), E::slice(grad));
     let n = labels.len();
-    let data = filled(logits.len(), |out| {
-        for_parts(n, parts(n, columns * COST), |_, rows| {
-            let span = rows.start * columns..rows.end * columns;
-            // SAFETY: each part has its own rows.
-            let out = unsafe { out.slice(span.clone()) };
-            softmax_rows(&logits[span], columns, valid, &lse[rows.clone()], &grad[rows.clone()], out);
-            for (out, i) in out.chunks_exact_mut(columns).zip(rows) {
-                if let Some(column) = labels[i] {
-                    out[column] = out[column] - grad[i];
-                }
+    let data = filled_rows([n, columns], columns * COST, |rows, span, out| {
+        softmax_rows(&logits[span], columns, valid, &lse[rows.clone()], &grad[rows.clone()], out);
+        for (out, i) in out.chunks_exact_mut(columns).zip(rows) {
+            if let Some(column) = labels[i] {
+                out[column] = out[column] - grad[i];
             }
-        });
+        }
     });
     E::tensor(data, shape)
 }

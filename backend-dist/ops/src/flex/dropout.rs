@@ -2,12 +2,7 @@
 
 use burn::backend::flex::FlexTensor;
 
-use super::{
-    lanes::vectorized,
-    output::filled,
-    parallel::{for_parts, parts},
-    real::Real,
-};
+use super::{lanes::vectorized, output::filled_rows, real::Real};
 use crate::dropout_mask::{DropoutMask, RowKey, threshold};
 
 vectorized! {
@@ -30,13 +25,8 @@ pub(super) fn apply<E: Real>(x: &FlexTensor, p: f64, key: &DropoutMask) -> FlexT
     let x = E::slice(x);
     let columns = x.len() / keys.len().max(1);
     let (limit, scale) = (threshold(p), E::of(1.0 / (1.0 - p)));
-    let data = filled(x.len(), |out| {
-        for_parts(keys.len(), parts(keys.len(), columns * COST), |_, rows| {
-            let span = rows.start * columns..rows.end * columns;
-            // SAFETY: each part has its own rows.
-            let out = unsafe { out.slice(span.clone()) };
-            drop_rows(&x[span], &keys[rows], first, limit, scale, out);
-        });
+    let data = filled_rows([keys.len(), columns], columns * COST, |rows, span, out| {
+        drop_rows(&x[span], &keys[rows], first, limit, scale, out);
     });
     E::tensor(data, shape)
 }

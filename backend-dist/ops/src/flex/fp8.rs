@@ -3,12 +3,7 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, Shape, ops::FloatTensorOps};
 
-use super::{
-    cast, compute_type, dense, lanes, linear,
-    output::filled,
-    parallel::{for_parts, parts},
-    real::Real,
-};
+use super::{cast, compute_type, dense, lanes, linear, output::filled_rows, real::Real};
 use burn::tensor::Tensor;
 
 use crate::fp8::{Fp8Kernels, Matrix, Number, Precision, Quantized, Scales, Sides};
@@ -84,14 +79,10 @@ fn scales<E: Grid>(amax: &FlexTensor, number: Number, margin: u32) -> Scales<Fle
 /// `scale · x`, rounded to the grid.
 pub(super) fn on_grid<E: Grid>(x: &[E], scale: E, number: Number) -> Vec<E> {
     let (fields, most) = (number.fields(), E::of(number.max()));
-    filled(x.len(), |out| {
-        for_parts(x.len(), parts(x.len(), COST), |_, span| {
-            // SAFETY: each part has its own span.
-            let out = unsafe { out.slice(span.clone()) };
-            for (&x, out) in x[span].iter().zip(out) {
-                *out = (x * scale).on_grid(fields, most);
-            }
-        });
+    filled_rows([x.len(), 1], COST, |_, span, out| {
+        for (&x, out) in x[span].iter().zip(out) {
+            *out = (x * scale).on_grid(fields, most);
+        }
     })
 }
 

@@ -17,6 +17,16 @@ macro_rules! by_real {
     };
 }
 
+/// `$body` with `$E` the type that an operation on `$x` computes in and all operands dense and of it, in the type of `$x`.
+macro_rules! in_real {
+    ($x:ident $(, $other:ident)*; $E:ident => $body:expr) => {{
+        let (dtype, inner) = ($x.dtype(), compute_type($x.dtype()));
+        let $x = dense($x, inner);
+        $(let $other = dense($other, inner);)*
+        cast(by_real!(inner, $E => $body), dtype)
+    }};
+}
+
 mod activation;
 mod attention;
 mod blockwise;
@@ -82,9 +92,7 @@ impl LocalKernels for Flex {
     }
 
     fn rms_norm_forward(x: FlexTensor, w: FlexTensor, eps: f64) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let (x, w) = (dense(x, inner), dense(w, inner));
-        cast(by_real!(inner, E => norm::rms_forward::<E>(&x, &w, eps)), dtype)
+        in_real!(x, w; E => norm::rms_forward::<E>(&x, &w, eps))
     }
 
     fn rms_norm_grads(x: FlexTensor, w: FlexTensor, grad: FlexTensor, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
@@ -94,9 +102,7 @@ impl LocalKernels for Flex {
     }
 
     fn layer_norm_forward(x: FlexTensor, w: FlexTensor, b: FlexTensor, eps: f64) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let (x, w, b) = (dense(x, inner), dense(w, inner), dense(b, inner));
-        cast(by_real!(inner, E => norm::layer_forward::<E>(&x, &w, &b, eps)), dtype)
+        in_real!(x, w, b; E => norm::layer_forward::<E>(&x, &w, &b, eps))
     }
 
     fn layer_norm_grads(x: FlexTensor, w: FlexTensor, grad: FlexTensor, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
@@ -112,27 +118,19 @@ impl LocalKernels for Flex {
     }
 
     fn swiglu_forward(x: FlexTensor) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let x = dense(x, inner);
-        cast(by_real!(inner, E => activation::swiglu::<E>(&x)), dtype)
+        in_real!(x; E => activation::swiglu::<E>(&x))
     }
 
     fn swiglu_grad(x: FlexTensor, grad: FlexTensor) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let (x, grad) = (dense(x, inner), dense(grad, inner));
-        cast(by_real!(inner, E => activation::swiglu_grad::<E>(&x, &grad)), dtype)
+        in_real!(x, grad; E => activation::swiglu_grad::<E>(&x, &grad))
     }
 
     fn gelu_forward(x: FlexTensor, kind: GeluKind) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let x = dense(x, inner);
-        cast(by_real!(inner, E => activation::gelu::<E>(&x, kind)), dtype)
+        in_real!(x; E => activation::gelu::<E>(&x, kind))
     }
 
     fn gelu_grad(x: FlexTensor, grad: FlexTensor, kind: GeluKind) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let (x, grad) = (dense(x, inner), dense(grad, inner));
-        cast(by_real!(inner, E => activation::gelu_grad::<E>(&x, &grad, kind)), dtype)
+        in_real!(x, grad; E => activation::gelu_grad::<E>(&x, &grad, kind))
     }
 
     fn attention_forward(
@@ -178,15 +176,11 @@ impl LocalKernels for Flex {
     }
 
     fn embedding_forward(w: FlexTensor, ids: FlexTensor, first_row: usize) -> FlexTensor {
-        let (dtype, inner) = (w.dtype(), compute_type(w.dtype()));
-        let w = dense(w, inner);
-        cast(by_real!(inner, E => embedding::forward::<E>(&w, &ids, first_row)), dtype)
+        in_real!(w; E => embedding::forward::<E>(&w, &ids, first_row))
     }
 
     fn embedding_weight_grad(grad: FlexTensor, ids: FlexTensor, first_row: usize, rows: usize) -> FlexTensor {
-        let (dtype, inner) = (grad.dtype(), compute_type(grad.dtype()));
-        let grad = dense(grad, inner);
-        cast(by_real!(inner, E => embedding::weight_grad::<E>(&grad, &ids, first_row, rows)), dtype)
+        in_real!(grad; E => embedding::weight_grad::<E>(&grad, &ids, first_row, rows))
     }
 
     fn vocab_maximum(logits: FlexTensor, valid: usize) -> FlexTensor {
@@ -224,9 +218,7 @@ impl LocalKernels for Flex {
     }
 
     fn dropout_apply(x: FlexTensor, p: f64, key: &DropoutMask) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let x = dense(x, inner);
-        cast(by_real!(inner, E => dropout::apply::<E>(&x, p, key)), dtype)
+        in_real!(x; E => dropout::apply::<E>(&x, p, key))
     }
 }
 

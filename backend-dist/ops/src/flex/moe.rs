@@ -13,9 +13,7 @@ impl MoeKernels for Flex {
     }
 
     fn sum_rows(x: FlexTensor, index: FlexTensor) -> FlexTensor {
-        let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
-        let x = dense(x, inner);
-        cast(by_real!(inner, E => sum_rows::<E>(&x, &index)), dtype)
+        in_real!(x; E => sum_rows::<E>(&x, &index))
     }
 }
 

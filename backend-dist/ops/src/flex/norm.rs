@@ -6,7 +6,7 @@ use burn::backend::{Flex, Shape};
 
 use super::{
     lanes::{sum, sum2, sum3, vectorized},
-    output::{Output, filled},
+    output::{Output, filled, filled_rows},
     parallel::{for_parts, parts},
     real::Real,
 };
@@ -102,14 +102,7 @@ fn forward<E: Real>(x: &FlexTensor, w: &FlexTensor, b: Option<&FlexTensor>, eps:
     let (x, w, b) = (E::slice(x), E::slice(w), b.map(|b| E::slice(b)));
     let n = w.len();
     let rows = x.len() / n;
-    let data = filled(x.len(), |out| {
-        for_parts(rows, parts(rows, n * FORWARD_COST), |_, rows| {
-            let span = rows.start * n..rows.end * n;
-            // SAFETY: each part has its own rows.
-            let out = unsafe { out.slice(span.clone()) };
-            forward_rows(&x[span], w, b, out, E::of(eps));
-        });
-    });
+    let data = filled_rows([rows, n], n * FORWARD_COST, |_, span, out| forward_rows(&x[span], w, b, out, E::of(eps)));
     E::tensor(data, shape)
 }
 

@@ -2,6 +2,7 @@
 
 use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
 
+use super::parallel::{for_parts, parts};
 use super::real::Real;
 
 /// A buffer of `n` elements, which is not zeroed first: `fill` must write all of them before it reads any.
@@ -11,6 +12,23 @@ pub(super) fn filled<E: Real>(n: usize, fill: impl FnOnce(&Output<'_, E>)) -> Ve
     // SAFETY: every caller's `fill` writes all n elements.
     unsafe { data.set_len(n) };
     data
+}
+
+/// A buffer of rows of `columns` elements: `fill` gets the numbers of some rows, where their elements are, and these, and
+/// must write all of them before it reads any. On several threads if rows, of `picoseconds` each, are enough work.
+pub(super) fn filled_rows<E: Real>(
+    [rows, columns]: [usize; 2],
+    picoseconds: usize,
+    fill: impl Fn(Range<usize>, Range<usize>, &mut [E]) + Sync,
+) -> Vec<E> {
+    filled(rows * columns, |out| {
+        for_parts(rows, parts(rows, picoseconds), |_, rows| {
+            let span = rows.start * columns..rows.end * columns;
+            // SAFETY: each part has its own rows.
+            let own = unsafe { out.slice(span.clone()) };
+            fill(rows, span, own);
+        });
+    })
 }
 
 /// A buffer that several threads write to, each in its own range.

@@ -21,18 +21,12 @@ use burn::backend::{
 use burn::tensor::Shape;
 use parking_lot::Mutex;
 
-use super::delayed;
 use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
 use super::layers::{AmaxSlots, Fp8Layers, Operand};
-use super::linear::Purpose;
 use super::recipe::{Fp8Recipe, Number};
-use super::sharing::Sharing;
-use super::weights::Cached;
-use crate::kernels::LocalKernels;
-use crate::main_grads::main_grad;
-use crate::pass::PassContext;
-use crate::weight_grads::Deferral;
+use super::{delayed, linear::Purpose, sharing::Sharing, weights::Cached};
+use crate::{kernels::LocalKernels, main_grads::main_grad, pass::PassContext, weight_grads::Deferral};
 use ranks::comm::Group;
 
 /// How the features of an expert's layer are sharded.

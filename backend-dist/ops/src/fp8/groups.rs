@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::backend::{DType, tensor::FloatTensor};
+use burn::backend::{DType, tensor::FloatTensor as Float};
 
 use super::kernels::{Fp8Kernels, Precision, Scales, Sides};
 use super::recipe::Number;
@@ -14,7 +14,7 @@ use crate::kernels::LocalKernels;
 pub struct Groups<B: LocalKernels> {
     /// The values of one group after the other, in the backend's own form: bytes on CUDA, floats on the FP8 grid on the
     /// CPU.
-    pub data: FloatTensor<B>,
+    pub data: Float<B>,
     /// Rows of each.
     pub counts: Arc<[usize]>,
     /// Columns of all.
@@ -22,7 +22,7 @@ pub struct Groups<B: LocalKernels> {
     /// Each group is stored as its transpose, `[columns, rows]`.
     pub transposed: bool,
     /// The reciprocals of the scales, in the backend's own form.
-    pub inverse: FloatTensor<B>,
+    pub inverse: Float<B>,
     /// The element type.
     pub number: Number,
 }
@@ -51,11 +51,11 @@ pub struct QuantizedGroups<B: LocalKernels> {
 /// `x` may have several groups for each of the weights `w`: groups `i n .. (i + 1) n` belong to weight `i`.
 pub trait Fp8GroupKernels: Fp8Kernels {
     /// The amax of each group of `x [rows, columns]`, `[groups]`; 0 for an empty one.
-    fn fp8_groups_amax(x: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self>;
+    fn fp8_groups_amax(x: Float<Self>, counts: &[usize]) -> Float<Self>;
 
     /// Quantises each group of `x [rows, columns]` with its own scale, `[groups]`.
     fn fp8_groups_cast(
-        x: FloatTensor<Self>,
+        x: Float<Self>,
         scales: &Scales<Self>,
         number: Number,
         counts: &Arc<[usize]>,
@@ -63,24 +63,13 @@ pub trait Fp8GroupKernels: Fp8Kernels {
     ) -> QuantizedGroups<Self>;
 
     /// `x_g · w_iᵀ`, one group after the other: `[rows, rows of a w]`.
-    fn fp8_groups_gemm(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, precision: Precision) -> FloatTensor<Self>;
+    fn fp8_groups_gemm(x: &Groups<Self>, w: &Groups<Self>, dtype: DType, precision: Precision) -> Float<Self>;
 
     /// `Σ_g grad_g · x_gᵀ` over the groups of each of `matrices` weights, one after the other; both operands are
     /// transposes. Zero for a weight without rows.
-    fn fp8_groups_weight_grad(
-        grad: &Groups<Self>,
-        x: &Groups<Self>,
-        matrices: usize,
-        dtype: DType,
-    ) -> FloatTensor<Self>;
+    fn fp8_groups_weight_grad(grad: &Groups<Self>, x: &Groups<Self>, matrices: usize, dtype: DType) -> Float<Self>;
 
     /// Writes [`fp8_groups_weight_grad`](Self::fp8_groups_weight_grad) to the f32 elements of `sum`, or adds it to
     /// them.
-    fn fp8_groups_accumulate(
-        grad: &Groups<Self>,
-        x: &Groups<Self>,
-        matrices: usize,
-        sum: &FloatTensor<Self>,
-        add: bool,
-    );
+    fn fp8_groups_accumulate(grad: &Groups<Self>, x: &Groups<Self>, matrices: usize, sum: &Float<Self>, add: bool);
 }

@@ -19,18 +19,13 @@ use burn::backend::{
 use burn::tensor::Shape;
 use parking_lot::Mutex;
 
-use super::delayed;
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
-use super::known_amax::KnownAmax;
 use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::{Sharing, largest};
-use super::weights::Cached;
+use super::{delayed, known_amax::KnownAmax, weights::Cached};
 use crate::gemm::{InputCollective, LinearCollectives, OutputCollective};
-use crate::kernels::LocalKernels;
-use crate::main_grads::main_grad;
-use crate::plain;
-use crate::weight_grads::Deferral;
+use crate::{kernels::LocalKernels, main_grads::main_grad, plain, weight_grads::Deferral};
 use ranks::comm::Group;
 
 /// All sizes of an FP8 GEMM must be multiples of this.

@@ -10,7 +10,7 @@ use crate::{
     gemm::{Weight, weight_grad},
     kernels::LocalKernels,
     main_grads::deliver,
-    operation::{Operation, Parents, Tensors, Tracked},
+    operation::{Parents, operation},
     prologue::step_grads,
     saved_attention::CoreAttention,
     shared_input::SharedInput,
@@ -36,20 +36,11 @@ pub struct Saved<B: LocalKernels> {
     fp8: Option<SavedFp8<B>>,
 }
 
-/// Of the input, the prologue's parameters, the bias if there is one, and the weight.
-#[derive(Debug)]
-pub struct Linear(pub LinearConfig);
-
-impl<const N: usize> Operation<N> for Linear {
-    type Saved<B: Kernels> = Saved<B>;
-
-    fn forward<B: Kernels>(
-        self,
-        inputs: [FloatTensor<B>; N],
-        _: Tensors<B>,
-        tracked: Tracked<N>,
-    ) -> (FloatTensor<B>, Option<Saved<B>>) {
-        let (Self(config), mut tensors) = (self, Vec::from(inputs));
+operation! {
+    /// Of the input, the prologue's parameters, the bias if there is one, and the weight.
+    pub Linear { config: LinearConfig } for N, N, Saved<B>,
+    |inputs, _, tracked| {
+        let mut tensors = Vec::from(inputs);
         let (w, x) = (tensors.pop().expect("a linear layer has a weight"), tensors.remove(0));
         if !tracked.any() {
             return (forward::<B>(x, &tensors, w, &config, Purpose::Evaluate).y, None);
@@ -74,10 +65,8 @@ impl<const N: usize> Operation<N> for Linear {
             config: LinearConfig { recompute: recompute && !plain, ..config },
         };
         (y, Some(saved))
-    }
-
-    fn backward<B: Kernels>(saved: Saved<B>, grad: FloatTensor<B>, mut parents: Parents<'_, N>) {
-        let Saved { config, x, params, out, mut statistics, w, needs_w, fp8 } = saved;
+    },
+    |Saved { config, x, params, out, mut statistics, w, needs_w, fp8 }, grad, mut parents| {
         let other = config.joint.as_ref().and_then(|joint| joint.take_gradient::<B, N>(&mut parents));
         let Parents { ops, grads } = parents;
         let LinearConfig {
@@ -145,5 +134,5 @@ impl<const N: usize> Operation<N> for Linear {
             }
             (None, _) => {}
         }
-    }
+    },
 }

@@ -5,15 +5,11 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 
-use super::biased::ClampedSwiGlu;
-use super::clamped_linear::GroupedClampedLinear;
 use super::expert_pipeline::{ExpertPipeline, ThroughExperts};
 use super::operations::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits};
-use super::row_map::RowMap;
-use crate::blockwise::QuantizedWeight;
-use crate::fp8;
+use super::{biased::ClampedSwiGlu, clamped_linear::GroupedClampedLinear, row_map::RowMap};
 use crate::operation::{Tensors, apply, apply_with};
-use crate::pass::PassContext;
+use crate::{blockwise::QuantizedWeight, fp8, pass::PassContext};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
 

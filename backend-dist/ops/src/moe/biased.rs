@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use burn::backend::{Backend, DType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, DType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor as Float};
 
 use super::plain::{cast, groups, size, wide, zeros};
 use super::token_all_to_all::rows;
@@ -19,7 +19,7 @@ pub struct ClampedSwiGlu {
 }
 
 /// The bias `[groups · n]` of each row's group, `[rows, n]` of this type.
-fn biases_of_rows<B: Backend>(bias: FloatTensor<B>, counts: &[usize], dtype: DType) -> FloatTensor<B> {
+fn biases_of_rows<B: Backend>(bias: Float<B>, counts: &[usize], dtype: DType) -> Float<B> {
     let n = bias.shape().num_elements() / counts.len();
     let bias = cast::<B>(B::float_reshape(bias, Shape::from([counts.len(), n])), dtype);
     let part = |(group, range): (usize, Range<usize>)| {
@@ -29,9 +29,9 @@ fn biases_of_rows<B: Backend>(bias: FloatTensor<B>, counts: &[usize], dtype: DTy
 }
 
 /// The sums of the rows of each group, `[groups · n]`; zeros for an empty one.
-fn sums_of_groups<B: LocalKernels>(x: FloatTensor<B>, counts: &[usize]) -> FloatTensor<B> {
+fn sums_of_groups<B: LocalKernels>(x: Float<B>, counts: &[usize]) -> Float<B> {
     let n = size(&x)[1];
-    let mut sums: Vec<FloatTensor<B>> = counts.iter().map(|_| zeros::<B>(&x, [1, n])).collect();
+    let mut sums: Vec<Float<B>> = counts.iter().map(|_| zeros::<B>(&x, [1, n])).collect();
     for (group, range) in groups(counts) {
         sums[group] = B::sum_dim(rows::<B>(&x, range), 0);
     }
@@ -39,18 +39,18 @@ fn sums_of_groups<B: LocalKernels>(x: FloatTensor<B>, counts: &[usize]) -> Float
 }
 
 /// `p [rows]` as a column.
-fn column<B: Backend>(p: FloatTensor<B>) -> FloatTensor<B> {
+fn column<B: Backend>(p: Float<B>) -> Float<B> {
     let count = p.shape()[0];
     B::float_reshape(p, Shape::from([count, 1]))
 }
 
 /// The clamped gate and `up`, the sigmoid, and where each was not clamped (1, or 0).
 fn clamped<B: Backend>(
-    x: FloatTensor<B>,
-    bias: FloatTensor<B>,
+    x: Float<B>,
+    bias: Float<B>,
     counts: &[usize],
     ClampedSwiGlu { alpha, limit }: ClampedSwiGlu,
-) -> [FloatTensor<B>; 5] {
+) -> [Float<B>; 5] {
     let dtype = wide(x.dtype());
     let x = B::float_add(cast::<B>(x, dtype), biases_of_rows::<B>(bias, counts, dtype));
     let [count, double] = size(&x);
@@ -58,7 +58,7 @@ fn clamped<B: Backend>(
     let (gate, up) = (half(0..double / 2), half(double / 2..double));
     let (least, most) = (Scalar::Float(-limit), Scalar::Float(limit));
     let (g, u) = (B::float_clamp_max(gate.clone(), most), B::float_clamp(up.clone(), least, most));
-    let is_inside = |x: FloatTensor<B>, clamped: &FloatTensor<B>| {
+    let is_inside = |x: Float<B>, clamped: &Float<B>| {
         let outside = B::float_abs(B::float_sign(B::float_sub(x, clamped.clone())));
         B::float_add_scalar(B::float_neg(outside), Scalar::Float(1.0))
     };
@@ -69,12 +69,12 @@ fn clamped<B: Backend>(
 }
 
 pub(crate) fn clamped_swiglu<B: LocalKernels>(
-    x: FloatTensor<B>,
-    bias: FloatTensor<B>,
-    p: FloatTensor<B>,
+    x: Float<B>,
+    bias: Float<B>,
+    p: Float<B>,
     counts: &[usize],
     act: ClampedSwiGlu,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let dtype = x.dtype();
     let [gate, up, sigmoid, ..] = clamped::<B>(x, bias, counts, act);
     let out = B::float_mul(B::float_mul(gate, sigmoid), up);
@@ -83,11 +83,11 @@ pub(crate) fn clamped_swiglu<B: LocalKernels>(
 
 /// `d/dg g σ(α g) = σ (1 + α g (1 - σ))`.
 pub(crate) fn clamped_swiglu_grads<B: LocalKernels>(
-    [x, bias, p]: [FloatTensor<B>; 3],
-    grad: FloatTensor<B>,
+    [x, bias, p]: [Float<B>; 3],
+    grad: Float<B>,
     counts: &[usize],
     act: ClampedSwiGlu,
-) -> [FloatTensor<B>; 3] {
+) -> [Float<B>; 3] {
     let ([count, _], dtype) = (size(&x), x.dtype());
     let grad = cast::<B>(grad, wide(dtype));
     let [gate, up, sigmoid, free_gate, free_up] = clamped::<B>(x, bias, counts, act);
@@ -104,12 +104,7 @@ pub(crate) fn clamped_swiglu_grads<B: LocalKernels>(
     [cast::<B>(x_grad.clone(), dtype), sums_of_groups::<B>(x_grad, counts), p_grad]
 }
 
-pub(crate) fn add_weighted_bias<B: Backend>(
-    y: FloatTensor<B>,
-    bias: FloatTensor<B>,
-    p: FloatTensor<B>,
-    counts: &[usize],
-) -> FloatTensor<B> {
+pub(crate) fn add_weighted_bias<B: Backend>(y: Float<B>, bias: Float<B>, p: Float<B>, counts: &[usize]) -> Float<B> {
     let dtype = y.dtype();
     let bias = biases_of_rows::<B>(bias, counts, wide(dtype));
     let sum = B::float_add(cast::<B>(y, wide(dtype)), B::float_mul(bias, column::<B>(p)));
@@ -117,12 +112,12 @@ pub(crate) fn add_weighted_bias<B: Backend>(
 }
 
 pub(crate) fn weighted_bias_grads<B: LocalKernels>(
-    grad: FloatTensor<B>,
-    bias: FloatTensor<B>,
-    p: FloatTensor<B>,
-    p_grad: FloatTensor<B>,
+    grad: Float<B>,
+    bias: Float<B>,
+    p: Float<B>,
+    p_grad: Float<B>,
     counts: &[usize],
-) -> [FloatTensor<B>; 2] {
+) -> [Float<B>; 2] {
     let ([count, _], dtype) = (size(&grad), wide(grad.dtype()));
     let grad = cast::<B>(grad, dtype);
     let products = B::float_mul(biases_of_rows::<B>(bias, counts, dtype), grad.clone());

@@ -22,10 +22,8 @@ use super::expert_gemms::{ExpertGemms, ExpertRange, Plain};
 use super::kernels::MoeKernels;
 use super::row_map::RowMap;
 use crate::fp8::{Fp8Experts, Purpose};
-use crate::main_grads::main_grad;
 use crate::operation::{Parents, Tracked, operation};
-use crate::pass::PassContext;
-use crate::weight_grads::Deferral;
+use crate::{main_grads::main_grad, pass::PassContext, weight_grads::Deferral};
 use ranks::comm::{Group, Splits};
 
 /// The dispatch of tokens through the experts of all members of a group.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::tensor::{FloatTensor as Float, IntTensor};
 use burn::backend::{Flex, Shape, TensorMetadata};
 use burn::tensor::{Int, Tensor};
 
@@ -24,68 +24,64 @@ pub(crate) trait MoeKernels: LocalKernels + CollectiveOps + TokenAllToAll {
     }
 
     /// Rows of `x`, reshaped to this many columns. No copy on backends that accumulate in place.
-    fn rows_in_place(x: &FloatTensor<Self>, rows: Range<usize>, columns: usize) -> FloatTensor<Self> {
+    fn rows_in_place(x: &Float<Self>, rows: Range<usize>, columns: usize) -> Float<Self> {
         let all = x.shape().num_elements() / columns;
         token_all_to_all::rows::<Self>(&Self::float_reshape(x.clone(), Shape::from([all, columns])), rows)
     }
 
     /// Row `i` of the output is `Σ_j x[index[i, j]]`, added in this order, at least in f32; negative indices are
     /// skipped. `x [rows, n]`, `index [m, terms]`, output `[m, n]`.
-    fn sum_rows(x: FloatTensor<Self>, index: IntTensor<Self>) -> FloatTensor<Self> {
+    fn sum_rows(x: Float<Self>, index: IntTensor<Self>) -> Float<Self> {
         plain::sum_rows::<Self>(x, index)
     }
 
     /// `silu(gate) up p` of `x [rows, 2 n] = [gate | up]` and `p [rows]`, at least in f32 and rounded once.
-    fn weighted_swiglu(x: FloatTensor<Self>, p: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn weighted_swiglu(x: Float<Self>, p: Float<Self>) -> Float<Self> {
         plain::weighted_swiglu::<Self>(x, p)
     }
 
     /// Gradients of [`weighted_swiglu`](Self::weighted_swiglu) in `x` and `p`.
-    fn weighted_swiglu_grads(
-        x: FloatTensor<Self>,
-        p: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-    ) -> [FloatTensor<Self>; 2] {
+    fn weighted_swiglu_grads(x: Float<Self>, p: Float<Self>, grad: Float<Self>) -> [Float<Self>; 2] {
         plain::weighted_swiglu_grads::<Self>(x, p, grad)
     }
 
     /// `x · wᵀ`, at least in f32.
-    fn router_logits(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
+    fn router_logits(x: Float<Self>, w: Float<Self>) -> Float<Self> {
         plain::router_logits::<Self>(x, w)
     }
 
     /// Gradients of [`router_logits`](Self::router_logits) in `x`, of its type, and in `w`, at least in f32: those that
     /// are needed.
     fn router_logits_grads(
-        x: FloatTensor<Self>,
-        w: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
+        x: Float<Self>,
+        w: Float<Self>,
+        grad: Float<Self>,
         needed: [bool; 2],
-    ) -> [Option<FloatTensor<Self>>; 2] {
+    ) -> [Option<Float<Self>>; 2] {
         plain::router_logits_grads::<Self>(x, w, grad, needed)
     }
 
     /// A GEMM `x_g · w_gᵀ` for each group of tokens; empty groups have none.
-    fn grouped_forward(x: FloatTensor<Self>, w: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
+    fn grouped_forward(x: Float<Self>, w: Float<Self>, counts: &[usize]) -> Float<Self> {
         plain::grouped_forward::<Self>(x, w, counts)
     }
 
     /// Gradient of [`grouped_forward`](Self::grouped_forward) in `x`: `grad_g · w_g`.
-    fn grouped_input_grad(grad: FloatTensor<Self>, w: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
+    fn grouped_input_grad(grad: Float<Self>, w: Float<Self>, counts: &[usize]) -> Float<Self> {
         plain::grouped_input_grad::<Self>(grad, w, counts)
     }
 
     /// Gradient of [`grouped_forward`](Self::grouped_forward) in `w`: `grad_gᵀ · x_g`, zero for an empty group.
-    fn grouped_weight_grad(grad: FloatTensor<Self>, x: FloatTensor<Self>, counts: &[usize]) -> FloatTensor<Self> {
+    fn grouped_weight_grad(grad: Float<Self>, x: Float<Self>, counts: &[usize]) -> Float<Self> {
         plain::grouped_weight_grad::<Self>(grad, x, counts)
     }
 
     /// Writes [`grouped_weight_grad`](Self::grouped_weight_grad) to the f32 elements of `sum`, or adds it to them.
     fn grouped_accumulate_weight_grad(
-        grad: FloatTensor<Self>,
-        x: FloatTensor<Self>,
+        grad: Float<Self>,
+        x: Float<Self>,
         counts: &[usize],
-        sum: &FloatTensor<Self>,
+        sum: &Float<Self>,
         add: bool,
     ) {
         Self::accumulate(Self::grouped_weight_grad(grad, x, counts), sum, add);
@@ -96,44 +92,39 @@ pub(crate) trait MoeKernels: LocalKernels + CollectiveOps + TokenAllToAll {
 pub(crate) trait BiasKernels: MoeKernels {
     /// `act(x + bias) p` of `x [rows, 2 n]` and `p [rows]`, at least in f32 and rounded once.
     fn clamped_swiglu(
-        x: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        p: FloatTensor<Self>,
+        x: Float<Self>,
+        bias: Float<Self>,
+        p: Float<Self>,
         counts: &[usize],
         act: ClampedSwiGlu,
-    ) -> FloatTensor<Self> {
+    ) -> Float<Self> {
         biased::clamped_swiglu::<Self>(x, bias, p, counts, act)
     }
 
     /// Gradients of [`clamped_swiglu`](Self::clamped_swiglu) in `x`, in the bias, at least in f32, and in `p`.
     fn clamped_swiglu_grads(
-        [x, bias, p]: [FloatTensor<Self>; 3],
-        grad: FloatTensor<Self>,
+        [x, bias, p]: [Float<Self>; 3],
+        grad: Float<Self>,
         counts: &[usize],
         act: ClampedSwiGlu,
-    ) -> [FloatTensor<Self>; 3] {
+    ) -> [Float<Self>; 3] {
         biased::clamped_swiglu_grads::<Self>([x, bias, p], grad, counts, act)
     }
 
     /// `y + bias p`.
-    fn add_weighted_bias(
-        y: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        p: FloatTensor<Self>,
-        counts: &[usize],
-    ) -> FloatTensor<Self> {
+    fn add_weighted_bias(y: Float<Self>, bias: Float<Self>, p: Float<Self>, counts: &[usize]) -> Float<Self> {
         biased::add_weighted_bias::<Self>(y, bias, p, counts)
     }
 
     /// The gradient of the bias in [`add_weighted_bias`](Self::add_weighted_bias), at least in f32, and `p_grad` plus
     /// that of `p`.
     fn weighted_bias_grads(
-        grad: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        p: FloatTensor<Self>,
-        p_grad: FloatTensor<Self>,
+        grad: Float<Self>,
+        bias: Float<Self>,
+        p: Float<Self>,
+        p_grad: Float<Self>,
         counts: &[usize],
-    ) -> [FloatTensor<Self>; 2] {
+    ) -> [Float<Self>; 2] {
         biased::weighted_bias_grads::<Self>(grad, bias, p, p_grad, counts)
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::backend::{
     Backend, DType, FloatDType, Scalar, Shape, Slice, TensorMetadata,
-    tensor::{FloatTensor, IntTensor},
+    tensor::{FloatTensor as Float, IntTensor},
 };
 
 use super::token_all_to_all::rows;
@@ -15,7 +15,7 @@ pub(super) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-pub(super) fn cast<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+pub(super) fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
     if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
 }
 
@@ -25,11 +25,11 @@ pub(super) fn size<T: TensorMetadata>(x: &T) -> [usize; 2] {
     [shape[0], shape[1]]
 }
 
-pub(super) fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
+pub(super) fn zeros<B: Backend>(like: &Float<B>, shape: [usize; 2]) -> Float<B> {
     B::float_zeros(Shape::from(shape), &like.device(), FloatDType::from(like.dtype()))
 }
 
-pub(crate) fn sum_rows<B: Backend>(x: FloatTensor<B>, index: IntTensor<B>) -> FloatTensor<B> {
+pub(crate) fn sum_rows<B: Backend>(x: Float<B>, index: IntTensor<B>) -> Float<B> {
     let ([_, columns], [count, terms], dtype) = (size(&x), size(&index), x.dtype());
     let x = if terms == 1 { x } else { cast::<B>(x, wide(dtype)) };
     // Index -1 becomes the first row of the table, which is zero.
@@ -43,17 +43,13 @@ pub(crate) fn sum_rows<B: Backend>(x: FloatTensor<B>, index: IntTensor<B>) -> Fl
     cast::<B>(sum, dtype)
 }
 
-pub(crate) fn weighted_swiglu<B: LocalKernels>(x: FloatTensor<B>, p: FloatTensor<B>) -> FloatTensor<B> {
+pub(crate) fn weighted_swiglu<B: LocalKernels>(x: Float<B>, p: Float<B>) -> Float<B> {
     let ([count, _], dtype) = (size(&x), x.dtype());
     let out = B::swiglu_forward(cast::<B>(x, wide(dtype)));
     cast::<B>(B::float_mul(out, B::float_reshape(p, Shape::from([count, 1]))), dtype)
 }
 
-pub(crate) fn weighted_swiglu_grads<B: LocalKernels>(
-    x: FloatTensor<B>,
-    p: FloatTensor<B>,
-    grad: FloatTensor<B>,
-) -> [FloatTensor<B>; 2] {
+pub(crate) fn weighted_swiglu_grads<B: LocalKernels>(x: Float<B>, p: Float<B>, grad: Float<B>) -> [Float<B>; 2] {
     let ([count, _], dtype) = (size(&x), x.dtype());
     let (x, grad) = (cast::<B>(x, wide(dtype)), cast::<B>(grad, wide(dtype)));
     let products = B::float_mul(B::swiglu_forward(x.clone()), grad.clone());
@@ -62,17 +58,17 @@ pub(crate) fn weighted_swiglu_grads<B: LocalKernels>(
     [cast::<B>(B::swiglu_grad(x, grad), dtype), p_grad]
 }
 
-pub(super) fn router_logits<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn router_logits<B: LocalKernels>(x: Float<B>, w: Float<B>) -> Float<B> {
     let wide = wide(x.dtype());
     B::linear_forward(cast::<B>(x, wide), cast::<B>(w, wide))
 }
 
 pub(crate) fn router_logits_grads<B: LocalKernels>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    grad: FloatTensor<B>,
+    x: Float<B>,
+    w: Float<B>,
+    grad: Float<B>,
     [of_x, of_w]: [bool; 2],
-) -> [Option<FloatTensor<B>>; 2] {
+) -> [Option<Float<B>>; 2] {
     let (dtype, wide) = (x.dtype(), wide(x.dtype()));
     let w = of_x.then(|| cast::<B>(B::linear_input_grad(grad.clone(), cast::<B>(w, wide)), dtype));
     [w, of_w.then(|| B::linear_weight_grad(grad, cast::<B>(x, wide)))]
@@ -87,34 +83,22 @@ pub(crate) fn groups(counts: &[usize]) -> impl Iterator<Item = (usize, Range<usi
     })
 }
 
-pub(super) fn grouped_forward<B: LocalKernels>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    counts: &[usize],
-) -> FloatTensor<B> {
+pub(super) fn grouped_forward<B: LocalKernels>(x: Float<B>, w: Float<B>, counts: &[usize]) -> Float<B> {
     let out = size(&w)[0] / counts.len();
     let part = |(group, range)| B::linear_forward(rows::<B>(&x, range), rows::<B>(&w, group * out..(group + 1) * out));
     B::float_cat(groups(counts).map(part).collect(), 0)
 }
 
-pub(super) fn grouped_input_grad<B: LocalKernels>(
-    grad: FloatTensor<B>,
-    w: FloatTensor<B>,
-    counts: &[usize],
-) -> FloatTensor<B> {
+pub(super) fn grouped_input_grad<B: LocalKernels>(grad: Float<B>, w: Float<B>, counts: &[usize]) -> Float<B> {
     let out = size(&w)[0] / counts.len();
     let part =
         |(group, range)| B::linear_input_grad(rows::<B>(&grad, range), rows::<B>(&w, group * out..(group + 1) * out));
     B::float_cat(groups(counts).map(part).collect(), 0)
 }
 
-pub(super) fn grouped_weight_grad<B: LocalKernels>(
-    grad: FloatTensor<B>,
-    x: FloatTensor<B>,
-    counts: &[usize],
-) -> FloatTensor<B> {
+pub(super) fn grouped_weight_grad<B: LocalKernels>(grad: Float<B>, x: Float<B>, counts: &[usize]) -> Float<B> {
     let (out, inner) = (size(&grad)[1], size(&x)[1]);
-    let mut parts: Vec<FloatTensor<B>> = counts.iter().map(|_| zeros::<B>(&x, [out, inner])).collect();
+    let mut parts: Vec<Float<B>> = counts.iter().map(|_| zeros::<B>(&x, [out, inner])).collect();
     for (group, range) in groups(counts) {
         parts[group] = B::linear_weight_grad(rows::<B>(&grad, range.clone()), rows::<B>(&x, range));
     }

@@ -2,14 +2,14 @@
 
 use burn::backend::{
     Backend, FloatDType, IntDType, Scalar, Shape, TensorMetadata,
-    tensor::{FloatTensor, IntTensor},
+    tensor::{FloatTensor as Float, IntTensor},
 };
 
 use super::{dims, narrow, reshape, rows, to_dtype, widen};
 use crate::kernels::LocalKernels;
 
 /// Maximum of each token's logits, `[s, b]`; far below every logit if this rank holds only padding.
-pub fn maximum<B: Backend>(logits: FloatTensor<B>, valid: usize) -> FloatTensor<B> {
+pub fn maximum<B: Backend>(logits: Float<B>, valid: usize) -> Float<B> {
     let shape = dims(&logits);
     let logits = widen::<B>(logits).0;
     let lead = &shape[..shape.len() - 1];
@@ -22,12 +22,7 @@ pub fn maximum<B: Backend>(logits: FloatTensor<B>, valid: usize) -> FloatTensor<
 }
 
 /// 1 at the label's column if this rank holds it, else 0: `[rows, columns]` in the type of `like`.
-fn one_hot<B: Backend>(
-    labels: IntTensor<B>,
-    first_row: usize,
-    columns: usize,
-    like: &FloatTensor<B>,
-) -> FloatTensor<B> {
+fn one_hot<B: Backend>(labels: IntTensor<B>, first_row: usize, columns: usize, like: &Float<B>) -> Float<B> {
     let n: usize = dims(&labels).iter().product();
     let dtype = FloatDType::from(like.dtype());
     let labels = B::int_sub_scalar(B::int_reshape(labels, Shape::new([n, 1])), Scalar::Int(first_row as i64));
@@ -40,12 +35,12 @@ fn one_hot<B: Backend>(
 
 /// `Σ exp(logit - max)` and the label's `logit - max` (0 if another rank holds it), stacked: `[2, s, b]`.
 pub fn sums<B: LocalKernels>(
-    logits: FloatTensor<B>,
-    max: FloatTensor<B>,
+    logits: Float<B>,
+    max: Float<B>,
     labels: IntTensor<B>,
     first_row: usize,
     valid: usize,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let mut shape = dims(&max);
     shape.insert(0, 2);
     let n: usize = dims(&max).iter().product();
@@ -64,13 +59,13 @@ pub fn sums<B: LocalKernels>(
 
 /// Gradient in the logits, `(softmax - [label]) grad`, from the global log-sum-exp; zero in the padding.
 pub fn logits_grad<B: Backend>(
-    logits: FloatTensor<B>,
-    lse: FloatTensor<B>,
+    logits: Float<B>,
+    lse: Float<B>,
     labels: IntTensor<B>,
-    grad: FloatTensor<B>,
+    grad: Float<B>,
     first_row: usize,
     valid: usize,
-) -> FloatTensor<B> {
+) -> Float<B> {
     let shape = dims(&logits);
     let columns = shape[shape.len() - 1];
     let (logits, dtype) = widen::<B>(logits);

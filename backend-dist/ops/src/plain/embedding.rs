@@ -2,18 +2,13 @@
 
 use burn::backend::{
     Backend, DType, FloatDType, Scalar, Shape, TensorMetadata,
-    tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
+    tensor::{FloatTensor as Float, IndexingUpdateOp, IntTensor},
 };
 
 use super::{dims, last, reshape, rows};
 
 /// The ids as local row indices (clamped), and 1 where the id is local, else 0, `[ids, 1]` in type `dtype`.
-fn held<B: Backend>(
-    ids: IntTensor<B>,
-    first_row: usize,
-    n_rows: usize,
-    dtype: DType,
-) -> (IntTensor<B>, FloatTensor<B>) {
+fn held<B: Backend>(ids: IntTensor<B>, first_row: usize, n_rows: usize, dtype: DType) -> (IntTensor<B>, Float<B>) {
     let n: usize = dims(&ids).iter().product();
     let (from, to) = (Scalar::Int(0), Scalar::Int(n_rows as i64 - 1));
     let ids = B::int_sub_scalar(B::int_reshape(ids, Shape::new([n])), Scalar::Int(first_row as i64));
@@ -24,19 +19,14 @@ fn held<B: Backend>(
     (row, B::float_add_scalar(B::float_neg(distance), Scalar::Float(1.0)))
 }
 
-pub fn forward<B: Backend>(w: FloatTensor<B>, ids: IntTensor<B>, first_row: usize) -> FloatTensor<B> {
+pub fn forward<B: Backend>(w: Float<B>, ids: IntTensor<B>, first_row: usize) -> Float<B> {
     let mut shape = dims(&ids);
     shape.push(last(&w));
     let (row, mask) = held::<B>(ids, first_row, dims(&w)[0], w.dtype());
     reshape::<B>(B::float_mul(B::float_select(w, 0, row), mask), shape)
 }
 
-pub fn weight_grad<B: Backend>(
-    grad: FloatTensor<B>,
-    ids: IntTensor<B>,
-    first_row: usize,
-    n_rows: usize,
-) -> FloatTensor<B> {
+pub fn weight_grad<B: Backend>(grad: Float<B>, ids: IntTensor<B>, first_row: usize, n_rows: usize) -> Float<B> {
     let (hidden, dtype) = (last(&grad), grad.dtype());
     let (row, mask) = held::<B>(ids, first_row, n_rows, dtype);
     let table = B::float_zeros(Shape::new([n_rows, hidden]), &grad.device(), FloatDType::from(dtype));

@@ -1,7 +1,7 @@
 //! The steps between the GEMMs of the gated delta rule in chunks, in at least fp32. Sizes and orders of dimensions are those
 //! of [state-space duality](super::ssd).
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Float};
 
 use super::ssd::gradients::{decays, summed};
 use super::ssd::{
@@ -17,18 +17,13 @@ use crate::ssd::stages::{Decays, Features, SsdShape};
 const LENGTH_EPS: f64 = 1e-6;
 
 impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
-    fn units(x: &FloatTensor<B>, of: Features, factor: f64, shape: SsdShape) -> FloatTensor<B> {
+    fn units(x: &Float<B>, of: Features, factor: f64, shape: SsdShape) -> Float<B> {
         let x = by_head::<B>(wide::<B>(narrow::<B>(x.clone(), 2, of.first, of.end())), of.heads, shape);
         let lengths = lengths::<B>(&x);
         scale::<B>(B::float_div(x, lengths), factor)
     }
 
-    fn systems(
-        [keys, queries]: &[FloatTensor<B>; 2],
-        decays: &Decays<B>,
-        inputs: &Inputs<B>,
-        shape: SsdShape,
-    ) -> Systems<B> {
+    fn systems([keys, queries]: &[Float<B>; 2], decays: &Decays<B>, inputs: &Inputs<B>, shape: SsdShape) -> Systems<B> {
         let shares = shares::<B>(decays, &inputs.steps, shape);
         let beta = beta::<B>(inputs, shape);
         let below = B::float_mul(for_heads::<B>(keys.clone(), shape), shares.clone());
@@ -47,10 +42,10 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
     }
 
     fn pass(
-        base: FloatTensor<B>,
+        base: Float<B>,
         operands: &PassOperands<B>,
         decays: &Decays<B>,
-        first: Option<&FloatTensor<B>>,
+        first: Option<&Float<B>>,
         [until, last]: [bool; 2],
         shape: SsdShape,
     ) -> Passed<B> {
@@ -67,24 +62,19 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
         Passed { in_front, values, until, last: last.then(|| reshape::<B>(state, of_heads)) }
     }
 
-    fn answers(
-        [inside, before]: [FloatTensor<B>; 2],
-        decays: &Decays<B>,
-        x: &FloatTensor<B>,
-        shape: SsdShape,
-    ) -> FloatTensor<B> {
+    fn answers([inside, before]: [Float<B>; 2], decays: &Decays<B>, x: &Float<B>, shape: SsdShape) -> Float<B> {
         let before = B::float_mul(from_columns::<B>(before, shape), column_of::<B>(decays.since.clone()));
         to_dtype::<B>(in_sequence::<B>(B::float_add(inside, before), shape), x.dtype())
     }
 
     fn pass_grads(
-        base: FloatTensor<B>,
-        of_states: FloatTensor<B>,
-        in_front: &FloatTensor<B>,
+        base: Float<B>,
+        of_states: Float<B>,
+        in_front: &Float<B>,
         operands: &PassOperands<B>,
         decays: &Decays<B>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 3] {
+    ) -> [Float<B>; 3] {
         let recurrence = Recurrence::<B> {
             reads: keys_until::<B>(operands, decays, shape),
             writes: operands.corrections.clone(),
@@ -96,33 +86,33 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
         [of_behind, of_values, along]
     }
 
-    fn head_dots(by_head: &FloatTensor<B>, by_column: &FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+    fn head_dots(by_head: &Float<B>, by_column: &Float<B>, shape: SsdShape) -> Float<B> {
         summed::<B>(B::float_mul(by_head.clone(), from_columns::<B>(by_column.clone(), shape)), 4)
     }
 
     fn inverse_grads(
-        inverse: &FloatTensor<B>,
-        [values, keys]: [FloatTensor<B>; 2],
+        inverse: &Float<B>,
+        [values, keys]: [Float<B>; 2],
         decays: &Decays<B>,
         inputs: &Inputs<B>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 3] {
+    ) -> [Float<B>; 3] {
         let beta = beta::<B>(inputs, shape);
         let keys = B::float_neg(B::float_mul(keys, row_of::<B>(decays.since.clone())));
-        let column_sums = |of: &FloatTensor<B>| summed::<B>(B::float_mul(inverse.clone(), of.clone()), 3);
+        let column_sums = |of: &Float<B>| summed::<B>(B::float_mul(inverse.clone(), of.clone()), 3);
         let (of_values, of_keys) = (column_sums(&values), column_sums(&keys));
         let gradient = B::float_mul(B::float_add(values, keys), row_of::<B>(beta.clone()));
         [gradient, B::float_add(of_values, of_keys.clone()), B::float_mul(beta, of_keys)]
     }
 
     fn systems_grads(
-        [systems, weights]: [FloatTensor<B>; 2],
-        [keys, queries]: &[FloatTensor<B>; 2],
+        [systems, weights]: [Float<B>; 2],
+        [keys, queries]: &[Float<B>; 2],
         decays: &Decays<B>,
         inputs: &Inputs<B>,
-        [of_beta, of_sums]: [FloatTensor<B>; 2],
+        [of_beta, of_sums]: [Float<B>; 2],
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 4] {
+    ) -> [Float<B>; 4] {
         let shares = shares::<B>(decays, &inputs.steps, shape);
         let beta = column_of::<B>(beta::<B>(inputs, shape));
         let below = blocks::<B>(shape.chunk, |row, column| column < row, &shares);
@@ -136,7 +126,7 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
         );
         // What a position sees has decayed by its sum of logarithms, what sees it by less.
         let of_decays = B::float_sub(summed::<B>(decayed.clone(), 4), summed::<B>(decayed, 3));
-        let of_group = |x: FloatTensor<B>| {
+        let of_group = |x: Float<B>| {
             let size = dims(&x);
             let serves = shape.heads / shape.groups;
             summed::<B>(reshape::<B>(x, [size[0], size[1], shape.groups, serves, size[3], size[4]]), 3)
@@ -151,15 +141,15 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
     }
 
     fn input_grads(
-        x: &FloatTensor<B>,
-        queries: [FloatTensor<B>; 2],
-        keys: [FloatTensor<B>; 4],
-        values: FloatTensor<B>,
+        x: &Float<B>,
+        queries: [Float<B>; 2],
+        keys: [Float<B>; 4],
+        values: Float<B>,
         factor: f64,
         shape: SsdShape,
-    ) -> FloatTensor<B> {
+    ) -> Float<B> {
         let [of_queries, of_keys, _] = features(shape);
-        let of_units = |summands: Vec<FloatTensor<B>>, of: Features, factor: f64| {
+        let of_units = |summands: Vec<Float<B>>, of: Features, factor: f64| {
             let sum = summands.into_iter().reduce(B::float_add).expect("there are several");
             let x = by_head::<B>(wide::<B>(narrow::<B>(x.clone(), 2, of.first, of.end())), of.heads, shape);
             let lengths = lengths::<B>(&x);
@@ -172,7 +162,7 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
         to_dtype::<B>(B::float_cat(parts, 2), x.dtype())
     }
 
-    fn gates_grads(inputs: &Inputs<B>, of: &Decays<B>, sums: GateSums<B>, shape: SsdShape) -> [FloatTensor<B>; 4] {
+    fn gates_grads(inputs: &Inputs<B>, of: &Decays<B>, sums: GateSums<B>, shape: SsdShape) -> [Float<B>; 4] {
         let until = B::float_mul(of.until.clone(), sums.until);
         // The sum up to the last position is in all shares that are left behind the chunk.
         let (last, all) = (shape.chunk - 1, B::float_sub(sums.sums, until.clone()));
@@ -195,38 +185,38 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
 }
 
 /// β by head; padding has zero.
-fn beta<B: LocalKernels>(inputs: &Inputs<B>, shape: SsdShape) -> FloatTensor<B> {
+fn beta<B: LocalKernels>(inputs: &Inputs<B>, shape: SsdShape) -> Float<B> {
     per_head::<B>(sigmoid::<B>(wide::<B>(inputs.beta.clone())), shape)
 }
 
 /// Of each head's features.
-fn lengths<B: LocalKernels>(x: &FloatTensor<B>) -> FloatTensor<B> {
+fn lengths<B: LocalKernels>(x: &Float<B>) -> Float<B> {
     let squares = B::sum_dim(B::float_mul(x.clone(), x.clone()), 4);
     B::float_sqrt(add::<B>(squares, LENGTH_EPS))
 }
 
 /// Keys by head, times what is left of a position behind its chunk.
-fn keys_until<B: LocalKernels>(operands: &PassOperands<B>, decays: &Decays<B>, shape: SsdShape) -> FloatTensor<B> {
+fn keys_until<B: LocalKernels>(operands: &PassOperands<B>, decays: &Decays<B>, shape: SsdShape) -> Float<B> {
     B::float_mul(for_heads::<B>(operands.keys.clone(), shape), column_of::<B>(decays.until.clone()))
 }
 
 /// One chunk after the other: `values = base + reads Sᵀ`, and `S ← stays S + valuesᵀ writes + summand`.
 struct Recurrence<B: Backend> {
-    reads: FloatTensor<B>,
-    writes: FloatTensor<B>,
-    base: FloatTensor<B>,
-    summand: Option<FloatTensor<B>>,
+    reads: Float<B>,
+    writes: Float<B>,
+    base: Float<B>,
+    summand: Option<Float<B>>,
 }
 
 impl<B: LocalKernels> Recurrence<B> {
     /// The states in front of chunks, or behind them if `backward`, the values, and the state in the end.
     fn run(
         self,
-        first: Option<&FloatTensor<B>>,
+        first: Option<&Float<B>>,
         decays: &Decays<B>,
         backward: bool,
         shape: SsdShape,
-    ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
+    ) -> (Float<B>, Float<B>, Float<B>) {
         let (count, one) = (shape.chunks(), [shape.samples, 1, shape.heads, shape.head_dim, shape.state]);
         let stays = column_of::<B>(narrow::<B>(decays.since.clone(), 3, shape.chunk - 1, shape.chunk));
         let mut state = match first {
@@ -236,7 +226,7 @@ impl<B: LocalKernels> Recurrence<B> {
         let (mut states, mut values) = (Vec::with_capacity(count), Vec::with_capacity(count));
         for step in 0..count {
             let c = if backward { count - 1 - step } else { step };
-            let of = |x: &FloatTensor<B>| narrow::<B>(x.clone(), 1, c, c + 1);
+            let of = |x: &Float<B>| narrow::<B>(x.clone(), 1, c, c + 1);
             let answers = B::matmul(of(&self.reads), B::float_transpose(state.clone()));
             let value = B::float_add(of(&self.base), answers);
             let written = B::matmul(B::float_transpose(value.clone()), of(&self.writes));
@@ -260,7 +250,7 @@ impl<B: LocalKernels> Recurrence<B> {
 
 /// `(I + L)⁻¹` with `L` what `lower [.., chunk, chunk]` has below the diagonal, by blocks of twice the size in each step: that
 /// of `[[A, 0], [C, B]]` is `[[A⁻¹, 0], [−B⁻¹ C A⁻¹, B⁻¹]]`. A sum of powers of `L` would cancel digits where keys are alike.
-fn inverse<B: LocalKernels>(lower: FloatTensor<B>, chunk: usize) -> FloatTensor<B> {
+fn inverse<B: LocalKernels>(lower: Float<B>, chunk: usize) -> Float<B> {
     let eye = blocks::<B>(chunk, |row, column| row == column, &lower);
     let mut inverse = B::float_add(zeros::<B>(dims(&lower), &lower), eye);
     let mut block = 1;
@@ -281,7 +271,7 @@ fn inverse<B: LocalKernels>(lower: FloatTensor<B>, chunk: usize) -> FloatTensor<
 }
 
 /// 1 in some places of a square, else 0: `[1, 1, 1, chunk, chunk]`.
-fn blocks<B: Backend>(chunk: usize, is_there: impl Fn(usize, usize) -> bool, like: &FloatTensor<B>) -> FloatTensor<B> {
+fn blocks<B: Backend>(chunk: usize, is_there: impl Fn(usize, usize) -> bool, like: &Float<B>) -> Float<B> {
     let values = (0..chunk * chunk).map(|at| f64::from(u8::from(is_there(at / chunk, at % chunk)))).collect();
     numbers::<B>(values, [1, 1, 1, chunk, chunk], like)
 }

@@ -1,13 +1,13 @@
 //! RMSNorm and LayerNorm. With `x̂` the normalised row and `g = grad · w`, both gradients are
 //! `dx = (g - [mean(g)] - x̂ mean(g x̂)) / σ`, where only LayerNorm has the bracket.
 
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Float};
 
 use super::{add, dims, last, reshape, rows, to_dtype, widen};
 use crate::kernels::{LocalKernels, NormGrads, NormNeeds};
 
 /// The normalised rows and `1/σ` of every row, `[rows, n]` and `[rows, 1]`.
-fn normalise<B: LocalKernels>(x: FloatTensor<B>, eps: f64, center: bool) -> [FloatTensor<B>; 2] {
+fn normalise<B: LocalKernels>(x: Float<B>, eps: f64, center: bool) -> [Float<B>; 2] {
     let x = rows::<B>(x);
     let x = if center { B::float_sub(x.clone(), B::mean_dim(x, 1)) } else { x };
     let square = B::mean_dim(B::float_mul(x.clone(), x.clone()), 1);
@@ -16,12 +16,12 @@ fn normalise<B: LocalKernels>(x: FloatTensor<B>, eps: f64, center: bool) -> [Flo
 }
 
 /// A vector as one matrix row, in the type of `like`.
-fn row<B: Backend>(w: FloatTensor<B>, like: &FloatTensor<B>) -> FloatTensor<B> {
+fn row<B: Backend>(w: Float<B>, like: &Float<B>) -> Float<B> {
     let n = last(&w);
     to_dtype::<B>(reshape::<B>(w, [1, n]), like.dtype())
 }
 
-pub fn rms_norm<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>, eps: f64) -> FloatTensor<B> {
+pub fn rms_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, eps: f64) -> Float<B> {
     let shape = dims(&x);
     let (x, dtype) = widen::<B>(x);
     let [x, _] = normalise::<B>(x, eps, false);
@@ -29,12 +29,7 @@ pub fn rms_norm<B: LocalKernels>(x: FloatTensor<B>, w: FloatTensor<B>, eps: f64)
     to_dtype::<B>(reshape::<B>(B::float_mul(x, w), shape), dtype)
 }
 
-pub fn layer_norm<B: LocalKernels>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    b: FloatTensor<B>,
-    eps: f64,
-) -> FloatTensor<B> {
+pub fn layer_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, b: Float<B>, eps: f64) -> Float<B> {
     let shape = dims(&x);
     let (x, dtype) = widen::<B>(x);
     let [x, _] = normalise::<B>(x, eps, true);
@@ -43,9 +38,9 @@ pub fn layer_norm<B: LocalKernels>(
 }
 
 pub fn rms_norm_grads<B: LocalKernels>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    grad: FloatTensor<B>,
+    x: Float<B>,
+    w: Float<B>,
+    grad: Float<B>,
     eps: f64,
     needs: NormNeeds,
 ) -> NormGrads<B> {
@@ -53,9 +48,9 @@ pub fn rms_norm_grads<B: LocalKernels>(
 }
 
 pub fn layer_norm_grads<B: LocalKernels>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    grad: FloatTensor<B>,
+    x: Float<B>,
+    w: Float<B>,
+    grad: Float<B>,
     eps: f64,
     needs: NormNeeds,
 ) -> NormGrads<B> {
@@ -63,9 +58,9 @@ pub fn layer_norm_grads<B: LocalKernels>(
 }
 
 fn grads<B: LocalKernels>(
-    x: FloatTensor<B>,
-    w: FloatTensor<B>,
-    grad: FloatTensor<B>,
+    x: Float<B>,
+    w: Float<B>,
+    grad: Float<B>,
     eps: f64,
     needs: NormNeeds,
     center: bool,
@@ -75,7 +70,7 @@ fn grads<B: LocalKernels>(
     let (x, dtype) = widen::<B>(x);
     let grad = rows::<B>(widen::<B>(grad).0);
     let [x, inverse] = normalise::<B>(x, eps, center);
-    let over_rows = |t: FloatTensor<B>| to_dtype::<B>(reshape::<B>(B::sum_dim(t, 0), [n]), dtype);
+    let over_rows = |t: Float<B>| to_dtype::<B>(reshape::<B>(B::sum_dim(t, 0), [n]), dtype);
     NormGrads {
         w: needs.w.then(|| over_rows(B::float_mul(grad.clone(), x.clone()))),
         b: needs.b.then(|| over_rows(grad.clone())),

@@ -1,21 +1,15 @@
 //! Rotate-half position embedding.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor as Float};
 
 use super::{dims, narrow, reshape, to_dtype, widen};
 use crate::options::Rotation;
 
-pub fn apply<B: Backend>(
-    x: FloatTensor<B>,
-    cos: FloatTensor<B>,
-    sin: FloatTensor<B>,
-    heads: usize,
-    rotation: Rotation,
-) -> FloatTensor<B> {
+pub fn apply<B: Backend>(x: Float<B>, cos: Float<B>, sin: Float<B>, heads: usize, rotation: Rotation) -> Float<B> {
     let shape = dims(&x);
     let (s, half) = (shape[0], dims(&cos)[1]);
     let (x, dtype) = widen::<B>(x);
-    let angles = |t: FloatTensor<B>| reshape::<B>(widen::<B>(t).0, [s, 1, 1, half]);
+    let angles = |t: Float<B>| reshape::<B>(widen::<B>(t).0, [s, 1, 1, half]);
     let (cos, sin) = (angles(cos), angles(sin));
     let sin = match rotation {
         Rotation::Forward => sin,

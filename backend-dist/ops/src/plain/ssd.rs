@@ -3,7 +3,7 @@
 //! Numbers of a position and head are `[b, chunks, h, chunk]`; tensors by head have one more dimension, tensors by
 //! column `[b, chunks, groups, chunk or state, h/groups p]`.
 
-use burn::backend::{Backend, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor as Float};
 use burn::tensor::TensorData;
 
 use super::{add, dims, narrow, reshape, sigmoid, to_dtype};
@@ -35,36 +35,32 @@ impl<B: LocalKernels> SsdStages<B> for Formulas {
         let [entered, to_end] =
             [entered, to_end].map(|of| numbers::<B>(of, [1, shape.chunks(), 1, shape.chunk], &steps));
         let stays = reached::<B>(narrow::<B>(ages.clone(), 3, last, last + 1), to_end);
-        Decays {
-            until: B::float_mul(until, stays),
-            since: B::float_mul(since, reached::<B>(ages, entered)),
-            steps,
-            sums,
-        }
+        let (until, since) = (B::float_mul(until, stays), B::float_mul(since, reached::<B>(ages, entered)));
+        Decays { steps, sums, until, since }
     }
 
-    fn operand(x: &FloatTensor<B>, of: Features, shape: SsdShape) -> FloatTensor<B> {
+    fn operand(x: &Float<B>, of: Features, shape: SsdShape) -> Float<B> {
         by_head::<B>(wide::<B>(narrow::<B>(x.clone(), 2, of.first, of.end())), of.heads, shape)
     }
 
-    fn operands(x: &FloatTensor<B>, of: Features, factors: &[&FloatTensor<B>], shape: SsdShape) -> [FloatTensor<B>; 2] {
+    fn operands(x: &Float<B>, of: Features, factors: &[&Float<B>], shape: SsdShape) -> [Float<B>; 2] {
         let x = <Self as SsdStages<B>>::operand(x, of, shape);
         let scaled = factors.iter().fold(x.clone(), |x, factor| B::float_mul(x, column_of::<B>((*factor).clone())));
         [x, by_column::<B>(scaled, shape)]
     }
 
-    fn weights(scores: &FloatTensor<B>, decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> FloatTensor<B> {
+    fn weights(scores: &Float<B>, decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> Float<B> {
         let weights = B::float_mul(for_heads::<B>(scores.clone(), shape), shares::<B>(decays, inputs, shape));
         B::float_mul(weights, row_of::<B>(decays.steps.clone()))
     }
 
     fn states(
-        summands: FloatTensor<B>,
+        summands: Float<B>,
         decays: &Decays<B>,
         _: &Combined<B>,
-        first: Option<FloatTensor<B>>,
+        first: Option<Float<B>>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 2] {
+    ) -> [Float<B>; 2] {
         let factors = chunk_shares::<B>(decays, shape);
         let size = dims(&summands);
         let one = [size[0], 1, size[2], size[3], size[4]];
@@ -74,19 +70,14 @@ impl<B: LocalKernels> SsdStages<B> for Formulas {
         };
         let mut in_front = Vec::with_capacity(size[1]);
         for c in 0..size[1] {
-            let of = |x: &FloatTensor<B>| narrow::<B>(x.clone(), 1, c, c + 1);
+            let of = |x: &Float<B>| narrow::<B>(x.clone(), 1, c, c + 1);
             in_front.push(state.clone());
             state = B::float_add(B::float_mul(state, of(&factors)), of(&summands));
         }
         [B::float_cat(in_front, 1), reshape::<B>(state, [size[0], size[2], size[3], size[4]])]
     }
 
-    fn combine(
-        answers: [FloatTensor<B>; 2],
-        decays: &Decays<B>,
-        inputs: &Combined<B>,
-        shape: SsdShape,
-    ) -> FloatTensor<B> {
+    fn combine(answers: [Float<B>; 2], decays: &Decays<B>, inputs: &Combined<B>, shape: SsdShape) -> Float<B> {
         let [inside, before] = answers;
         let before = B::float_mul(from_columns::<B>(before, shape), column_of::<B>(decays.since.clone()));
         let x = wide::<B>(narrow::<B>(inputs.x.clone(), 2, 0, shape.inner()));
@@ -100,66 +91,57 @@ impl<B: LocalKernels> SsdStages<B> for Formulas {
     }
 
     fn weights_grads(
-        grad: FloatTensor<B>,
-        scores: &FloatTensor<B>,
+        grad: Float<B>,
+        scores: &Float<B>,
         decays: &Decays<B>,
         inputs: &StepInputs<B>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 3] {
+    ) -> [Float<B>; 3] {
         gradients::weights::<B>(grad, scores, decays, inputs, shape)
     }
 
-    fn states_grads(
-        in_front: &FloatTensor<B>,
-        grad: FloatTensor<B>,
-        decays: &Decays<B>,
-        shape: SsdShape,
-    ) -> [FloatTensor<B>; 2] {
+    fn states_grads(in_front: &Float<B>, grad: Float<B>, decays: &Decays<B>, shape: SsdShape) -> [Float<B>; 2] {
         gradients::states::<B>(in_front, grad, decays, shape)
     }
 
     fn combine_grads(
-        grad: &FloatTensor<B>,
+        grad: &Float<B>,
         sums: InputSums<B>,
         decays: &Decays<B>,
         inputs: &Combined<B>,
         shape: SsdShape,
-    ) -> (FloatTensor<B>, [FloatTensor<B>; 3]) {
+    ) -> (Float<B>, [Float<B>; 3]) {
         gradients::combine::<B>(grad, sums, decays, inputs, shape)
     }
 
     fn decays_grads(
         inputs: &StepInputs<B>,
         decays: &Decays<B>,
-        weights: [FloatTensor<B>; 2],
-        combined: [FloatTensor<B>; 3],
-        along: FloatTensor<B>,
+        weights: [Float<B>; 2],
+        combined: [Float<B>; 3],
+        along: Float<B>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 4] {
+    ) -> [Float<B>; 4] {
         gradients::decays::<B>(inputs, decays, weights, combined, along, shape)
     }
 }
 
 /// At least fp32.
-pub(super) fn wide<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn wide<B: Backend>(x: Float<B>) -> Float<B> {
     super::widen::<B>(x).0
 }
 
-pub(super) fn zeros<B: Backend>(shape: impl Into<Vec<usize>>, like: &FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn zeros<B: Backend>(shape: impl Into<Vec<usize>>, like: &Float<B>) -> Float<B> {
     B::float_zeros(Shape::from(shape.into()), &like.device(), FloatDType::from(like.dtype()))
 }
 
-pub(super) fn numbers<B: Backend>(
-    values: Vec<f64>,
-    shape: impl Into<Vec<usize>>,
-    like: &FloatTensor<B>,
-) -> FloatTensor<B> {
+pub(super) fn numbers<B: Backend>(values: Vec<f64>, shape: impl Into<Vec<usize>>, like: &Float<B>) -> Float<B> {
     let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
     to_dtype::<B>(B::float_from_data(TensorData::new(values, shape.into()), &like.device()), like.dtype())
 }
 
 /// What softplus is taken of, `[s, b, h]`.
-fn argument<B: Backend>(inputs: &StepInputs<B>) -> FloatTensor<B> {
+fn argument<B: Backend>(inputs: &StepInputs<B>) -> Float<B> {
     let raw = wide::<B>(inputs.raw.clone());
     let bias = to_dtype::<B>(inputs.bias.clone(), raw.dtype());
     let heads = dims(&bias)[0];
@@ -167,25 +149,25 @@ fn argument<B: Backend>(inputs: &StepInputs<B>) -> FloatTensor<B> {
 }
 
 /// `log(1 + eˣ)` without an exponential of a positive number.
-fn softplus<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+fn softplus<B: Backend>(x: Float<B>) -> Float<B> {
     let small = B::float_log1p(B::float_exp(B::float_neg(B::float_abs(x.clone()))));
     B::float_add(B::float_clamp_min(x, Scalar::Float(0.0)), small)
 }
 
-fn limited<B: Backend>(steps: FloatTensor<B>, [smallest, largest]: [f64; 2]) -> FloatTensor<B> {
+fn limited<B: Backend>(steps: Float<B>, [smallest, largest]: [f64; 2]) -> Float<B> {
     let steps = if smallest > 0.0 { B::float_clamp_min(steps, Scalar::Float(smallest)) } else { steps };
     if largest < f64::INFINITY { B::float_clamp_max(steps, Scalar::Float(largest)) } else { steps }
 }
 
 /// A, negative, `[1, 1, h, 1]`.
-fn rates<B: Backend>(inputs: &StepInputs<B>) -> FloatTensor<B> {
+fn rates<B: Backend>(inputs: &StepInputs<B>) -> Float<B> {
     let a_log = wide::<B>(inputs.a_log.clone());
     let heads = dims(&a_log)[0];
     B::float_neg(B::float_exp(reshape::<B>(a_log, [1, 1, heads, 1])))
 }
 
 /// `[s, b, features]` in chunks of the padded sequence, `[chunks, chunk, b, features]`.
-fn chunked<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+fn chunked<B: Backend>(x: Float<B>, shape: SsdShape) -> Float<B> {
     let features = dims(&x)[2];
     let padding = shape.chunks() * shape.chunk - shape.seq;
     let x = match padding {
@@ -196,19 +178,19 @@ fn chunked<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
 }
 
 /// `[s, b, h]` as `[b, chunks, h, chunk]`.
-pub(super) fn per_head<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn per_head<B: Backend>(x: Float<B>, shape: SsdShape) -> Float<B> {
     B::float_permute(chunked::<B>(x, shape), &[2, 0, 3, 1])
 }
 
 /// `[s, b, h p]` by head.
-pub(super) fn by_head<B: Backend>(x: FloatTensor<B>, heads: usize, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn by_head<B: Backend>(x: Float<B>, heads: usize, shape: SsdShape) -> Float<B> {
     let features = dims(&x)[2] / heads;
     let x = reshape::<B>(chunked::<B>(x, shape), [shape.chunks(), shape.chunk, shape.samples, heads, features]);
     B::float_permute(x, &[2, 0, 3, 1, 4])
 }
 
 /// By head as `[s, b, h p]`.
-pub(super) fn in_sequence<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn in_sequence<B: Backend>(x: Float<B>, shape: SsdShape) -> Float<B> {
     let size = dims(&x);
     let x = B::float_permute(x, &[1, 3, 0, 2, 4]);
     let x = reshape::<B>(x, [size[1] * size[3], size[0], size[2] * size[4]]);
@@ -216,7 +198,7 @@ pub(super) fn in_sequence<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> Flo
 }
 
 /// By head as by column.
-pub(super) fn by_column<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn by_column<B: Backend>(x: Float<B>, shape: SsdShape) -> Float<B> {
     let size = dims(&x);
     let (groups, serves) = (shape.groups, size[2] / shape.groups);
     let x = reshape::<B>(x, [size[0], size[1], groups, serves, size[3], size[4]]);
@@ -224,26 +206,26 @@ pub(super) fn by_column<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> Float
 }
 
 /// By column as by head.
-pub(super) fn from_columns<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn from_columns<B: Backend>(x: Float<B>, shape: SsdShape) -> Float<B> {
     let (size, serves) = (dims(&x), shape.heads / shape.groups);
     let x = reshape::<B>(x, [size[0], size[1], shape.groups, size[3], serves, shape.head_dim]);
     reshape::<B>(B::float_permute(x, &[0, 1, 2, 4, 3, 5]), [size[0], size[1], shape.heads, size[3], shape.head_dim])
 }
 
 /// A number of each position for its features, or for all positions that it sees.
-pub(super) fn column_of<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn column_of<B: Backend>(x: Float<B>) -> Float<B> {
     let size = dims(&x);
     reshape::<B>(x, [size[0], size[1], size[2], size[3], 1])
 }
 
 /// A number of each position for all positions that see it.
-pub(super) fn row_of<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn row_of<B: Backend>(x: Float<B>) -> Float<B> {
     let size = dims(&x);
     reshape::<B>(x, [size[0], size[1], size[2], 1, size[3]])
 }
 
 /// A tensor of each group `[b, chunks, groups, m, n]` for each of its heads.
-pub(super) fn for_heads<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn for_heads<B: Backend>(x: Float<B>, shape: SsdShape) -> Float<B> {
     let (size, serves) = (dims(&x), shape.heads / shape.groups);
     let x = reshape::<B>(x, [size[0], size[1], size[2], 1, size[3], size[4]]);
     let x = B::float_expand(x, Shape::from([size[0], size[1], size[2], serves, size[3], size[4]].to_vec()));
@@ -252,7 +234,7 @@ pub(super) fn for_heads<B: Backend>(x: FloatTensor<B>, shape: SsdShape) -> Float
 
 /// How many positions of the same document are in front of each position, `[b, chunks, 1, chunk]`, if there are several.
 /// Padding belongs to the last one.
-fn ages<B: Backend>(inputs: &StepInputs<B>, shape: SsdShape, like: &FloatTensor<B>) -> Option<FloatTensor<B>> {
+fn ages<B: Backend>(inputs: &StepInputs<B>, shape: SsdShape, like: &Float<B>) -> Option<Float<B>> {
     let ages = inputs.ages.as_ref()?;
     let ages = to_dtype::<B>(ages.clone(), like.dtype());
     let padding = shape.chunks() * shape.chunk - shape.seq;
@@ -269,14 +251,14 @@ fn ages<B: Backend>(inputs: &StepInputs<B>, shape: SsdShape, like: &FloatTensor<
 }
 
 /// 1 where a document is at least as old as a distance, else 0.
-fn reached<B: Backend>(ages: FloatTensor<B>, distances: FloatTensor<B>) -> FloatTensor<B> {
+fn reached<B: Backend>(ages: Float<B>, distances: Float<B>) -> Float<B> {
     let reached = add::<B>(B::float_sub(ages, distances), 1.0);
     B::float_clamp(reached, Scalar::Float(0.0), Scalar::Float(1.0))
 }
 
 /// The share that stays from behind a position (last dimension) to behind another one of its chunk, `[b, chunks, h,
 /// chunk, chunk]`; zero from a later one, and from another document. No exponential is taken of a positive number.
-pub(super) fn shares<B: Backend>(decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> FloatTensor<B> {
+pub(super) fn shares<B: Backend>(decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> Float<B> {
     let chunk = shape.chunk;
     let [later, earlier] = [column_of::<B>(decays.sums.clone()), row_of::<B>(decays.sums.clone())];
     let shares = B::float_exp(B::float_clamp_max(B::float_sub(later, earlier), Scalar::Float(0.0)));
@@ -292,7 +274,7 @@ pub(super) fn shares<B: Backend>(decays: &Decays<B>, inputs: &StepInputs<B>, sha
 }
 
 /// The share of a state that each chunk leaves, by column.
-fn chunk_shares<B: Backend>(decays: &Decays<B>, shape: SsdShape) -> FloatTensor<B> {
+fn chunk_shares<B: Backend>(decays: &Decays<B>, shape: SsdShape) -> Float<B> {
     let left = narrow::<B>(decays.since.clone(), 3, shape.chunk - 1, shape.chunk);
     let left = B::float_expand(
         column_of::<B>(left),
@@ -302,10 +284,10 @@ fn chunk_shares<B: Backend>(decays: &Decays<B>, shape: SsdShape) -> FloatTensor<
 }
 
 /// σ of what softplus is taken of, zero beyond the limits, `[s, b, h]`.
-fn step_slope<B: Backend>(inputs: &StepInputs<B>) -> FloatTensor<B> {
+fn step_slope<B: Backend>(inputs: &StepInputs<B>) -> Float<B> {
     let argument = argument::<B>(inputs);
     let steps = softplus::<B>(argument.clone());
-    let within = |inside: FloatTensor<B>| B::float_clamp_min(B::float_sign(inside), Scalar::Float(0.0));
+    let within = |inside: Float<B>| B::float_clamp_min(B::float_sign(inside), Scalar::Float(0.0));
     let [smallest, largest] = inputs.limits;
     let mut slope = sigmoid::<B>(argument);
     if smallest > 0.0 {

@@ -1,6 +1,6 @@
 //! Norms fused with the additions next to them.
 
-use burn::backend::{Flex, tensor::FloatTensor};
+use burn::backend::{Flex, tensor::FloatTensor as Float};
 
 use crate::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
@@ -14,34 +14,29 @@ use ranks::comm::{Group, ReduceOp};
 /// LayerNorm, `params` its weight, and bias if it has one.
 pub trait ResidualKernels: LocalKernels + CollectiveOps {
     /// `x + other`, and the norm of the sum.
-    fn norm_of_sum(
-        x: FloatTensor<Self>,
-        other: FloatTensor<Self>,
-        norm: Step,
-        params: &[FloatTensor<Self>],
-    ) -> [FloatTensor<Self>; 2] {
+    fn norm_of_sum(x: Float<Self>, other: Float<Self>, norm: Step, params: &[Float<Self>]) -> [Float<Self>; 2] {
         norm_of_sum::<Self>(x, other, norm, params)
     }
 
     /// `x` plus the sum of all members' `partial`, and the norm of that. `next` is what is read then, if that is known.
     fn norm_of_reduced(
-        x: FloatTensor<Self>,
-        partial: FloatTensor<Self>,
+        x: Float<Self>,
+        partial: Float<Self>,
         norm: Step,
-        params: &[FloatTensor<Self>],
-        _next: Option<&FloatTensor<Self>>,
+        params: &[Float<Self>],
+        _next: Option<&Float<Self>>,
         group: &Group,
-    ) -> [FloatTensor<Self>; 2] {
+    ) -> [Float<Self>; 2] {
         Self::norm_of_sum(x, reduced::<Self>(partial, group), norm, params)
     }
 
     /// The gradients of the norm of `x`, with `other` added to that of `x`.
     fn norm_grads_plus(
-        x: FloatTensor<Self>,
+        x: Float<Self>,
         norm: Step,
-        params: &[FloatTensor<Self>],
-        grad: FloatTensor<Self>,
-        other: FloatTensor<Self>,
+        params: &[Float<Self>],
+        grad: Float<Self>,
+        other: Float<Self>,
         needs: NormNeeds,
     ) -> NormGrads<Self> {
         norm_grads_plus::<Self>(x, norm, params, grad, other, needs)
@@ -51,7 +46,7 @@ pub trait ResidualKernels: LocalKernels + CollectiveOps {
 impl ResidualKernels for Flex {}
 
 /// The sum of all members' `partial`.
-pub fn reduced<B: CollectiveOps>(partial: FloatTensor<B>, group: &Group) -> FloatTensor<B> {
+pub fn reduced<B: CollectiveOps>(partial: Float<B>, group: &Group) -> Float<B> {
     match group.size() {
         1 => partial,
         _ => B::collective(partial, Collective::AllReduce(ReduceOp::Sum), None, group.clone()),
@@ -59,23 +54,18 @@ pub fn reduced<B: CollectiveOps>(partial: FloatTensor<B>, group: &Group) -> Floa
 }
 
 /// [`ResidualKernels::norm_of_sum`], one after the other.
-pub fn norm_of_sum<B: LocalKernels>(
-    x: FloatTensor<B>,
-    other: FloatTensor<B>,
-    norm: Step,
-    params: &[FloatTensor<B>],
-) -> [FloatTensor<B>; 2] {
+pub fn norm_of_sum<B: LocalKernels>(x: Float<B>, other: Float<B>, norm: Step, params: &[Float<B>]) -> [Float<B>; 2] {
     let sum = B::float_add(x, other);
     [sum.clone(), norm.forward::<B>(sum, params, &CoreAttention::Compute).out]
 }
 
 /// [`ResidualKernels::norm_grads_plus`], one after the other.
 pub fn norm_grads_plus<B: LocalKernels>(
-    x: FloatTensor<B>,
+    x: Float<B>,
     norm: Step,
-    params: &[FloatTensor<B>],
-    grad: FloatTensor<B>,
-    other: FloatTensor<B>,
+    params: &[Float<B>],
+    grad: Float<B>,
+    other: Float<B>,
     needs: NormNeeds,
 ) -> NormGrads<B> {
     let NormGrads { x, w, b } = norm.norm_grads::<B>(x, params, grad, needs);

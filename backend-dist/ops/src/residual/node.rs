@@ -5,7 +5,7 @@ use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
 
 use super::joint::{Joint, ResidualAdd};
 use super::kernels::reduced;
-use crate::operation::{Operation, Parents, Tensors, Tracked, operation};
+use crate::operation::{Parents, Tensors, operation};
 use crate::{kernels::LocalKernels, prologue::step_grads, saved_attention::CoreAttention, step::Step};
 
 operation! {
@@ -46,13 +46,6 @@ operation! {
     },
 }
 
-/// A norm or an activation of the input; further inputs are its parameters. `joint` is that of a norm's input.
-#[derive(Debug)]
-pub struct Apply {
-    pub step: Step,
-    pub joint: Joint,
-}
-
 /// Saved by [`Apply`].
 #[derive(Clone, Debug)]
 pub struct Saved<B: LocalKernels> {
@@ -62,26 +55,19 @@ pub struct Saved<B: LocalKernels> {
     joint: Joint,
 }
 
-impl<const N: usize> Operation<N> for Apply {
-    type Saved<B: Kernels> = Saved<B>;
-
-    fn forward<B: Kernels>(
-        self,
-        inputs: [FloatTensor<B>; N],
-        _: Tensors<B>,
-        tracked: Tracked<N>,
-    ) -> (FloatTensor<B>, Option<Saved<B>>) {
-        let (Self { step, joint }, mut params) = (self, Vec::from(inputs));
+operation! {
+    /// A norm or an activation of the input; further inputs are its parameters. `joint` is that of a norm's input.
+    pub Apply { step: Step, joint: Joint } for N, N, Saved<B>,
+    |inputs, _, tracked| {
+        let mut params = Vec::from(inputs);
         let x = params.remove(0);
         let saved = tracked.then(|| Saved { x: x.clone(), params: params.clone(), step, joint: joint.clone() });
         let normed = joint.take_normed::<B>();
         (normed.unwrap_or_else(|| step.forward::<B>(x, &params, &CoreAttention::Compute).out), saved)
-    }
-
-    fn backward<B: Kernels>(saved: Saved<B>, grad: FloatTensor<B>, mut parents: Parents<'_, N>) {
-        let Saved { x, params, step, joint } = saved;
+    },
+    |Saved { x, params, step, joint }, grad, mut parents| {
         let other = joint.take_gradient::<B, N>(&mut parents);
         let needed = parents.needed();
         parents.deliver::<B>(step_grads::<B, N>(step, x, &params, None, grad, other, needed));
-    }
+    },
 }

@@ -3,7 +3,7 @@
 //! Numbers of a position and head are `[b, chunks, h, chunk]`; tensors by head have one more dimension, tensors by
 //! column are `[b, chunks, groups, chunk or state, h/groups p]`.
 
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, tensor::FloatTensor as Float};
 
 use super::SsdHeads;
 use crate::kernels::LocalKernels;
@@ -78,13 +78,13 @@ impl SsdShape {
 #[derive(Clone, Debug)]
 pub struct StepInputs<B: Backend> {
     /// Before bias and softplus, `[s, b, h]`.
-    pub raw: FloatTensor<B>,
+    pub raw: Float<B>,
     /// `[h]`.
-    pub bias: FloatTensor<B>,
+    pub bias: Float<B>,
     /// `[h]`.
-    pub a_log: FloatTensor<B>,
+    pub a_log: Float<B>,
     /// `[s, b]`.
-    pub ages: Option<FloatTensor<B>>,
+    pub ages: Option<Float<B>>,
     /// Smallest and largest step.
     pub limits: [f64; 2],
 }
@@ -93,43 +93,43 @@ pub struct StepInputs<B: Backend> {
 #[derive(Clone, Debug)]
 pub struct Decays<B: Backend> {
     /// Step sizes Δ; padding has zero.
-    pub steps: FloatTensor<B>,
+    pub steps: Float<B>,
     /// Sums of Δ A from the beginning of the chunk.
-    pub sums: FloatTensor<B>,
+    pub sums: Float<B>,
     /// The share of what a position adds that is left behind its chunk; zero if another document begins.
-    pub until: FloatTensor<B>,
+    pub until: Float<B>,
     /// The share of the state in front of the chunk that is left behind a position; zero if another document begins.
-    pub since: FloatTensor<B>,
+    pub since: Float<B>,
 }
 
 /// The inputs that are not step sizes.
 #[derive(Clone, Debug)]
 pub struct Combined<B: Backend> {
     /// x, B and C, `[s, b, features]`.
-    pub x: FloatTensor<B>,
+    pub x: Float<B>,
     /// D, `[h]`.
-    pub skip: FloatTensor<B>,
+    pub skip: Float<B>,
 }
 
 /// What the gradients of x, B and C are summed of.
 #[derive(Debug)]
 pub struct InputSums<B: Backend> {
     /// The answers of the states in front of chunks, by column.
-    pub before: FloatTensor<B>,
+    pub before: Float<B>,
     /// Of x through the positions of its chunk, by head.
-    pub inside: FloatTensor<B>,
+    pub inside: Float<B>,
     /// B times the gradient of what chunks add to the state, by column.
-    pub taken: FloatTensor<B>,
+    pub taken: Float<B>,
     /// Of B, by group.
-    pub b: [FloatTensor<B>; 2],
+    pub b: [Float<B>; 2],
     /// Of C, by group.
-    pub c: [FloatTensor<B>; 2],
+    pub c: [Float<B>; 2],
 }
 
 /// The stages of one implementation. Operands of GEMMs have the type in which these multiply.
 pub trait SsdStages<B: LocalKernels> {
     /// A GEMM whose result is at least fp32.
-    fn wide_matmul(a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
+    fn wide_matmul(a: Float<B>, b: Float<B>) -> Float<B> {
         B::matmul(a, b)
     }
 
@@ -137,61 +137,51 @@ pub trait SsdStages<B: LocalKernels> {
     fn decays(inputs: &StepInputs<B>, shape: SsdShape) -> Decays<B>;
 
     /// Features of `x [s, b, ..]` by head.
-    fn operand(x: &FloatTensor<B>, of: Features, shape: SsdShape) -> FloatTensor<B>;
+    fn operand(x: &Float<B>, of: Features, shape: SsdShape) -> Float<B>;
 
     /// The same, and times the factors by column.
-    fn operands(x: &FloatTensor<B>, of: Features, factors: &[&FloatTensor<B>], shape: SsdShape) -> [FloatTensor<B>; 2];
+    fn operands(x: &Float<B>, of: Features, factors: &[&Float<B>], shape: SsdShape) -> [Float<B>; 2];
 
     /// What positions of a chunk take from each other, `[b, chunks, h, chunk, chunk]`, from `scores [b, chunks, groups,
     /// chunk, chunk]`: decayed, times step sizes, and zero for later positions and other documents.
-    fn weights(scores: &FloatTensor<B>, decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> FloatTensor<B>;
+    fn weights(scores: &Float<B>, decays: &Decays<B>, inputs: &StepInputs<B>, shape: SsdShape) -> Float<B>;
 
     /// The states in front of chunks from what chunks add, by column, and the states behind the last one, `[b, groups, n,
     /// h/groups p]`, in at least fp32.
     fn states(
-        summands: FloatTensor<B>,
+        summands: Float<B>,
         decays: &Decays<B>,
         inputs: &Combined<B>,
-        first: Option<FloatTensor<B>>,
+        first: Option<Float<B>>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 2];
+    ) -> [Float<B>; 2];
 
     /// The output `[s, b, h p]` from the answers of a position's chunk, by head, and of the state in front of it, by column.
-    fn combine(
-        answers: [FloatTensor<B>; 2],
-        decays: &Decays<B>,
-        inputs: &Combined<B>,
-        shape: SsdShape,
-    ) -> FloatTensor<B>;
+    fn combine(answers: [Float<B>; 2], decays: &Decays<B>, inputs: &Combined<B>, shape: SsdShape) -> Float<B>;
 
     /// From the gradient of the weights: that of the scores, and sums of gradient times weight over the positions that a
     /// position sees and, without its step size, over those that see it, the latter perhaps in parts.
     fn weights_grads(
-        grad: FloatTensor<B>,
-        scores: &FloatTensor<B>,
+        grad: Float<B>,
+        scores: &Float<B>,
         decays: &Decays<B>,
         inputs: &StepInputs<B>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 3];
+    ) -> [Float<B>; 3];
 
     /// From the gradient of the states in front of chunks: that of what chunks add, and of the share of a head's state that
     /// each chunk leaves, perhaps in parts.
-    fn states_grads(
-        in_front: &FloatTensor<B>,
-        grad: FloatTensor<B>,
-        decays: &Decays<B>,
-        shape: SsdShape,
-    ) -> [FloatTensor<B>; 2];
+    fn states_grads(in_front: &Float<B>, grad: Float<B>, decays: &Decays<B>, shape: SsdShape) -> [Float<B>; 2];
 
     /// The gradient of x, B and C, `[s, b, features]`, and sums over a head's features: of x times `taken`, of the gradient
     /// of the output times `before`, and times x.
     fn combine_grads(
-        grad: &FloatTensor<B>,
+        grad: &Float<B>,
         sums: InputSums<B>,
         decays: &Decays<B>,
         inputs: &Combined<B>,
         shape: SsdShape,
-    ) -> (FloatTensor<B>, [FloatTensor<B>; 3]);
+    ) -> (Float<B>, [Float<B>; 3]);
 
     /// The gradients of the step sizes before their function, their biases, `a_log`, and D, from the sums of
     /// [`weights_grads`](Self::weights_grads), [`combine_grads`](Self::combine_grads) and
@@ -199,9 +189,9 @@ pub trait SsdStages<B: LocalKernels> {
     fn decays_grads(
         inputs: &StepInputs<B>,
         decays: &Decays<B>,
-        weights: [FloatTensor<B>; 2],
-        combined: [FloatTensor<B>; 3],
-        along: FloatTensor<B>,
+        weights: [Float<B>; 2],
+        combined: [Float<B>; 3],
+        along: Float<B>,
         shape: SsdShape,
-    ) -> [FloatTensor<B>; 4];
+    ) -> [Float<B>; 4];
 }

@@ -12,10 +12,7 @@ use parking_lot::Mutex;
 
 use super::held;
 use super::pages::{Pages, told};
-use crate::buffer::Buffer;
-use crate::cuda;
-use crate::failed;
-use crate::nccl::PinnedBuffer;
+use crate::{buffer::Buffer, cuda, failed, nccl::PinnedBuffer};
 
 /// Page-locked host memory of a rank, for one copy of its buffers at a time.
 pub struct HostMemory {

@@ -7,9 +7,7 @@ use std::sync::mpsc::channel;
 use cudarc::driver::{DriverError, result as driver, sys};
 
 use super::pages::{Pages, told};
-use crate::buffer::Buffer;
-use crate::cuda;
-use crate::failed;
+use crate::{buffer::Buffer, cuda, failed};
 
 /// Page-locked host memory of a rank, of which one DMA copy engine loads pieces while another stores pieces.
 ///

@@ -40,6 +40,13 @@ mod all_reduce {
     use std::ffi::c_void;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    /// Where the arguments of a kernel are.
+    macro_rules! pointers {
+        ($($argument:ident),+) => {
+            [$((&raw mut $argument).cast::<c_void>()),+]
+        };
+    }
+
     /// One member's side. Raw handles are stored as integers, because they cross threads.
     pub(crate) struct OneShot {
         rank: u32,
@@ -132,16 +139,7 @@ mod all_reduce {
             let (mut from, mut to, mut stop, mut members) = (from as u64, to as u64, self.stop, self.members);
             let (mut count, mut rank, mut size) = (count as u32, self.rank, self.size);
             let mut units = region(self.size as usize) as u32;
-            let mut arguments: [*mut c_void; 8] = [
-                (&raw mut from).cast(),
-                (&raw mut to).cast(),
-                (&raw mut stop).cast(),
-                (&raw mut count).cast(),
-                (&raw mut rank).cast(),
-                (&raw mut size).cast(),
-                (&raw mut units).cast(),
-                members.as_mut_ptr().cast(),
-            ];
+            let mut arguments = pointers!(from, to, stop, count, rank, size, units, members);
             let grid = (blocks(count as usize * dtype.size()) as u32, 1, 1);
             // SAFETY: the arguments have the kernel's types; the caller's buffers hold `count` elements, and the members'
             // memory has a region for as many, as `takes` has found. The module and the memory stay until the end of the
@@ -172,32 +170,18 @@ mod all_reduce {
         ) -> Result<(), String> {
             let norms = self.norms.as_ref().ok_or("a member's GPU has no kernel for sums and norms")?;
             let kernel = norms.kernel(&rows)?;
-            let (mut buffers, mut stop, mut members) = (buffers.map(|at| at as u64), self.stop, self.members);
+            let [mut from, mut old, mut weight, mut new, mut normed] = buffers.map(|at| at as u64);
+            let (mut stop, mut members) = (self.stop, self.members);
             let (mut rank, mut size, mut units) = (self.rank, self.size, region(self.size as usize) as u32);
             let (mut width, mut inverse, mut eps) = (rows.columns as u32 / 8, 1.0 / rows.columns as f32, eps);
             let next_bytes = if norms.prefetch() { next_bytes } else { 0 };
             let prefetchers = if next_bytes > 0 { PREFETCHERS } else { 0 };
             let grid = ((rows.rows + prefetchers) as u32, 1, 1);
             let (mut next, mut next_bytes, mut count) = (next as u64, next_bytes as u32, rows.rows as u32);
-            let [from, old, weight, new, normed] = buffers.each_mut().map(|at| (&raw mut *at).cast());
-            let mut arguments: [*mut c_void; 16] = [
-                from,
-                old,
-                weight,
-                new,
-                normed,
-                (&raw mut stop).cast(),
-                (&raw mut width).cast(),
-                (&raw mut inverse).cast(),
-                (&raw mut eps).cast(),
-                (&raw mut rank).cast(),
-                (&raw mut size).cast(),
-                (&raw mut units).cast(),
-                (&raw mut next).cast(),
-                (&raw mut next_bytes).cast(),
-                (&raw mut count).cast(),
-                members.as_mut_ptr().cast(),
-            ];
+            let mut arguments = pointers!(
+                from, old, weight, new, normed, stop, width, inverse, eps, rank, size, units, next, next_bytes, count,
+                members
+            );
             let block = (rows.threads as u32, 1, 1);
             // SAFETY: as in `launch`; the buffers hold the rows, and the weight one; `next` is as long.
             unsafe { driver::launch_kernel(kernel as _, grid, block, 0, stream, &mut arguments) }

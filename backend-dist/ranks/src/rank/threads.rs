@@ -3,10 +3,7 @@
 use super::panics::{RankPanics, enter_rank, panic_message};
 use super::{BoxError, Rank};
 use crate::comm::{Aborted, FailureCause, RunError, World};
-use crate::gpu;
-use crate::memory;
-use crate::mesh::Mesh;
-use crate::startup;
+use crate::{gpu, memory, mesh::Mesh, startup};
 use burn::tensor::Device;
 use std::any::Any;
 use std::ops::Range;

@@ -4,13 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
-use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::ops::FloatTensorOps;
-use burn::backend::tensor::FloatTensor;
 use burn::backend::{
     Autodiff, Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata, backend_extension,
 };
+use burn::backend::{autodiff::grads::Gradients, ops::FloatTensorOps, tensor::FloatTensor};
 use burn::module::{Module, Reparameterization};
 use burn::tensor::Tensor;
 

@@ -4,10 +4,8 @@
 use super::Interpreter;
 use super::complete::float;
 use crate::logical::Placement::{self, Replicate};
-use crate::logical::TensorState;
 use crate::mesh_backend::across::{Across, Part};
-use crate::mesh_backend::inner::Inner;
-use crate::mesh_backend::reshard::run_collective;
+use crate::{logical::TensorState, mesh_backend::inner::Inner, mesh_backend::reshard::run_collective};
 use burn::tensor::Shape;
 use burn_ir::{HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
 use parking_lot::Mutex;

@@ -3,10 +3,7 @@
 use super::Interpreter;
 use super::plans::name;
 use crate::logical::{MeshAxis, Placement, TensorState};
-use crate::mesh_backend::command::Command;
-use crate::mesh_backend::formula::AdamWStep;
-use crate::mesh_backend::inner::Inner;
-use crate::mesh_backend::interpreter::Interpret;
+use crate::mesh_backend::{command::Command, formula::AdamWStep, inner::Inner, interpreter::Interpret};
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 
 impl<B: Inner> Interpreter<B> {

@@ -2,9 +2,7 @@
 //! of which the rank has a part, and maxima over one.
 
 use super::Interpreter;
-use crate::logical::rules::Completion;
-use crate::mesh_backend::inner::Inner;
-use crate::mesh_backend::reshard::run_collective;
+use crate::{logical::rules::Completion, mesh_backend::inner::Inner, mesh_backend::reshard::run_collective};
 use burn::backend::tensor::BoolTensor;
 use burn::backend::{DeviceOps, TensorMetadata};
 use burn_ir::{BaseOperationIr, HandleKind, ModuleOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};

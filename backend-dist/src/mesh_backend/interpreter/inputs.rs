@@ -2,9 +2,7 @@
 
 use super::Interpreter;
 use crate::logical::Placement::{self, Partial, Replicate};
-use crate::mesh_backend::inner::Inner;
-use crate::mesh_backend::reshard::reshard;
-use crate::mesh_backend::table::Table;
+use crate::mesh_backend::{inner::Inner, reshard::reshard, table::Table};
 use burn::tensor::Shape;
 use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
 

@@ -1,9 +1,7 @@
 //! An operation on where its inputs are: planned, run on the rank's shares, and noted in the table.
 
-use super::super::inner::Inner;
-use super::Interpreter;
 use super::inputs::{Local, Locals};
-use super::plans::Names;
+use super::{super::inner::Inner, Interpreter, plans::Names};
 use crate::logical::Placement::{self, Replicate};
 use crate::logical::{TensorState, makes_weights};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, TensorStatus};

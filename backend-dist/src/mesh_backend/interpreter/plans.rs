@@ -1,8 +1,7 @@
 //! Plans of operations that have come before: each step of a training has the operations of the last one, with other
 //! tensors and numbers.
 
-use super::Interpreter;
-use super::inputs::Local;
+use super::{Interpreter, inputs::Local};
 use crate::logical::Placement::Partial;
 use crate::logical::{OpPlan, TensorState, plan};
 use crate::mesh_backend::ids::{ById, IdHasher};

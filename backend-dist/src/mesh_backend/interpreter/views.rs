@@ -2,9 +2,7 @@
 //! backward pass.
 
 use super::Interpreter;
-use crate::logical::Placement::Replicate;
-use crate::mesh_backend::inner::Inner;
-use crate::mesh_backend::table::Source;
+use crate::{logical::Placement::Replicate, mesh_backend::inner::Inner, mesh_backend::table::Source};
 use burn_ir::{BaseOperationIr, IrVisitorMut, OperationIr, TensorId, TensorIr, TensorStatus};
 
 /// Input and output of an operation that only changes the shape.

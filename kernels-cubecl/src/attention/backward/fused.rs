@@ -1,15 +1,11 @@
 //! The fused backward pass: dQ, dK and dV by one kernel.
 use super::{BackwardStats, Gradients, Saved, check_saved};
-use crate::attention::dq_accum;
 use crate::attention::dqdkdv::{self, DqDkDvPlan};
 use crate::attention::{AttentionError, AttentionShape, CallOptions, Tensor4, UNITS, grid, maps, sizes, starts};
-use crate::hopper::mma::{Half, ROWS};
-use crate::tiling::CUBE_KEYS;
+use crate::{attention::dq_accum, hopper::mma::ROWS, tiling::CUBE_KEYS};
 use cubecl::prelude::*;
-use half::{bf16, f16};
 
 /// Second and last step of [`backward`](super::backward) where one kernel computes dQ, dK and dV.
-#[allow(clippy::too_many_arguments)]
 pub fn launch_dqdkdv(
     client: &Client,
     shape: &AttentionShape,
@@ -33,10 +29,6 @@ pub fn launch_dqdkdv(
     let dq_accum = client.empty(4 * len);
     // SAFETY: the buffer was allocated with this size just above.
     let dq_accum_arg = || unsafe { BufferArg::from_raw_parts(dq_accum.clone(), len / 4) };
-    let convert = match options.element {
-        Half::Bf16 => dq_accum::convert_dq::launch_unchecked::<bf16>,
-        Half::F16 => dq_accum::convert_dq::launch_unchecked::<f16>,
-    };
     let packed = plan.variant.packed;
     let (query_starts, key_starts) = starts(options, &stats.lse_delta);
     let (dq_starts, _) = starts(options, &stats.lse_delta);
@@ -44,45 +36,23 @@ pub fn launch_dqdkdv(
     // SAFETY: the tensor maps bound every access but those to the dQ accumulator, which has a block for every q block
     // of every sequence and one more; `convert_dq` writes only rows that exist.
     unsafe {
-        dq_accum::clear_dq_accum::launch_unchecked(
-            client,
-            CubeCount::Static((len / 4).div_ceil(8 * UNITS as usize).min(1 << 16) as u32, 1, 1),
-            CubeDim::new_1d(UNITS),
-            dq_accum_arg(),
-        );
-        dqdkdv::attention_dqdkdv::launch_unchecked(
-            client,
-            CubeCount::Static(shape.kv_heads as u32, sequences, key_blocks),
-            CubeDim::new_1d(UNITS),
-            maps::load(saved.q, dqdkdv::BLOCK),
-            maps::load(saved.k, ROWS),
-            maps::load(saved.v, ROWS),
+        launch_kernel!(dq_accum::clear_dq_accum, client,
+            CubeCount::Static((len / 4).div_ceil(8 * UNITS as usize).min(1 << 16) as u32, 1, 1), CubeDim::new_1d(UNITS);
+            dq_accum_arg());
+        launch_kernel!(dqdkdv::attention_dqdkdv, client,
+            CubeCount::Static(shape.kv_heads as u32, sequences, key_blocks), CubeDim::new_1d(UNITS);
+            maps::load(saved.q, dqdkdv::BLOCK), maps::load(saved.k, ROWS), maps::load(saved.v, ROWS),
             maps::load(dout, dqdkdv::BLOCK),
-            maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()),
-            query_starts,
-            key_starts,
-            dq_accum_arg(),
-            maps::store(gradients.dk, packed),
-            maps::store(gradients.dv, packed),
-            sizes(shape, options),
-            scale,
-            plan,
-        );
-        convert(
-            client,
-            CubeCount::Static(query_blocks, shape.heads as u32, sequences),
-            CubeDim::new_1d(UNITS),
-            dq_accum_arg(),
-            BufferArg::from_raw_parts(gradients.dq.handle.clone(), gradients.dq.extent() / 8),
-            dq_starts,
-            shape.queries as u32,
-            dq_accum::blocks_of_head(shape, options) as u32,
-            by_row,
-            by_batch,
-            by_head,
-            scale,
-            packed,
-        );
+            maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()), query_starts,
+            key_starts, dq_accum_arg(), maps::store(gradients.dk, packed), maps::store(gradients.dv, packed);
+            sizes(shape, options), scale; plan);
+        let (count, dq) = (CubeCount::Static(query_blocks, shape.heads as u32, sequences), gradients.dq);
+        by_half!(options.element, E => {
+            launch_kernel!(dq_accum::convert_dq<E>, client, count, CubeDim::new_1d(UNITS);
+                dq_accum_arg(), BufferArg::from_raw_parts(dq.handle.clone(), dq.extent() / 8), dq_starts;
+                shape.queries as u32, dq_accum::blocks_of_head(shape, options) as u32, by_row, by_batch, by_head, scale;
+                packed)
+        });
     }
     Ok(())
 }

@@ -10,10 +10,8 @@ use super::dq::DqPlan;
 use super::dqdkdv::DqDkDvPlan;
 use super::{AttentionError, AttentionShape, CallOptions, Tensor4, Variant};
 use super::{delta, dq_accum, flat, launch_dropout_keys};
-use crate::hopper::mma::Half;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use half::{bf16, f16};
 
 /// Inputs and outputs of the forward pass that [`backward`] needs.
 #[derive(Clone, Copy, Debug)]
@@ -111,31 +109,16 @@ pub fn preprocess(
     };
     let [by_out, by_gradient] = [out.strides, dout.strides].map(|s| s.map(|s| (s / 4) as u32));
     let blocks = shape.padded_queries() as u32 / delta::ROWS;
-    let launch = match options.element {
-        Half::Bf16 => delta::attention_delta::launch_unchecked::<bf16>,
-        Half::F16 => delta::attention_delta::launch_unchecked::<f16>,
-    };
-    // SAFETY: the kernel reads rows that exist and writes the padded rows that `lse_delta` has room for.
-    unsafe {
-        launch(
-            client,
-            CubeCount::Static(blocks, shape.heads as u32, shape.batch as u32),
-            CubeDim::new_1d(32 * delta::ROWS),
-            quads(out),
-            quads(dout),
-            flat(lse, shape.statistics_len()),
-            flat(&lse_delta, 2 * shape.statistics_len()),
-            shape.queries as u32,
-            shape.padded_queries() as u32,
-            by_out[0],
-            by_out[1],
-            by_out[2],
-            by_gradient[0],
-            by_gradient[1],
-            by_gradient[2],
-            shape.value_dim,
-        );
-    }
+    let count = CubeCount::Static(blocks, shape.heads as u32, shape.batch as u32);
+    by_half!(options.element, E => {
+        // SAFETY: the kernel reads rows that exist and writes the padded rows that `lse_delta` has room for.
+        unsafe {
+            launch_kernel!(delta::attention_delta<E>, client, count, CubeDim::new_1d(32 * delta::ROWS);
+                quads(out), quads(dout), flat(lse, shape.statistics_len()), flat(&lse_delta, 2 * shape.statistics_len());
+                shape.queries as u32, shape.padded_queries() as u32, by_out[0], by_out[1], by_out[2],
+                by_gradient[0], by_gradient[1], by_gradient[2]; shape.value_dim)
+        }
+    });
     let dropout_keys = options.dropout.map(|dropout| launch_dropout_keys(client, shape, &dropout));
     Ok(BackwardStats { lse_delta, dropout_keys })
 }

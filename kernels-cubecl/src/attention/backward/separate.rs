@@ -8,7 +8,6 @@ use crate::tiling::{CUBE_KEYS, CUBE_QUERIES};
 use cubecl::prelude::*;
 
 /// Second step of [`backward`](super::backward): dQ.
-#[allow(clippy::too_many_arguments)]
 pub fn launch_dq(
     client: &Client,
     shape: &AttentionShape,
@@ -29,29 +28,17 @@ pub fn launch_dq(
     // SAFETY: the tensor maps bound every access but those to the statistics. Their rows are padded to whole blocks,
     // and the kernel bounds them itself when sequences are packed.
     unsafe {
-        dq::attention_dq::launch_unchecked(
-            client,
-            CubeCount::Static(shape.heads as u32, sequences, blocks),
-            CubeDim::new_1d(UNITS),
-            maps::load(saved.q, ROWS),
-            maps::load(saved.k, plan.block),
-            maps::load(saved.v, plan.block),
-            maps::load(dout, ROWS),
-            flat(&stats.lse_delta, len),
-            flat(stats.dropout_keys.as_ref().unwrap_or(&stats.lse_delta), len),
-            query_starts,
-            key_starts,
-            maps::store(dq, plan.variant.packed),
-            sizes(shape, options),
-            scale,
-            plan,
-        );
+        launch_kernel!(dq::attention_dq, client, CubeCount::Static(shape.heads as u32, sequences, blocks),
+            CubeDim::new_1d(UNITS);
+            maps::load(saved.q, ROWS), maps::load(saved.k, plan.block), maps::load(saved.v, plan.block),
+            maps::load(dout, ROWS), flat(&stats.lse_delta, len),
+            flat(stats.dropout_keys.as_ref().unwrap_or(&stats.lse_delta), len), query_starts, key_starts,
+            maps::store(dq, plan.variant.packed); sizes(shape, options), scale; plan);
     }
     Ok(())
 }
 
 /// Third step of [`backward`](super::backward): dK and dV, in one or two launches.
-#[allow(clippy::too_many_arguments)]
 pub fn launch_dkdv(
     client: &Client,
     shape: &AttentionShape,
@@ -73,24 +60,14 @@ pub fn launch_dkdv(
         let (query_starts, key_starts) = starts(options, &stats.lse_delta);
         // SAFETY: the tensor maps bound every access.
         unsafe {
-            dkdv::attention_dkdv::launch_unchecked(
-                client,
-                CubeCount::Static(shape.kv_heads as u32, sequences, blocks),
-                CubeDim::new_1d(UNITS),
-                maps::load(saved.q, plan.block),
-                maps::load(saved.k, ROWS),
-                maps::load(saved.v, ROWS),
+            launch_kernel!(dkdv::attention_dkdv, client, CubeCount::Static(shape.kv_heads as u32, sequences, blocks),
+                CubeDim::new_1d(UNITS);
+                maps::load(saved.q, plan.block), maps::load(saved.k, ROWS), maps::load(saved.v, ROWS),
                 maps::load(dout, plan.block),
                 maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()),
-                maps::statistics(shape, dropout_keys, plan.stats_width(), u32::elem_type_native()),
-                query_starts,
-                key_starts,
-                maps::store(dk, plan.variant.packed),
-                maps::store(dv, plan.variant.packed),
-                sizes(shape, options),
-                scale,
-                plan,
-            );
+                maps::statistics(shape, dropout_keys, plan.stats_width(), u32::elem_type_native()), query_starts,
+                key_starts, maps::store(dk, plan.variant.packed), maps::store(dv, plan.variant.packed);
+                sizes(shape, options), scale; plan);
         }
     }
     Ok(())

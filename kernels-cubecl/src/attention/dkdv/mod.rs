@@ -9,10 +9,8 @@ mod step;
 
 pub use plan::{DkDvOutputs, DkDvPlan};
 
-use super::dropout;
-use super::q_blocks;
-use super::tile;
 use super::variant::{Sizes, cube_sequence};
+use super::{dropout, q_blocks, tile};
 use crate::hopper::barrier::barrier_at;
 use crate::hopper::mma::{self, Pair};
 use crate::tiling::{CUBE_KEYS, QBlocks};
@@ -27,7 +25,6 @@ const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// sequence, kv block)`; tensor maps with boxes of 64 rows (`k`, `v`), `block` rows (`q`, `dout`), those for stores
 /// (`dk`, `dv`), and `block` columns of both kinds of `lse_delta` and `dropout_keys`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn attention_dkdv(
     q: &TensorMap<bf16, Tiled>,
     k: &TensorMap<bf16, Tiled>,

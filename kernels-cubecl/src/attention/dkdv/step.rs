@@ -4,9 +4,7 @@ use super::mask::{VisibleQueries, apply_mask};
 use crate::attention::dropout;
 use crate::attention::q_blocks::{self, QLoop};
 use crate::attention::tile::{self, Ring};
-use crate::hopper::barrier::barrier_at;
-use crate::hopper::mma;
-use crate::hopper::ptx;
+use crate::hopper::{barrier::barrier_at, mma, ptx};
 use cubecl::prelude::*;
 use half::bf16;
 
@@ -55,7 +53,6 @@ fn stats_skew(q_loop: &QLoop, #[comptime] plan: DkDvPlan) -> u32 {
 
 /// Starts the TMA loads of step `step`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn load(
     q_ring: &mut Ring,
     dout_ring: &mut Ring,
@@ -87,7 +84,6 @@ pub fn load(
 
 /// One q block. Its last GEMMs still run when this returns; the next step waits for them.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut DkDvState,
     q_ring: &mut Ring,

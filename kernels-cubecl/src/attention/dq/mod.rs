@@ -19,7 +19,6 @@ const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// multiplied by 0 or `keep_scale`. 256 units; cube `(head, sequence, q block)`; tensor maps with boxes of 64 rows
 /// (`q`, `dout`), `block` rows (`k`, `v`) and those for stores (`dq`). `lse_delta` is the output of [`super::delta`].
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn attention_dq(
     q: &TensorMap<bf16, Tiled>,
     k: &TensorMap<bf16, Tiled>,

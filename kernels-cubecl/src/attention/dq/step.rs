@@ -1,10 +1,8 @@
 //! One step of the loop: a kv block against the cube's queries.
 use super::DqPlan;
-use crate::attention::dropout;
 use crate::attention::kv_blocks::{self, LoopInvariants};
 use crate::attention::tile::{self, Ring, RowDropoutKeys};
-use crate::hopper::mma;
-use crate::hopper::ptx;
+use crate::{attention::dropout, hopper::mma, hopper::ptx};
 use cubecl::prelude::*;
 use half::bf16;
 
@@ -38,7 +36,6 @@ pub struct DqState {
 
 /// One kv block. Its last GEMM still runs when this returns; the next step waits for it.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut DqState,
     k_ring: &mut Ring,

@@ -1,10 +1,8 @@
 //! dS in shared memory, which both warpgroups write, and the GEMMs that read it there.
 use super::buffers::SharedBuffers;
 use super::plan::{BLOCK, D, DS_STAGES, DS_TILE, K_TILE};
-use crate::hopper::barrier::barrier_at;
-use crate::hopper::bulk;
 use crate::hopper::mma::{self, Half, Pair};
-use crate::tiling::CUBE_KEYS;
+use crate::{hopper::barrier::barrier_at, hopper::bulk, tiling::CUBE_KEYS};
 use cubecl::prelude::*;
 
 /// Waits until both warpgroups have written dS of step `step`.

@@ -33,7 +33,6 @@ const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// [`convert_dq`](super::dq_accum::convert_dq()) reads. 256 units; cube `(key head, sequence, kv block)`; tensor maps
 /// with boxes of 64 rows, those for stores (`dk`, `dv`), and a q block's columns of both kinds of `lse_delta`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn attention_dqdkdv(
     q: &TensorMap<bf16, Tiled>,
     k: &TensorMap<bf16, Tiled>,

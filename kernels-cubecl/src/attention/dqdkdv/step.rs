@@ -6,10 +6,8 @@ use super::plan::{BLOCK, D, DS_STAGES, DS_TILE, DqDkDvPlan};
 use crate::attention::dq_accum::{reduce_dq, sync_warpgroup};
 use crate::attention::q_blocks::{self, QLoop};
 use crate::attention::tile::{self, Ring};
-use crate::hopper::barrier::barrier_at;
 use crate::hopper::bulk::{self, Quad};
-use crate::hopper::mma;
-use crate::hopper::ptx;
+use crate::hopper::{barrier::barrier_at, mma, ptx};
 use cubecl::prelude::*;
 use half::bf16;
 
@@ -53,7 +51,6 @@ fn stats_skew(q_loop: &QLoop, #[comptime] plan: DqDkDvPlan) -> u32 {
 
 /// Starts the TMA loads of step `step`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn load(
     q_ring: &mut Ring,
     dout_ring: &mut Ring,
@@ -77,7 +74,6 @@ pub fn load(
 
 /// One q block. Its last GEMMs still run when this returns; the next step waits for them and adds dQ to `target`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut DqDkDvState,
     q_ring: &mut Ring,

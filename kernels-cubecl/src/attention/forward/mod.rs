@@ -25,7 +25,6 @@ const LN_2: f32 = core::f32::consts::LN_2;
 /// (`q`), `block` rows (`k`, `v`), and those for stores (`out`). A query without a visible key gets zeros and minus
 /// infinity.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn attention_forward(
     q: &TensorMap<bf16, Tiled>,
     k: &TensorMap<bf16, Tiled>,

@@ -1,10 +1,8 @@
 //! One step of the loop: the scores of a kv block, their softmax, and P V.
 use super::ForwardPlan;
-use crate::attention::dropout;
 use crate::attention::kv_blocks::{self, KvLoop, LoopInvariants};
 use crate::attention::tile::{self, MASKED, Ring, RowDropoutKeys};
-use crate::hopper::mma;
-use crate::hopper::ptx;
+use crate::{attention::dropout, hopper::mma, hopper::ptx};
 use cubecl::prelude::*;
 use half::bf16;
 
@@ -41,7 +39,6 @@ pub struct SoftmaxState {
 
 /// Step `step`: the scores of its kv block; P V of the previous kv block runs under their softmax.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn advance(
     state: &mut SoftmaxState,
     k_ring: &mut Ring,

@@ -8,7 +8,6 @@ use cubecl::prelude::*;
 /// `dv = Σ keep p dout` and `dk = scale Σ ds q` over the queries of all heads of the group, with `p`, `ds` and `keep`
 /// as in [`dq`](super::dq). Cube `(kv block, key head, batch)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn portable_dkdv<E: Float, A: Float>(
     q: &Tensor<E>,
     k: &Tensor<E>,

@@ -7,7 +7,6 @@ use cubecl::prelude::*;
 /// `dq = scale Σ ds k`, with `p = exp(q k · scale - lse)`, `keep` the factor of dropout, `ds = p (keep · dout v -
 /// delta)` and `delta = Σ dout out`, which is also written for the dK/dV kernel. Cube `(q block, head, batch)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn portable_dq<E: Float, A: Float>(
     q: &Tensor<E>,
     k: &Tensor<E>,

@@ -1,8 +1,6 @@
 //! Dropout of attention probabilities. Which ones are dropped is a function of a seed and of the position in the whole
 //! `[sample, head, query, key]` alone, so every kernel and every rank computes the same mask without storing it.
-use crate::attention::Dropout;
-use crate::attention::dropout::splitmix;
-use crate::pointwise::dropout::mix;
+use crate::{attention::Dropout, attention::dropout::splitmix, pointwise::dropout::mix};
 use cubecl::prelude::*;
 
 /// [`Dropout`] as a kernel argument.

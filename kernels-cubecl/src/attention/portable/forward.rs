@@ -7,7 +7,6 @@ use cubecl::prelude::*;
 /// `out = softmax(q kᵀ · scale) v` and the log-sum-exp of the scaled scores; zero and -∞ for a query without a visible
 /// key. Cube `(q block, head, batch)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn portable_forward<E: Float, A: Float>(
     q: &Tensor<E>,
     k: &Tensor<E>,

@@ -25,7 +25,6 @@ use cubecl::server::Handle;
 ///
 /// # Errors
 /// If sizes do not fit each other or their buffers.
-#[allow(clippy::too_many_arguments)]
 pub fn forward(
     client: &Client,
     element: Element,
@@ -43,22 +42,9 @@ pub fn forward(
     by_element!(element, E, A => {
         // SAFETY: units past the last query do nothing; the checks above bound every access of the others.
         unsafe {
-            forward::portable_forward::launch_unchecked::<E, A>(
-                client,
-                count,
-                dim,
-                arg(q),
-                arg(k),
-                arg(v),
-                arg(out),
-                call.statistic_arg(lse),
-                query_starts,
-                key_starts,
-                call.sizes(),
-                call.dropout(),
-                call.scale(),
-                call.plan(),
-            )
+            launch_kernel!(forward::portable_forward<E, A>, client, count, dim;
+                arg(q), arg(k), arg(v), arg(out), call.statistic_arg(lse), query_starts, key_starts, call.sizes(),
+                call.dropout(); call.scale(); call.plan())
         }
     });
     Ok(())
@@ -68,7 +54,6 @@ pub fn forward(
 ///
 /// # Errors
 /// If sizes do not fit each other or their buffers.
-#[allow(clippy::too_many_arguments)]
 pub fn backward(
     client: &Client,
     element: Element,
@@ -88,25 +73,9 @@ pub fn backward(
     by_element!(element, E, A => {
         // SAFETY: units past the last query do nothing; the checks above bound every access of the others.
         unsafe {
-            dq::portable_dq::launch_unchecked::<E, A>(
-                client,
-                count,
-                dim,
-                arg(q),
-                arg(k),
-                arg(v),
-                arg(out),
-                arg(dout),
-                call.statistic_arg(lse),
-                call.statistic_arg(&delta),
-                arg(gradients.dq),
-                query_starts,
-                key_starts,
-                call.sizes(),
-                call.dropout(),
-                call.scale(),
-                call.plan(),
-            )
+            launch_kernel!(dq::portable_dq<E, A>, client, count, dim;
+                arg(q), arg(k), arg(v), arg(out), arg(dout), call.statistic_arg(lse), call.statistic_arg(&delta),
+                arg(gradients.dq), query_starts, key_starts, call.sizes(), call.dropout(); call.scale(); call.plan())
         }
     });
     let (count, dim) = call.cubes(shape.keys, shape.kv_heads);
@@ -114,25 +83,10 @@ pub fn backward(
     by_element!(element, E, A => {
         // SAFETY: units past the last key do nothing; the checks above bound every access of the others.
         unsafe {
-            dkdv::portable_dkdv::launch_unchecked::<E, A>(
-                client,
-                count,
-                dim,
-                arg(q),
-                arg(k),
-                arg(v),
-                arg(dout),
-                call.statistic_arg(lse),
-                call.statistic_arg(&delta),
-                arg(gradients.dk),
-                arg(gradients.dv),
-                query_starts,
-                key_starts,
-                call.sizes(),
-                call.dropout(),
-                call.scale(),
-                call.plan(),
-            )
+            launch_kernel!(dkdv::portable_dkdv<E, A>, client, count, dim;
+                arg(q), arg(k), arg(v), arg(dout), call.statistic_arg(lse), call.statistic_arg(&delta),
+                arg(gradients.dk), arg(gradients.dv), query_starts, key_starts, call.sizes(), call.dropout();
+                call.scale(); call.plan())
         }
     });
     Ok(())

@@ -9,7 +9,6 @@ use half::bf16;
 /// read. Rows past the tensor's end are not written; if sequences are packed, neither are those from `rows` on, which
 /// belong to the next sequence.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn store(
     acc: &Array<f32>,
     factor: &Array<f32>,

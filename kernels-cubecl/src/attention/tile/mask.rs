@@ -1,7 +1,5 @@
 //! Masks of scores, and dropout of probabilities.
-use crate::attention::dropout;
-use crate::attention::variant::Variant;
-use crate::tiling::AttentionMask;
+use crate::{attention::dropout, attention::variant::Variant, tiling::AttentionMask};
 use cubecl::prelude::*;
 
 /// A masked score: finite, so that a block without any visible key does no harm.

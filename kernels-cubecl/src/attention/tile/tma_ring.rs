@@ -50,7 +50,6 @@ pub fn slot(step: u32, #[comptime] stages: usize) -> Slot {
 /// Starts the TMA load of `rows` rows from `row` on into stage `to`, after the tile there has been read. The barrier
 /// expects `more` bytes of other loads besides.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn load(
     ring: &mut Ring,
     to: &Slot,
@@ -73,7 +72,6 @@ pub fn load(
 /// Starts the TMA load of `rows` rows into `target`; barrier `index` of `barriers` counts its bytes. TMA fills the last
 /// panel with zeros.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn fetch(
     barriers: &[u64],
     index: usize,

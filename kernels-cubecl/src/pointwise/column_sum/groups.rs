@@ -45,19 +45,9 @@ pub fn group_sums<E: Float>(
     // SAFETY: units past the last column or row add nothing, the buffers hold all of both, and the starts are of rows
     // as the caller guarantees.
     unsafe {
-        sum_slices::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((width as u32).div_ceil(slicing.side), groups as u32, 1),
-            CubeDim::new_1d(slicing.units),
-            from,
-            factors,
-            starts,
-            written,
-            rows as u32,
-            width as u32,
-            sums,
-            slicing,
-        )
+        launch_kernel!(sum_slices<E>, client,
+            CubeCount::Static((width as u32).div_ceil(slicing.side), groups as u32, 1), CubeDim::new_1d(slicing.units);
+            from, factors, starts, written; rows as u32, width as u32; sums, slicing)
     };
     Ok(())
 }

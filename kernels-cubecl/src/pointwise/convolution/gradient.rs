@@ -1,8 +1,8 @@
 //! The gradients of the causal convolution.
 use super::{ConvolutionShape, Form, Inputs, LONGEST, age_of, bias_of, cubes, seen_before, summed, taps_of};
-use crate::pointwise::partial_sums::sum_partials;
-use crate::pointwise::sigmoid::sigmoid;
-use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer};
+use crate::pointwise::{
+    CubeShape, F32x4, PointwiseError, Vec8, buffer, partial_sums::sum_partials, sigmoid::sigmoid,
+};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -12,7 +12,6 @@ const RUN: u32 = 16;
 /// As [`causal_convolution`](super::causal_convolution). A run's partial sums are a row of `partials`: those of the
 /// taps, then those of the biases.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn convolution_gradients<E: Float>(
     x: &[Vec8<E>],
     weight: &[E],
@@ -146,23 +145,9 @@ pub fn backward<E: Float>(
     let written = buffer("parts", &partials, shares * sums / 4, 16)?;
     // SAFETY: every unit stays in its features, positions and row of partial sums, and the buffers hold all of them.
     unsafe {
-        convolution_gradients::launch_unchecked::<E>(
-            client,
-            cubes(cube, shape, RUN),
-            cube.dim(),
-            x,
-            weight,
-            bias,
-            ages,
-            dy,
-            dx,
-            written,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.features as u32 / 8,
-            RUN,
-            inputs.form(shape),
-        )
+        launch_kernel!(convolution_gradients<E>, client, cubes(cube, shape, RUN), cube.dim();
+            x, weight, bias, ages, dy, dx, written;
+            shape.seq as u32, shape.samples as u32, shape.features as u32 / 8, RUN; inputs.form(shape))
     };
     sum_partials(client, &partials, weight_gradients, shares, sums)
 }

@@ -59,7 +59,6 @@ pub fn row_maximum<E: Float>(
 /// `greatest`; with `find` it is the row's maximum, found in the same pass and written there: a unit rescales its sum
 /// when its maximum grows.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn row_sums<E: Float>(
     logits: &[Vec8<E>],
     labels: &[i32],
@@ -155,7 +154,6 @@ pub fn row_sums<E: Float>(
 
 /// Cube `(row, vectors)`: `out = (exp(logit − lse) − [label]) dloss`, zero in the padding.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn gradient<E: Float>(
     logits: &[Vec8<E>],
     lse: &[f32],

@@ -38,7 +38,6 @@ fn row_of(entry: u32, first_row: u32, #[comptime] plan: Plan) -> u32 {
 /// Cube `(columns, bucket)`. Units with the same columns take equally many of the bucket's sorted entries. The sum of
 /// an id that began among earlier units' entries goes to `heads`; the units where the id began add these sums up.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn sum_buckets<E: Float, T: Float, N: Size>(
     gradient: &[Four<E>],
     ids: &[Vector<i32, N>],
@@ -172,7 +171,6 @@ pub fn backward<E: Float, T: Float>(
 }
 
 /// [`backward`] with another plan.
-#[allow(clippy::too_many_arguments)]
 pub fn backward_planned<E: Float, T: Float>(
     client: &Client,
     gradient: &Handle,
@@ -196,22 +194,11 @@ pub fn backward_planned<E: Float, T: Float>(
         let table = buffer("table", table, shape.rows * width, 4 * size_of::<T>())?;
         // SAFETY: rows are in the table, every unit stays in its columns, and the buffers hold them all.
         unsafe {
-            sum_buckets::launch_unchecked::<E, T>(
-                client,
-                CubeCount::Static((width as u32).div_ceil(plan.side), plan.buckets, 1),
-                CubeDim::new_1d(plan.units),
-                lanes,
-                gradient,
-                ids,
-                table,
-                width as u32,
-                tokens as u32,
-                shape.rows as u32,
-                shape.first_row as u32,
-                lanes,
-                add || first > 0,
-                plan,
-            )
+            launch_kernel!(sum_buckets<E, T>, client,
+                CubeCount::Static((width as u32).div_ceil(plan.side), plan.buckets, 1), CubeDim::new_1d(plan.units),
+                lanes;
+                gradient, ids, table; width as u32, tokens as u32, shape.rows as u32, shape.first_row as u32;
+                lanes, add || first > 0, plan)
         };
     }
     Ok(())

@@ -47,7 +47,6 @@ impl TableShape {
 
 /// Cube `(tokens, vectors)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn gather(table: &[Bits], ids: &[i32], out: &mut [Bits], tokens: u32, width: u32, rows: u32, first_row: i32) {
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     let first = CUBE_POS_X * TOKENS;
@@ -96,18 +95,8 @@ pub fn forward(
     let out = buffer("out", out, shape.ids * width, 16)?;
     // SAFETY: rows are in the table, every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        gather::launch_unchecked(
-            client,
-            cube.rows(shape.ids.div_ceil(TOKENS as usize), width),
-            cube.dim(),
-            table,
-            ids,
-            out,
-            shape.ids as u32,
-            width as u32,
-            shape.rows as u32,
-            shape.first_row as i32,
-        )
+        launch_kernel!(gather, client, cube.rows(shape.ids.div_ceil(TOKENS as usize), width), cube.dim();
+            table, ids, out; shape.ids as u32, width as u32, shape.rows as u32, shape.first_row as i32)
     };
     Ok(())
 }

@@ -1,17 +1,14 @@
 //! The gradients of what β and the decays are computed from, and of the parameters of heads.
 use super::{PointwiseError, SsdShape};
-use crate::pointwise::partial_sums::sum_partials;
-use crate::pointwise::sigmoid::sigmoid;
 use crate::pointwise::ssd::steps::{Decays, StepInputs, cubes, side};
 use crate::pointwise::ssd::{Form, exp};
-use crate::pointwise::{CubeShape, buffer};
+use crate::pointwise::{CubeShape, buffer, partial_sums::sum_partials, sigmoid::sigmoid};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 /// A cube takes a chunk of some heads, as in [`chunk_steps`](crate::pointwise::ssd::steps::chunk_steps). A block's partial
 /// sums of the biases and the rates are a row of `partials`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn chunk_gates_gradients<E: Float>(
     raw: &[E],
     bias: &[E],
@@ -157,33 +154,15 @@ pub fn backward<E: Float>(
     let number = |name, handle| buffer(name, handle, numbers, 4);
     // SAFETY: every cube stays in its chunk and heads, and the buffers hold all of them.
     unsafe {
-        chunk_gates_gradients::launch_unchecked::<E>(
-            client,
-            cubes(cube, shape),
-            cube.dim(),
-            raw,
-            bias,
-            a_log,
-            buffer("raw_beta", raw_beta, positions, size_of::<E>())?,
-            steps,
-            until,
-            since,
-            number("of_beta", sums.beta)?,
-            number("of_sums", sums.sums)?,
-            number("of_until", sums.until)?,
-            number("of_since", sums.since)?,
-            buffer("along", sums.along, parts * blocks * heads, 4)?,
+        launch_kernel!(chunk_gates_gradients<E>, client, cubes(cube, shape), cube.dim();
+            raw, bias, a_log, buffer("raw_beta", raw_beta, positions, size_of::<E>())?, steps, until, since,
+            number("of_beta", sums.beta)?, number("of_sums", sums.sums)?, number("of_until", sums.until)?,
+            number("of_since", sums.since)?, buffer("along", sums.along, parts * blocks * heads, 4)?,
             buffer("raw_gradient", raw_gradient, positions, size_of::<E>())?,
             buffer("beta_gradient", beta_gradient, positions, size_of::<E>())?,
-            buffer("parts", &partials, blocks * 2 * heads, 4)?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            blocks as u32,
-            parts as u32,
-            shape.form(false),
-            cube,
-        )
+            buffer("parts", &partials, blocks * 2 * heads, 4)?;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, blocks as u32;
+            parts as u32, shape.form(false), cube)
     };
     sum_partials(client, &partials, head_gradients, blocks, 2 * heads)
 }

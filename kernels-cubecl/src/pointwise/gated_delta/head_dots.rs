@@ -55,18 +55,10 @@ pub fn dots<E: Float>(
     let held = numbers * shape.head_dim / 8;
     // SAFETY: every unit stays in its head's position, and the buffers hold all of them.
     unsafe {
-        products_of_heads::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(numbers.div_ceil((cube.units / lanes) as usize) as u32, 1, 1),
-            cube.dim(),
-            buffer("by_head", by_head, held, vector)?,
-            buffer("by_column", by_column, held, vector)?,
-            buffer("dots", dots, numbers, 4)?,
-            numbers as u32,
-            form,
-            lanes,
-            cube,
-        )
+        launch_kernel!(products_of_heads<E>, client,
+            CubeCount::Static(numbers.div_ceil((cube.units / lanes) as usize) as u32, 1, 1), cube.dim();
+            buffer("by_head", by_head, held, vector)?, buffer("by_column", by_column, held, vector)?,
+            buffer("dots", dots, numbers, 4)?; numbers as u32; form, lanes, cube)
     };
     Ok(())
 }

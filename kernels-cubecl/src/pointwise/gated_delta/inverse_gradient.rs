@@ -7,7 +7,6 @@ use cubecl::server::Handle;
 
 /// A unit takes a column of a head's chunk.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn inverse_gradients<E: Float>(
     inverse: &[E],
     of_values: &[E],
@@ -64,24 +63,12 @@ pub fn backward<E: Float>(
     let square = |name, of| buffer(name, of, shape.weights(), size);
     // SAFETY: every unit stays in its column, and the buffers hold all of them.
     unsafe {
-        inverse_gradients::launch_unchecked::<E>(
-            client,
-            cube.line(numbers),
-            cube.dim(),
-            square("inverse", inverse)?,
-            square("of_values", of_values)?,
-            square("of_keys", of_keys)?,
-            buffer("raw", raw, shape.seq * shape.samples * shape.heads, size)?,
-            buffer("since", since, numbers, 4)?,
-            square("gradient", gradient)?,
-            buffer("of_beta", of_beta, numbers, 4)?,
-            buffer("of_sums", slopes, numbers, 4)?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            numbers as u32,
-            shape.form(false),
-        )
+        launch_kernel!(inverse_gradients<E>, client, cube.line(numbers), cube.dim();
+            square("inverse", inverse)?, square("of_values", of_values)?, square("of_keys", of_keys)?,
+            buffer("raw", raw, shape.seq * shape.samples * shape.heads, size)?, buffer("since", since, numbers, 4)?,
+            square("gradient", gradient)?, buffer("of_beta", of_beta, numbers, 4)?,
+            buffer("of_sums", slopes, numbers, 4)?;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, numbers as u32; shape.form(false))
     };
     Ok(())
 }

@@ -135,27 +135,13 @@ fn launch<E: Float>(
     let keys = shape.per_head() / shape.heads * shape.groups * shape.state / 8;
     // SAFETY: every cube stays in its columns, and the buffers hold all of them.
     unsafe {
-        chunk_states::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((shape.samples * shape.heads) as u32, shape.state_parts() as u32, 1),
-            cube.dim(),
+        launch_kernel!(chunk_states<E>, client,
+            CubeCount::Static((shape.samples * shape.heads) as u32, shape.state_parts() as u32, 1), cube.dim();
             buffer("keys", inputs.keys, keys, 8 * size)?,
             buffer("corrections", inputs.corrections, shape.per_head() * shape.state / 8, 8 * size)?,
-            values("base", base, size, shape)?,
-            buffer("until", inputs.until, shape.per_head(), 4)?,
-            buffer("since", inputs.since, shape.per_head(), 4)?,
-            addend,
-            in_front,
-            states,
-            of_values,
-            values_until,
-            last,
-            along,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            pass,
-            cube,
-        )
+            values("base", base, size, shape)?, buffer("until", inputs.until, shape.per_head(), 4)?,
+            buffer("since", inputs.since, shape.per_head(), 4)?, addend, in_front, states, of_values, values_until,
+            last, along; shape.samples as u32, shape.chunks() as u32; pass, cube)
     };
     Ok(())
 }

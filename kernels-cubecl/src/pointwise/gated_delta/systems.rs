@@ -9,7 +9,6 @@ use cubecl::server::Handle;
 /// A cube takes a head's chunk: fills the system's lower triangle, inverts it column by column, a unit each, with the
 /// columns of the inverse in the rows above the diagonal, and scales the inverse's columns.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn chunk_systems<E: Float>(
     key_scores: &[f32],
     query_scores: &[f32],
@@ -105,26 +104,15 @@ pub fn forward<E: Float>(
     let cube = CubeShape::of(client).fitting(shape.chunk);
     // SAFETY: every cube stays in its head's chunk, and the buffers hold all of them.
     unsafe {
-        chunk_systems::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((shape.samples * shape.chunks() * shape.heads) as u32, 1, 1),
-            cube.dim(),
-            buffer("key_scores", key_scores, of_groups, 4)?,
-            buffer("query_scores", query_scores, of_groups, 4)?,
+        launch_kernel!(chunk_systems<E>, client,
+            CubeCount::Static((shape.samples * shape.chunks() * shape.heads) as u32, 1, 1), cube.dim();
+            buffer("key_scores", key_scores, of_groups, 4)?, buffer("query_scores", query_scores, of_groups, 4)?,
             buffer("raw", raw, shape.seq * shape.samples * shape.heads, size)?,
-            buffer("sums", sums, shape.per_head(), 4)?,
-            buffer("since", since, shape.per_head(), 4)?,
-            ages_of(ages, sums, shape)?,
-            buffer("inverse", inverse, shape.weights(), size)?,
-            buffer("of_values", of_values, shape.weights(), size)?,
-            buffer("of_keys", of_keys, shape.weights(), size)?,
-            buffer("weights", weights, shape.weights(), size)?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            shape.form(ages.is_some()),
-            cube,
-        )
+            buffer("sums", sums, shape.per_head(), 4)?, buffer("since", since, shape.per_head(), 4)?,
+            ages_of(ages, sums, shape)?, buffer("inverse", inverse, shape.weights(), size)?,
+            buffer("of_values", of_values, shape.weights(), size)?, buffer("of_keys", of_keys, shape.weights(), size)?,
+            buffer("weights", weights, shape.weights(), size)?;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32; shape.form(ages.is_some()), cube)
     };
     Ok(())
 }

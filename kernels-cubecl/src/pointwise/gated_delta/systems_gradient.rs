@@ -13,7 +13,6 @@ pub(super) fn shared_bytes(form: Form) -> usize {
 
 /// A cube takes a group's chunk, and its heads one after the other.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn chunk_systems_gradients<E: Float>(
     systems: &[f32],
     weights: &[E],
@@ -127,27 +126,15 @@ pub fn backward<E: Float>(
     let (of_groups, numbers) = (shape.weights() / shape.heads * shape.groups, shape.per_head());
     // SAFETY: every cube stays in its group's chunk, and the buffers hold all of them.
     unsafe {
-        chunk_systems_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((shape.samples * shape.chunks() * shape.groups) as u32, 1, 1),
-            cube.dim(),
-            buffer("systems", systems, shape.weights(), 4)?,
-            buffer("weights", weights, shape.weights(), size)?,
-            buffer("key_scores", key_scores, of_groups, 4)?,
-            buffer("query_scores", query_scores, of_groups, 4)?,
-            buffer("raw", raw, shape.seq * shape.samples * shape.heads, size)?,
-            buffer("sums", sums, numbers, 4)?,
-            ages_of(ages, sums, shape)?,
-            buffer("of_key_scores", of_key_scores, of_groups, size)?,
-            buffer("of_query_scores", of_query_scores, of_groups, size)?,
-            buffer("of_beta", of_beta, numbers, 4)?,
-            buffer("of_sums", slopes, numbers, 4)?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            shape.form(ages.is_some()),
-            cube,
-        )
+        launch_kernel!(chunk_systems_gradients<E>, client,
+            CubeCount::Static((shape.samples * shape.chunks() * shape.groups) as u32, 1, 1), cube.dim();
+            buffer("systems", systems, shape.weights(), 4)?, buffer("weights", weights, shape.weights(), size)?,
+            buffer("key_scores", key_scores, of_groups, 4)?, buffer("query_scores", query_scores, of_groups, 4)?,
+            buffer("raw", raw, shape.seq * shape.samples * shape.heads, size)?, buffer("sums", sums, numbers, 4)?,
+            ages_of(ages, sums, shape)?, buffer("of_key_scores", of_key_scores, of_groups, size)?,
+            buffer("of_query_scores", of_query_scores, of_groups, size)?, buffer("of_beta", of_beta, numbers, 4)?,
+            buffer("of_sums", slopes, numbers, 4)?; shape.seq as u32, shape.samples as u32, shape.chunks() as u32;
+            shape.form(ages.is_some()), cube)
     };
     Ok(())
 }

@@ -1,10 +1,8 @@
 //! Queries and keys as vectors of length one, in the order of a GEMM's operand, and their gradients.
 use super::{PointwiseError, SsdShape};
 use crate::hopper::ptx;
-use crate::pointwise::ssd::Form;
-use crate::pointwise::ssd::arrange::Features;
 use crate::pointwise::ssd::combine::{head_total, lanes};
-use crate::pointwise::{CubeShape, Vec8, buffer};
+use crate::pointwise::{CubeShape, Vec8, buffer, ssd::Form, ssd::arrange::Features};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -13,7 +11,6 @@ const LENGTH_EPS: f32 = 1e-6;
 
 /// A key head's position for each `lanes` units, in the order of the operand.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn unit_heads<E: Float>(
     x: &[Vec8<E>],
     out: &mut [Vec8<E>],
@@ -79,23 +76,12 @@ pub fn forward<E: Float>(
     let (lanes, heads) = (lanes(form.state / 8, cube), shape.per_head() / shape.heads * shape.groups);
     // SAFETY: every unit stays in its head's position, and the buffers hold all of them.
     unsafe {
-        unit_heads::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(heads.div_ceil((cube.units / lanes) as usize) as u32, 1, 1),
-            cube.dim(),
+        launch_kernel!(unit_heads<E>, client,
+            CubeCount::Static(heads.div_ceil((cube.units / lanes) as usize) as u32, 1, 1), cube.dim();
             buffer("x", x, shape.seq * shape.samples * of.width / 8, vector)?,
-            buffer("out", out, heads * shape.state / 8, vector)?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            of.width as u32 / 8,
-            of.first as u32 / 8,
-            heads as u32,
-            scale,
-            form,
-            lanes,
-            cube,
-        )
+            buffer("out", out, heads * shape.state / 8, vector)?;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, of.width as u32 / 8, of.first as u32 / 8,
+            heads as u32, scale; form, lanes, cube)
     };
     Ok(())
 }
@@ -103,7 +89,6 @@ pub fn forward<E: Float>(
 /// A key head's position of the sequence for each `lanes` units. With `x` divided by its length as `y`, the gradient is
 /// `(g − y ⟨y, g⟩) / length`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn unit_heads_gradients<E: Float>(
     x: &[Vec8<E>],
     a: &[Vec8<E>],
@@ -191,27 +176,12 @@ pub fn backward<E: Float>(
     let summand = |at: usize| buffer("summands", summands[at.min(summands.len() - 1)], held, vector);
     // SAFETY: every unit stays in its head's position, and the buffers hold all of them.
     unsafe {
-        unit_heads_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(heads.div_ceil((cube.units / lanes) as usize) as u32, 1, 1),
-            cube.dim(),
-            buffer("x", x, positions * of.width / 8, vector)?,
-            summand(0)?,
-            summand(1)?,
-            summand(2)?,
-            summand(3)?,
-            buffer("x_gradient", x_gradient, positions * of.width / 8, vector)?,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            of.width as u32 / 8,
-            of.first as u32 / 8,
-            heads as u32,
-            scale,
-            summands.len() as u32,
-            form,
-            lanes,
-            cube,
-        )
+        launch_kernel!(unit_heads_gradients<E>, client,
+            CubeCount::Static(heads.div_ceil((cube.units / lanes) as usize) as u32, 1, 1), cube.dim();
+            buffer("x", x, positions * of.width / 8, vector)?, summand(0)?, summand(1)?, summand(2)?, summand(3)?,
+            buffer("x_gradient", x_gradient, positions * of.width / 8, vector)?;
+            shape.samples as u32, shape.chunks() as u32, of.width as u32 / 8, of.first as u32 / 8, heads as u32, scale;
+            summands.len() as u32, form, lanes, cube)
     };
     Ok(())
 }

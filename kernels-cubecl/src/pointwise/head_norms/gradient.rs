@@ -1,9 +1,7 @@
 //! The gradients of the norms of query and key heads.
 use super::{HeadsShape, Line, line_total};
-use crate::hopper::ptx::rsqrt;
-use crate::pointwise::norm::backward::half;
-use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer};
+use crate::{hopper::ptx::rsqrt, pointwise::norm::backward::half, pointwise::partial_sums::sum_partials};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -18,7 +16,6 @@ const DEFAULT_SMS: u32 = 2;
 /// Loads a unit's vectors of a head and of its gradient, to place `slot`. Past the last head it is read again: the
 /// units of a plane add up together.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn read_head<E: Float>(
     x: &[Vec8<E>],
     y_gradient: &[Vec8<E>],
@@ -42,7 +39,6 @@ fn read_head<E: Float>(
 /// those of `k`, to a row of `partials`. A unit that takes several heads has the same one of each token, so one weight
 /// and one sum are enough. The heads are a ring: a place is filled again as soon as it was used.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn norm_heads_gradients<E: Float>(
     x: &[Vec8<E>],
     q: &[Vec8<E>],
@@ -200,25 +196,10 @@ pub fn backward<E: Float>(
     buffer("weight_gradients", weight_gradients, sums, 4)?;
     // SAFETY: every unit stays in its heads and its row of partial sums, and the buffers hold all heads.
     unsafe {
-        norm_heads_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(count, 1, 1),
-            CubeDim::new_1d(line.all()),
-            x,
-            q,
-            k,
-            y_gradient,
-            x_gradient,
-            written,
-            eps,
-            1.0 / shape.head_dim as f32,
-            rows as u32,
-            shape.heads as u32,
-            (shape.heads + shape.kv_heads) as u32,
-            shape.all_heads as u32,
-            line,
-            RING,
-        )
+        launch_kernel!(norm_heads_gradients<E>, client, CubeCount::Static(count, 1, 1), CubeDim::new_1d(line.all());
+            x, q, k, y_gradient, x_gradient, written;
+            eps, 1.0 / shape.head_dim as f32, rows as u32, shape.heads as u32, (shape.heads + shape.kv_heads) as u32,
+            shape.all_heads as u32; line, RING)
     };
     sum_partials(client, &partials, weight_gradients, shares, sums)
 }

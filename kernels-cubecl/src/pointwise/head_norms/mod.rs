@@ -86,7 +86,6 @@ fn line_total(value: f32, #[comptime] line: Line) -> f32 {
 
 /// A unit takes its vectors of a head. `normed` heads are queries and keys.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn norm_heads<E: Float>(
     x: &[Vec8<E>],
     q: &[Vec8<E>],
@@ -162,22 +161,11 @@ pub fn forward<E: Float>(
     let (q, k) = (buffer("the queries' weight", q, width, vector)?, buffer("the keys' weight", k, width, vector)?);
     // SAFETY: every unit stays in its head, and the buffers hold all heads.
     unsafe {
-        norm_heads::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((rows as u32).div_ceil(line.side), 1, 1),
-            CubeDim::new_1d(line.all()),
-            x,
-            q,
-            k,
-            y,
-            eps,
-            1.0 / shape.head_dim as f32,
-            rows as u32,
-            shape.heads as u32,
-            (shape.heads + shape.kv_heads) as u32,
-            shape.all_heads as u32,
-            line,
-        )
+        launch_kernel!(norm_heads<E>, client, CubeCount::Static((rows as u32).div_ceil(line.side), 1, 1),
+            CubeDim::new_1d(line.all());
+            x, q, k, y;
+            eps, 1.0 / shape.head_dim as f32, rows as u32, shape.heads as u32, (shape.heads + shape.kv_heads) as u32,
+            shape.all_heads as u32; line)
     };
     Ok(())
 }

@@ -59,7 +59,6 @@ pub fn add_biases<E: Float>(y: &mut [Vec8<E>], bias: &[Vec8<E>], groups: &[i32],
 
 /// A plane takes a row.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn add_bias_products<E: Float>(
     gradient: &[Vec8<E>],
     bias: &[Vec8<E>],
@@ -115,16 +114,8 @@ pub fn add<E: Float>(
     let (y, factors) = (buffer("y", y, rows * width, 8 * size_of::<E>())?, buffer("factors", factors, rows, 4)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        add_biases::launch_unchecked::<E>(
-            client,
-            cube.rows(rows, width),
-            cube.dim(),
-            y,
-            bias,
-            groups,
-            factors,
-            width as u32,
-        )
+        launch_kernel!(add_biases<E>, client, cube.rows(rows, width), cube.dim();
+            y, bias, groups, factors; width as u32)
     };
     Ok(())
 }
@@ -150,18 +141,9 @@ pub fn add_products<E: Float>(
         (buffer("gradient", gradient, rows * width, 8 * size_of::<E>())?, buffer("sums", sums, rows, 4)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        add_bias_products::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1),
-            cube.dim(),
-            gradient,
-            bias,
-            groups,
-            sums,
-            width as u32,
-            rows as u32,
-            cube,
-        )
+        launch_kernel!(add_bias_products<E>, client,
+            CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1), cube.dim();
+            gradient, bias, groups, sums; width as u32, rows as u32; cube)
     };
     Ok(())
 }

@@ -144,26 +144,9 @@ pub fn count(
     let (counts, scanned, totals) = (before()?, before()?, buffer("totals", totals, width, 4)?);
     // SAFETY: the buffers hold all tokens, chunks and experts; units stay in their chunk or column.
     unsafe {
-        count_chunks::launch_unchecked(
-            client,
-            CubeCount::Static(chunks as u32, samples as u32, 1),
-            cube.dim(),
-            choice,
-            counts,
-            (tokens / samples) as u32,
-            samples as u32,
-            experts as u32,
-            top_k as u32,
-        );
-        scan_chunks::launch_unchecked(
-            client,
-            cube.line(width),
-            cube.dim(),
-            scanned,
-            totals,
-            chunks as u32,
-            width as u32,
-        );
+        launch_kernel!(count_chunks, client, CubeCount::Static(chunks as u32, samples as u32, 1), cube.dim();
+            choice, counts; (tokens / samples) as u32, samples as u32, experts as u32; top_k as u32);
+        launch_kernel!(scan_chunks, client, cube.line(width), cube.dim(); scanned, totals; chunks as u32, width as u32);
     }
     Ok(())
 }

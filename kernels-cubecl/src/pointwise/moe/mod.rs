@@ -124,18 +124,8 @@ pub fn sum_rows<E: Float>(
     let cube = CubeShape::of(client);
     // SAFETY: the buffers hold all rows, the indices are of rows as the caller guarantees, and other units do nothing.
     unsafe {
-        add_rows::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
-            lanes,
-            x,
-            index,
-            out,
-            width as u32,
-            count as u32,
-            terms as u32,
-        )
+        launch_kernel!(add_rows<E>, client, cube.line(items), cube.dim(), lanes;
+            x, index, out; width as u32, count as u32; terms as u32)
     };
     Ok(())
 }

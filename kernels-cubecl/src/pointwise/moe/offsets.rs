@@ -83,17 +83,8 @@ pub fn starts(client: &Client, totals: &Handle, starts: &Handle, shape: OffsetsS
     let (totals, starts) = (buffer("totals", totals, experts, 4)?, buffer("starts", starts, shards * experts, 4)?);
     // SAFETY: the buffers hold all experts and their shards, and other units do nothing.
     unsafe {
-        expert_offsets::launch_unchecked(
-            client,
-            cube.line(shards * experts),
-            cube.dim(),
-            totals,
-            starts,
-            experts as u32,
-            experts_per_rank as u32,
-            shards as u32,
-            chunks as u32,
-        )
+        launch_kernel!(expert_offsets, client, cube.line(shards * experts), cube.dim();
+            totals, starts; experts as u32, experts_per_rank as u32, shards as u32, chunks as u32)
     };
     Ok(())
 }

@@ -50,7 +50,6 @@ impl PermuteShape {
 /// A cube takes a chunk of tokens, a unit an expert of a token. In shared memory every expert has a bit for each of the
 /// tokens that use it, so the earlier ones are counted at once.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn permute_tokens(
     choice: &[i32],
     before: &[i32],
@@ -176,25 +175,10 @@ pub fn permute(
     // SAFETY: the kernel compares rows with their number, tokens and experts are in the tables, and the buffers hold
     // all.
     unsafe {
-        permute_tokens::launch_unchecked(
-            client,
-            CubeCount::Static(chunks as u32, 1, 1),
-            cube.dim(),
-            choice,
-            before,
-            starts,
-            token_of_row,
-            slot_of_row,
-            rows_of_token,
-            rows_of_slot,
-            tokens as u32,
-            experts_per_rank as u32,
-            capacity.min(MOST) as u32,
-            rows as u32,
-            experts as u32,
-            top_k as u32,
-            shards as u32,
-        )
+        launch_kernel!(permute_tokens, client, CubeCount::Static(chunks as u32, 1, 1), cube.dim();
+            choice, before, starts, token_of_row, slot_of_row, rows_of_token, rows_of_slot;
+            tokens as u32, experts_per_rank as u32, capacity.min(MOST) as u32, rows as u32;
+            experts as u32, top_k as u32, shards as u32)
     };
     Ok(())
 }

@@ -231,18 +231,8 @@ pub fn select_experts(
     let count = CubeCount::Static((tokens as u32).div_ceil(tokens_per_cube(cube)), 1, 1);
     // SAFETY: every unit reads the row of a token and writes that of its own, and the buffers hold all rows.
     unsafe {
-        topk_experts::launch_unchecked(
-            client,
-            count,
-            cube.dim(),
-            scores,
-            bias,
-            choice,
-            tokens as u32,
-            valid as u32,
-            selection,
-            cube,
-        )
+        launch_kernel!(topk_experts, client, count, cube.dim();
+            scores, bias, choice; tokens as u32, valid as u32; selection, cube)
     };
     Ok(())
 }
@@ -283,16 +273,8 @@ pub fn mask(
     let items = tokens * experts;
     // SAFETY: the buffers hold all tokens, and other units do nothing.
     unsafe {
-        routing_mask::launch_unchecked(
-            client,
-            cube.line(items),
-            cube.dim(),
-            choice,
-            mask,
-            items as u32,
-            experts as u32,
-            top_k as u32,
-        )
+        launch_kernel!(routing_mask, client, cube.line(items), cube.dim();
+            choice, mask; items as u32; experts as u32, top_k as u32)
     };
     Ok(())
 }

@@ -39,7 +39,6 @@ fn bias_of_row(groups: &[i32], row: u32, half: u32, #[comptime] biased: bool) ->
 
 /// Cube `(row, vectors)`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn weighted_forward<E: Float>(
     x: &[Vec8<E>],
     bias: &[Vec8<E>],
@@ -74,7 +73,6 @@ const TOGETHER: u32 = 3;
 
 /// A plane takes a row: no unit waits for those of other planes.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn weighted_backward<E: Float>(
     x: &[Vec8<E>],
     bias: &[Vec8<E>],
@@ -168,19 +166,8 @@ pub fn forward<E: Float>(
     let out = buffer("out", out, vectors, bytes)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        weighted_forward::launch_unchecked::<E>(
-            client,
-            cube.rows(rows, half / 8),
-            cube.dim(),
-            values,
-            bias,
-            groups,
-            weights,
-            out,
-            half as u32 / 8,
-            gating,
-            biased,
-        )
+        launch_kernel!(weighted_forward<E>, client, cube.rows(rows, half / 8), cube.dim();
+            values, bias, groups, weights, out; half as u32 / 8; gating, biased)
     };
     Ok(())
 }
@@ -208,23 +195,10 @@ pub fn backward<E: Float>(
     let factor_gradients = buffer("factor_gradients", factor_gradients, rows, 4)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        weighted_backward::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1),
-            cube.dim(),
-            values,
-            bias,
-            groups,
-            weights,
-            out_gradient,
-            x_gradient,
-            factor_gradients,
-            half as u32 / 8,
-            rows as u32,
-            gating,
-            biased,
-            cube,
-        )
+        launch_kernel!(weighted_backward<E>, client,
+            CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1), cube.dim();
+            values, bias, groups, weights, out_gradient, x_gradient, factor_gradients; half as u32 / 8, rows as u32;
+            gating, biased, cube)
     };
     Ok(())
 }

@@ -22,7 +22,6 @@ pub(in crate::pointwise) fn half(sums: &mut Array<f32>, #[comptime] first: usize
 
 /// Adds up the sums of the cube's rows, one kind after the other, and writes them to `partials` from place `first` on.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn leave(
     w_sums: &mut Array<f32>,
     b_sums: &mut Array<f32>,
@@ -74,7 +73,6 @@ fn leave(
 /// A cube takes `side` rows at a time, every n-th, and writes its partial sums of the gradients of `w`, followed by
 /// those of `b`, to a row of `partials`. With `adds` the gradients `other` are added to those of `x`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn norm_backward<E: Float>(
     x: &[Vec8<E>],
     w: &[Vec8<E>],
@@ -126,21 +124,11 @@ pub fn norm_backward<E: Float>(
     let mut first = CUBE_POS_X * comptime![plan.side];
     while first < rows {
         let next = row + comptime![plan.in_flight as u32] * stride;
-        read_centred(
-            x,
-            &mut values,
-            &mut starts,
-            comptime![plan.in_flight],
-            next,
-            next < rows,
-            unit,
-            width,
-            centred,
-            plan,
-        );
-        read_row(y_gradient, &mut dys, comptime![plan.in_flight], next, next < rows, unit, width, plan);
+        let last = comptime![plan.in_flight];
+        read_centred(x, &mut values, &mut starts, last, next, next < rows, unit, width, centred, plan);
+        read_row(y_gradient, &mut dys, last, next, next < rows, unit, width, plan);
         if comptime![adds] {
-            read_row(other, &mut others, comptime![plan.in_flight], next, next < rows, unit, width, plan);
+            read_row(other, &mut others, last, next, next < rows, unit, width, plan);
         }
         let start = starts[0usize];
         let sums = comptime![MomentSet { centred, dys: true }];
@@ -210,7 +198,6 @@ pub struct Gradients<'a> {
 
 /// The gradients of `x` (type `E`) and of the weights (fp32) in [`forward`](super::forward), given that of `y`. `adds`,
 /// of the size of `x`, is added to the gradient of `x`, rounded like a separate addition. Deterministic.
-#[allow(clippy::too_many_arguments)]
 pub fn backward<E: Float>(
     client: &Client,
     x: &Handle,
@@ -227,7 +214,6 @@ pub fn backward<E: Float>(
 }
 
 /// [`backward`] with another plan, which must fit the rows.
-#[allow(clippy::too_many_arguments)]
 pub fn backward_planned<E: Float>(
     client: &Client,
     x: &Handle,
@@ -255,24 +241,9 @@ pub fn backward_planned<E: Float>(
     buffer("affine_gradient", targets.affine, sums, 4)?;
     // SAFETY: every unit stays in its row and its row of partial sums, and the buffers hold all rows.
     unsafe {
-        norm_backward::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(count, 1, 1),
-            plan.dim(),
-            x,
-            w,
-            y_gradient,
-            other,
-            x_gradient,
-            written,
-            eps,
-            1.0 / columns as f32,
-            rows as u32,
-            width as u32,
-            affine.centred(),
-            adds.is_some(),
-            plan,
-        )
+        launch_kernel!(norm_backward<E>, client, CubeCount::Static(count, 1, 1), plan.dim();
+            x, w, y_gradient, other, x_gradient, written; eps, 1.0 / columns as f32, rows as u32, width as u32;
+            affine.centred(), adds.is_some(), plan)
     };
     sum_partials(client, &partials, targets.affine, shares, sums)
 }

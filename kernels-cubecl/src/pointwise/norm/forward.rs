@@ -11,7 +11,6 @@ use cubecl::server::Handle;
 /// A cube takes `side` rows at a time, every n-th, or all that it reads at once. Without `centred` there is no mean and
 /// no `b`. With `adds` the rows are the sums of `x` and `other`, which are also written to `sum`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn norm_forward<E: Float>(
     x: &[Vec8<E>],
     other: &[Vec8<E>],
@@ -30,13 +29,13 @@ pub fn norm_forward<E: Float>(
     let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
     let unit = UNIT_POS % comptime![plan.units];
     let mut values = Array::<Vec8<E>>::new(comptime![plan.held()]);
-    let mut others = Array::<Vec8<E>>::new(comptime![if adds { plan.held() } else { 1 }]);
+    let mut added = Array::<Vec8<E>>::new(comptime![if adds { plan.held() } else { 1 }]);
     let mut starts = Array::<f32>::new(comptime![plan.in_flight + 1]);
-    let mut other_starts = Array::<f32>::new(comptime![plan.in_flight + 1]);
+    let mut added_starts = Array::<f32>::new(comptime![plan.in_flight + 1]);
     #[unroll]
     for k in 0..comptime![plan.in_flight + 1] {
         starts[k] = 0.0;
-        other_starts[k] = 0.0;
+        added_starts[k] = 0.0;
     }
     if comptime![plan.is_persistent()] {
         let stride = CUBE_COUNT_X * comptime![plan.side];
@@ -44,20 +43,11 @@ pub fn norm_forward<E: Float>(
         #[unroll]
         for k in 0..comptime![plan.in_flight] {
             let row = row + comptime![k as u32] * stride;
-            read_centred(x, &mut values, &mut starts, comptime![k], row, row < rows, unit, width, centred, plan);
+            let slot = comptime![k];
+            let exists = row < rows;
+            read_centred(x, &mut values, &mut starts, slot, row, exists, unit, width, centred, plan);
             if comptime![adds] {
-                read_centred(
-                    other,
-                    &mut others,
-                    &mut other_starts,
-                    comptime![k],
-                    row,
-                    row < rows,
-                    unit,
-                    width,
-                    centred,
-                    plan,
-                );
+                read_centred(other, &mut added, &mut added_starts, slot, row, exists, unit, width, centred, plan);
             }
         }
         let mut weights = Weights::<E>::new_slice(comptime![plan.row_vectors()]);
@@ -72,23 +62,13 @@ pub fn norm_forward<E: Float>(
         while first < rows {
             let next = row + comptime![plan.in_flight as u32] * stride;
             let last = comptime![plan.in_flight];
-            read_centred(x, &mut values, &mut starts, last, next, next < rows, unit, width, centred, plan);
+            let exists = next < rows;
+            read_centred(x, &mut values, &mut starts, last, next, exists, unit, width, centred, plan);
             if comptime![adds] {
-                read_centred(
-                    other,
-                    &mut others,
-                    &mut other_starts,
-                    last,
-                    next,
-                    next < rows,
-                    unit,
-                    width,
-                    centred,
-                    plan,
-                );
-                add_row(&mut values, &others, 0usize, sum, row, rows, unit, width, plan);
+                read_centred(other, &mut added, &mut added_starts, last, next, exists, unit, width, centred, plan);
+                add_row(&mut values, &added, 0usize, sum, row, rows, unit, width, plan);
             }
-            let start = starts[0usize] + other_starts[0usize];
+            let start = starts[0usize] + added_starts[0usize];
             let (factor, shift) =
                 scales(&values, 0usize, &weights, start, &mut shared, parity, unit, width, inverse, eps, centred, plan);
             #[unroll]
@@ -106,9 +86,9 @@ pub fn norm_forward<E: Float>(
             }
             advance(&mut values, plan);
             advance_starts(&mut starts, plan);
-            advance_starts(&mut other_starts, plan);
+            advance_starts(&mut added_starts, plan);
             if comptime![adds] {
-                advance(&mut others, plan);
+                advance(&mut added, plan);
             }
             parity = 1 - parity;
             row += stride;
@@ -123,18 +103,7 @@ pub fn norm_forward<E: Float>(
             let row = min(first + comptime![k as u32 * plan.side], rows - 1);
             read_centred(x, &mut values, &mut starts, comptime![k], row, true, unit, width, centred, plan);
             if comptime![adds] {
-                read_centred(
-                    other,
-                    &mut others,
-                    &mut other_starts,
-                    comptime![k],
-                    row,
-                    true,
-                    unit,
-                    width,
-                    centred,
-                    plan,
-                );
+                read_centred(other, &mut added, &mut added_starts, comptime![k], row, true, unit, width, centred, plan);
             }
         }
         // If units share a barrier, they keep the row and the weights in shared memory over it. Otherwise ptxas loads the
@@ -162,7 +131,7 @@ pub fn norm_forward<E: Float>(
         for k in 0..comptime![plan.in_flight + 1] {
             let row = first + comptime![k as u32 * plan.side];
             if comptime![adds] {
-                add_row(&mut values, &others, comptime![k], sum, row, rows, unit, width, plan);
+                add_row(&mut values, &added, comptime![k], sum, row, rows, unit, width, plan);
             }
             if comptime![meets] {
                 #[unroll]
@@ -171,7 +140,7 @@ pub fn norm_forward<E: Float>(
                     kept[place(comptime![slot], plan)] = values[slot];
                 }
             }
-            let start = starts[k] + other_starts[k];
+            let start = starts[k] + added_starts[k];
             let parity = comptime![k as u32 % 2].runtime();
             let (factor, shift) = scales(
                 &values,
@@ -229,7 +198,6 @@ pub fn forward<E: Float>(
 }
 
 /// [`forward`] with another plan, which must fit the rows.
-#[allow(clippy::too_many_arguments)]
 pub fn forward_planned<E: Float>(
     client: &Client,
     x: &Handle,
@@ -253,24 +221,9 @@ pub fn forward_planned<E: Float>(
     let (y, sum) = (buffer("y", y, len, vector)?, buffer("the sum", sum, len, vector)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
-        norm_forward::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(plan.count(shape, each), 1, 1),
-            plan.dim(),
-            x,
-            other,
-            w,
-            b,
-            y,
-            sum,
-            eps,
-            1.0 / columns as f32,
-            rows as u32,
-            width as u32,
-            affine.centred(),
-            adds.is_some(),
-            plan,
-        )
+        launch_kernel!(norm_forward<E>, client, CubeCount::Static(plan.count(shape, each), 1, 1), plan.dim();
+            x, other, w, b, y, sum; eps, 1.0 / columns as f32, rows as u32, width as u32;
+            affine.centred(), adds.is_some(), plan)
     };
     Ok(())
 }

@@ -75,7 +75,6 @@ fn inside(column: u32, width: u32, #[comptime] plan: Plan) -> bool {
 
 /// Loads this unit's vectors of a row, if it is `present`, to place `slot` of `to`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn read_row<E: Float>(
     from: &[Vec8<E>],
     to: &mut Array<Vec8<E>>,
@@ -99,7 +98,6 @@ fn read_row<E: Float>(
 
 /// Loads a row, and with `centred` its first number, to places `slot`, if it is `present`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 fn read_centred<E: Float>(
     from: &[Vec8<E>],
     to: &mut Array<Vec8<E>>,

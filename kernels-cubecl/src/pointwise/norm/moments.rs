@@ -40,7 +40,6 @@ pub fn scratch(plan: Plan) -> usize {
 /// are not about the mean). `inverse` is one over its length. Consecutive calls alternate `parity` between 0 and 1, so
 /// that a call needs only one barrier; all units of the cube must call it.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn moments<E: Float>(
     values: &Array<Vec8<E>>,
     #[comptime] slot: usize,

@@ -7,7 +7,6 @@ use cubecl::prelude::*;
 
 /// Adds the row in place `slot` of `others` to that of `values`, and writes the sum.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn add_row<E: Float>(
     values: &mut Array<Vec8<E>>,
     others: &Array<Vec8<E>>,
@@ -42,7 +41,6 @@ pub fn add_row<E: Float>(
 /// Takes part in the sums over the row in place `slot` of `values`. Returns the factor for distances from `start`, and
 /// what is then subtracted from them.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn scales<E: Float>(
     values: &Array<Vec8<E>>,
     #[comptime] slot: usize,

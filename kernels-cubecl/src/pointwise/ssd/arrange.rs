@@ -73,7 +73,6 @@ impl Order {
 
 /// A unit for each vector of the chunks. Padding is zeros.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn arrange_features<E: Float>(
     x: &[Vec8<E>],
     factor: &[f32],
@@ -148,30 +147,16 @@ pub fn arrange<E: Float>(
     let cube = CubeShape::of(client);
     // SAFETY: every unit stays in its vectors, and the buffers hold all of them.
     unsafe {
-        arrange_features::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
-            source,
-            factor(0)?,
-            factor(1)?,
-            buffer("by_head", by_head, items, vector)?,
-            scaled,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            of.width as u32 / 8,
-            of.first as u32 / 8,
-            items as u32,
-            Order::of(of, shape.chunk, count),
-        )
+        launch_kernel!(arrange_features<E>, client, cube.line(items), cube.dim();
+            source, factor(0)?, factor(1)?, buffer("by_head", by_head, items, vector)?, scaled;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, of.width as u32 / 8, of.first as u32 / 8,
+            items as u32; Order::of(of, shape.chunk, count))
     };
     Ok(())
 }
 
 /// A unit for each vector of the sequence's features.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn add_features<E: Float>(
     a: &[Vec8<E>],
     b: &[Vec8<E>],
@@ -219,20 +204,10 @@ pub fn add<E: Float>(
     let summand = |at: usize| buffer("summands", summands[at.min(summands.len() - 1)], held, vector);
     // SAFETY: every unit stays in its vectors, and the buffers hold all of them.
     unsafe {
-        add_features::launch_unchecked::<E>(
-            client,
-            cube.line(positions * line),
-            cube.dim(),
-            summand(0)?,
-            summand(1)?,
-            buffer("x", x, positions * of.width / 8, vector)?,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            of.width as u32 / 8,
-            of.first as u32 / 8,
-            (positions * line) as u32,
-            Order::of(of, shape.chunk, summands.len()),
-        )
+        launch_kernel!(add_features<E>, client, cube.line(positions * line), cube.dim();
+            summand(0)?, summand(1)?, buffer("x", x, positions * of.width / 8, vector)?;
+            shape.samples as u32, shape.chunks() as u32, of.width as u32 / 8, of.first as u32 / 8,
+            (positions * line) as u32; Order::of(of, shape.chunk, summands.len()))
     };
     Ok(())
 }

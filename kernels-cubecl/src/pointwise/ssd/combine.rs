@@ -17,7 +17,6 @@ fn places(t: u32, sample: u32, feature: u32, chunks: u32, #[comptime] form: Form
 
 /// A unit for each vector of the output.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn combine_answers<E: Float>(
     inside: &[Vec8<E>],
     before: &[Vec8<E>],
@@ -80,23 +79,11 @@ pub fn forward<E: Float>(
     let (items, held) = (positions * shape.inner() / 8, shape.per_head() * shape.head_dim / 8);
     // SAFETY: every unit stays in its vector, and the buffers hold all of them.
     unsafe {
-        combine_answers::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
-            buffer("inside", inside, held, vector)?,
-            buffer("before", before, held, vector)?,
-            buffer("since", since, shape.per_head(), 4)?,
-            x,
-            skip,
-            buffer("y", y, items, vector)?,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            shape.width() as u32 / 8,
-            items as u32,
-            shape.form(false),
-            skipped.is_some(),
-        )
+        launch_kernel!(combine_answers<E>, client, cube.line(items), cube.dim();
+            buffer("inside", inside, held, vector)?, buffer("before", before, held, vector)?,
+            buffer("since", since, shape.per_head(), 4)?, x, skip, buffer("y", y, items, vector)?;
+            shape.samples as u32, shape.chunks() as u32, shape.width() as u32 / 8, items as u32;
+            shape.form(false), skipped.is_some())
     };
     Ok(())
 }
@@ -119,7 +106,6 @@ pub(in crate::pointwise) fn head_total(value: f32, #[comptime] lanes: u32) -> f3
 
 /// A position of a head for each `lanes` units.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn combine_gradients<E: Float>(
     dy: &[Vec8<E>],
     x: &[Vec8<E>],
@@ -222,30 +208,14 @@ pub fn backward<E: Float>(
     let cubes = (positions * shape.heads).div_ceil((cube.units / lanes) as usize) as u32;
     // SAFETY: every unit stays in its head's position, and the buffers hold all of them.
     unsafe {
-        combine_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static(cubes, 1, 1),
-            cube.dim(),
-            buffer("dy", inputs.dy, positions * shape.inner() / 8, vector)?,
-            buffer("x", inputs.x, all, vector)?,
-            buffer("before", inputs.before, held, vector)?,
-            buffer("inside", inputs.inside, held, vector)?,
-            buffer("taken", inputs.taken, held, vector)?,
-            buffer("steps", steps, numbers, 4)?,
-            buffer("until", until, numbers, 4)?,
-            buffer("skip", inputs.skip, shape.heads, size_of::<E>())?,
-            buffer("x_gradient", x_gradient, all, vector)?,
-            buffer("of_taken", of_taken, numbers, 4)?,
-            buffer("of_before", of_before, numbers, 4)?,
-            buffer("of_skip", of_skip, numbers, 4)?,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            shape.width() as u32 / 8,
-            positions as u32,
-            form,
-            lanes,
-            cube,
-        )
+        launch_kernel!(combine_gradients<E>, client, CubeCount::Static(cubes, 1, 1), cube.dim();
+            buffer("dy", inputs.dy, positions * shape.inner() / 8, vector)?, buffer("x", inputs.x, all, vector)?,
+            buffer("before", inputs.before, held, vector)?, buffer("inside", inputs.inside, held, vector)?,
+            buffer("taken", inputs.taken, held, vector)?, buffer("steps", steps, numbers, 4)?,
+            buffer("until", until, numbers, 4)?, buffer("skip", inputs.skip, shape.heads, size_of::<E>())?,
+            buffer("x_gradient", x_gradient, all, vector)?, buffer("of_taken", of_taken, numbers, 4)?,
+            buffer("of_before", of_before, numbers, 4)?, buffer("of_skip", of_skip, numbers, 4)?;
+            shape.samples as u32, shape.chunks() as u32, shape.width() as u32 / 8, positions as u32; form, lanes, cube)
     };
     Ok(())
 }

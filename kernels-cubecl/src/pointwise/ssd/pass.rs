@@ -12,7 +12,6 @@ fn share_of(since: &[f32], block: u32, head: u32, #[comptime] form: Form) -> f32
 
 /// A unit for four columns of a state's row, for all chunks.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn states_in_front<E: Float>(
     summands: &[F32x4],
     since: &[f32],
@@ -81,28 +80,16 @@ pub fn forward<E: Float>(
     };
     // SAFETY: every unit stays in its columns, and the buffers hold all of them.
     unsafe {
-        states_in_front::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
-            buffer("summands", summands, all, 16)?,
-            buffer("since", since, shape.per_head(), 4)?,
-            first_states,
-            buffer("in_front", in_front, all, 4 * size_of::<E>())?,
-            last_states,
-            shape.chunks() as u32,
-            items as u32,
-            shape.form(false),
-            first.is_some(),
-            last.is_some(),
-        )
+        launch_kernel!(states_in_front<E>, client, cube.line(items), cube.dim();
+            buffer("summands", summands, all, 16)?, buffer("since", since, shape.per_head(), 4)?, first_states,
+            buffer("in_front", in_front, all, 4 * size_of::<E>())?, last_states; shape.chunks() as u32, items as u32;
+            shape.form(false), first.is_some(), last.is_some())
     };
     Ok(())
 }
 
 /// A cube takes a part of a head's state, four columns a unit, from the last chunk to the first.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn states_in_front_gradients<E: Float>(
     in_front: &[Vec4<E>],
     gradient: &[F32x4],
@@ -160,20 +147,13 @@ pub fn backward<E: Float>(
     let blocks = shape.samples * shape.chunks();
     // SAFETY: every unit stays in its columns, and the buffers hold all of them.
     unsafe {
-        states_in_front_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((shape.samples * shape.heads) as u32, parts as u32, 1),
-            cube.dim(),
-            buffer("in_front", in_front, all, 4 * size_of::<E>())?,
-            buffer("gradient", gradient, all, 16)?,
+        launch_kernel!(states_in_front_gradients<E>, client,
+            CubeCount::Static((shape.samples * shape.heads) as u32, parts as u32, 1), cube.dim();
+            buffer("in_front", in_front, all, 4 * size_of::<E>())?, buffer("gradient", gradient, all, 16)?,
             buffer("since", since, shape.per_head(), 4)?,
             buffer("summands_gradient", summands_gradient, all, 4 * size_of::<E>())?,
-            buffer("along", along, parts * blocks * shape.heads, 4)?,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            shape.form(false),
-            cube,
-        )
+            buffer("along", along, parts * blocks * shape.heads, 4)?; shape.samples as u32, shape.chunks() as u32;
+            shape.form(false), cube)
     };
     Ok(())
 }

@@ -35,7 +35,6 @@ fn softplus(x: f32) -> f32 {
 
 /// A cube takes a chunk of some heads: step sizes and the sums of their logarithms of shares, one head a unit.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn chunk_steps<E: Float>(
     raw: &[E],
     bias: &[E],
@@ -172,26 +171,10 @@ pub fn forward<E: Float>(
         (inputs.buffers::<E>(decays.steps, shape)?, decays.buffers(shape)?);
     // SAFETY: every cube stays in its chunk and heads, and the buffers hold all of them.
     unsafe {
-        chunk_steps::launch_unchecked::<E>(
-            client,
-            cubes(cube, shape),
-            cube.dim(),
-            raw,
-            bias,
-            a_log,
-            ages,
-            steps,
-            sums,
-            until,
-            since,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            inputs.limits[0],
-            inputs.limits[1],
-            shape.form(inputs.ages.is_some()),
-            cube,
-        )
+        launch_kernel!(chunk_steps<E>, client, cubes(cube, shape), cube.dim();
+            raw, bias, a_log, ages, steps, sums, until, since;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, inputs.limits[0], inputs.limits[1];
+            shape.form(inputs.ages.is_some()), cube)
     };
     Ok(())
 }

@@ -9,7 +9,6 @@ use cubecl::server::Handle;
 /// A cube takes a chunk of some heads, as in [`chunk_steps`](super::steps::chunk_steps). A block's partial sums of the
 /// biases, the rates and the skips are a row of `partials`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn chunk_steps_gradients<E: Float>(
     raw: &[E],
     bias: &[E],
@@ -179,36 +178,15 @@ pub fn backward<E: Float>(
     let [of_taken, of_before, of_skip] = sums.combined;
     // SAFETY: every cube stays in its chunk and heads, and the buffers hold all of them.
     unsafe {
-        chunk_steps_gradients::launch_unchecked::<E>(
-            client,
-            cubes(cube, shape),
-            cube.dim(),
-            raw,
-            bias,
-            a_log,
-            steps,
-            until,
-            since,
-            number("later", sums.later)?,
-            buffer("earlier", sums.earlier, parts[0] * numbers, 4)?,
-            number("of_taken", of_taken)?,
-            number("of_before", of_before)?,
-            number("of_skip", of_skip)?,
+        launch_kernel!(chunk_steps_gradients<E>, client, cubes(cube, shape), cube.dim();
+            raw, bias, a_log, steps, until, since, number("later", sums.later)?,
+            buffer("earlier", sums.earlier, parts[0] * numbers, 4)?, number("of_taken", of_taken)?,
+            number("of_before", of_before)?, number("of_skip", of_skip)?,
             buffer("along", sums.along, parts[1] * blocks * heads, 4)?,
             buffer("raw_gradient", raw_gradient, shape.seq * shape.samples * heads, size_of::<E>())?,
-            buffer("parts", &partials, blocks * columns, 4)?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            inputs.limits[0],
-            inputs.limits[1],
-            numbers as u32,
-            blocks as u32,
-            parts[0] as u32,
-            parts[1] as u32,
-            shape.form(false),
-            cube,
-        )
+            buffer("parts", &partials, blocks * columns, 4)?;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, inputs.limits[0], inputs.limits[1],
+            numbers as u32, blocks as u32; parts[0] as u32, parts[1] as u32, shape.form(false), cube)
     };
     sum_partials(client, &partials, head_gradients, blocks, columns)
 }

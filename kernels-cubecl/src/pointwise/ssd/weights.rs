@@ -11,7 +11,6 @@ pub(in crate::pointwise) fn share(later: f32, earlier: f32) -> f32 {
 
 /// A unit for eight earlier positions of a position and head.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn decayed_scores<E: Float>(
     scores: &[f32],
     steps: &[f32],
@@ -68,21 +67,11 @@ pub fn forward<E: Float>(
     let (cube, items) = (CubeShape::of(client), shape.weights() / 8);
     // SAFETY: every unit stays in its vector, and the buffers hold all of them.
     unsafe {
-        decayed_scores::launch_unchecked::<E>(
-            client,
-            cube.line(items),
-            cube.dim(),
+        launch_kernel!(decayed_scores<E>, client, cube.line(items), cube.dim();
             buffer("scores", scores, shape.weights() / shape.heads * shape.groups, 4)?,
-            buffer("steps", steps, shape.per_head(), 4)?,
-            buffer("sums", sums, shape.per_head(), 4)?,
-            ages_of(ages, steps, shape)?,
-            buffer("weights", weights, items, 8 * size_of::<E>())?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            items as u32,
-            shape.form(ages.is_some()),
-        )
+            buffer("steps", steps, shape.per_head(), 4)?, buffer("sums", sums, shape.per_head(), 4)?,
+            ages_of(ages, steps, shape)?, buffer("weights", weights, items, 8 * size_of::<E>())?;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, items as u32; shape.form(ages.is_some()))
     };
     Ok(())
 }

@@ -12,7 +12,6 @@ fn vectors(form: Form, cube: CubeShape) -> u32 {
 
 /// A plane takes a position, and a cube's planes neighbouring ones, for all heads of a group, one after the other.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn decayed_scores_gradients<E: Float>(
     weights_gradient: &[Vec4<E>],
     scores: &[f32],
@@ -137,25 +136,15 @@ pub fn backward<E: Float>(
     let (blocks, numbers) = (shape.parts(client)[0], shape.per_head());
     // SAFETY: every unit stays in its position and vectors, and the buffers hold all of them.
     unsafe {
-        decayed_scores_gradients::launch_unchecked::<E>(
-            client,
-            CubeCount::Static((shape.samples * shape.chunks() * shape.groups) as u32, blocks as u32, 1),
-            cube.dim(),
+        launch_kernel!(decayed_scores_gradients<E>, client,
+            CubeCount::Static((shape.samples * shape.chunks() * shape.groups) as u32, blocks as u32, 1), cube.dim();
             buffer("weights_gradient", weights_gradient, shape.weights() / 4, 4 * size_of::<E>())?,
-            buffer("scores", scores, of_groups, 4)?,
-            buffer("steps", steps, numbers, 4)?,
-            buffer("sums", sums, numbers, 4)?,
-            ages_of(ages, steps, shape)?,
+            buffer("scores", scores, of_groups, 4)?, buffer("steps", steps, numbers, 4)?,
+            buffer("sums", sums, numbers, 4)?, ages_of(ages, steps, shape)?,
             buffer("scores_gradient", scores_gradient, of_groups / 4, 4 * size_of::<E>())?,
-            buffer("later", later, numbers, 4)?,
-            buffer("earlier", earlier, blocks * numbers, 4)?,
-            shape.seq as u32,
-            shape.samples as u32,
-            shape.chunks() as u32,
-            numbers as u32,
-            shape.form(ages.is_some()),
-            cube,
-        )
+            buffer("later", later, numbers, 4)?, buffer("earlier", earlier, blocks * numbers, 4)?;
+            shape.seq as u32, shape.samples as u32, shape.chunks() as u32, numbers as u32;
+            shape.form(ages.is_some()), cube)
     };
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! SwiGLU, GELU, squared ReLU and dropout.
 use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
+use kernels_cubecl::pointwise::activation::{self, Activation};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
 use kernels_cubecl::pointwise::gated::{self, Clamp, Gating};
-use kernels_cubecl::pointwise::{gelu, squared_relu};
 
 /// The gated linear unit, and its derivatives in gate and up.
 pub fn glu(g: f64, u: f64, gating: Gating) -> [f64; 3] {
@@ -74,29 +74,23 @@ fn gate(x: f64, tanh: bool) -> (f64, f64) {
     (0.5 + bell * sum, bell)
 }
 
-pub fn gelu<E: Element>(client: &Client, len: usize, tanh: bool) -> usize {
+pub fn element_wise<E: Element>(client: &Client, len: usize, activation: Activation) -> usize {
     let (x, dy): (Vec<f64>, _) = (random(len, 1).iter().map(|x| 2.0 * x).collect(), random(len, 2));
-    let gates = x.iter().map(|x| gate(*x, tanh));
-    let out: Vec<f64> = gates.clone().zip(&x).map(|((phi, _), x)| x * phi).collect();
-    let gradient: Vec<f64> = gates.zip(&x).zip(&dy).map(|(((phi, bell), x), d)| d * (phi + x * bell)).collect();
+    let value_and_slope = |x: &f64| match activation {
+        Activation::SquaredRelu => (x.max(0.0).powi(2), 2.0 * x.max(0.0)),
+        _ => {
+            let (phi, bell) = gate(*x, activation == Activation::GeluTanh);
+            (x * phi, phi + x * bell)
+        }
+    };
+    let (out, slopes): (Vec<f64>, Vec<f64>) = x.iter().map(value_and_slope).unzip();
+    let gradient: Vec<f64> = slopes.iter().zip(&dy).map(|(slope, d)| d * slope).collect();
     let (x, dy) = (upload::<E>(client, &x), upload::<E>(client, &dy));
     let (y, dx) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
-    gelu::forward::<E>(client, &x, &y, len, tanh).expect("legal");
-    gelu::backward::<E>(client, &x, &dy, &dx, len, tanh).expect("legal");
-    report(&format!("gelu {}, tanh {tanh}, {len}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
-        + report("gelu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
-}
-
-pub fn squared_relu<E: Element>(client: &Client, len: usize) -> usize {
-    let (x, dy) = (random(len, 1), random(len, 2));
-    let out: Vec<f64> = x.iter().map(|x| x.max(0.0).powi(2)).collect();
-    let gradient: Vec<f64> = x.iter().zip(&dy).map(|(x, d)| 2.0 * x.max(0.0) * d).collect();
-    let (x, dy) = (upload::<E>(client, &x), upload::<E>(client, &dy));
-    let (y, dx) = (poisoned::<E>(client, len), poisoned::<E>(client, len));
-    squared_relu::forward::<E>(client, &x, &y, len).expect("legal");
-    squared_relu::backward::<E>(client, &x, &dy, &dx, len).expect("legal");
-    report(&format!("squared relu {}, {len}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
-        + report("squared relu gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
+    activation::forward::<E>(client, &x, &y, len, activation).expect("legal");
+    activation::backward::<E>(client, [&x, &dy, &dx], len, activation).expect("legal");
+    report(&format!("{activation:?} {}, {len}", E::NAME), &download::<E>(client, &y), &out, E::LIMIT)
+        + report("its gradient", &download::<E>(client, &dx), &gradient, E::LIMIT)
 }
 
 fn mix(x: u32) -> u32 {

@@ -1,8 +1,6 @@
 //! The gated delta rule in chunks, all its kernels with GEMMs on the host in between, against the rule position by position
 //! and its gradients, in fp64.
-use super::recurrent::ages;
-use super::ssd::gemm;
-use super::{Element, download, poisoned, random, report, upload};
+use super::{Element, download, poisoned, random, recurrent::ages, report, ssd::gemm, upload};
 use cubecl::prelude::*;
 use half::bf16;
 use kernels_cubecl::pointwise::gated_delta::gates_gradient::{self, GateSums};

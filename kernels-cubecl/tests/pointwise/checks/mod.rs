@@ -35,38 +35,24 @@ pub trait Element: Float {
     fn read(bytes: &[u8]) -> f64;
 }
 
-impl Element for f32 {
-    const NAME: &'static str = "f32";
-    const LIMIT: f64 = 1e-5;
-    fn write(value: f64, to: &mut Vec<u8>) {
-        to.extend((value as f32).to_le_bytes());
-    }
-    fn read(bytes: &[u8]) -> f64 {
-        f32::from_le_bytes(bytes.try_into().expect("four bytes")).into()
-    }
+macro_rules! element {
+    ($type:ident, $limit:literal, $value:ident => $rounded:expr) => {
+        impl Element for $type {
+            const NAME: &'static str = stringify!($type);
+            const LIMIT: f64 = $limit;
+            fn write($value: f64, to: &mut Vec<u8>) {
+                to.extend($rounded.to_le_bytes());
+            }
+            fn read(bytes: &[u8]) -> f64 {
+                <$type>::from_le_bytes(bytes.try_into().expect("the bytes of a number")).into()
+            }
+        }
+    };
 }
 
-impl Element for bf16 {
-    const NAME: &'static str = "bf16";
-    const LIMIT: f64 = 4e-3;
-    fn write(value: f64, to: &mut Vec<u8>) {
-        to.extend(bf16::from_f64(value).to_le_bytes());
-    }
-    fn read(bytes: &[u8]) -> f64 {
-        bf16::from_le_bytes(bytes.try_into().expect("two bytes")).into()
-    }
-}
-
-impl Element for f16 {
-    const NAME: &'static str = "f16";
-    const LIMIT: f64 = 6e-4;
-    fn write(value: f64, to: &mut Vec<u8>) {
-        to.extend(f16::from_f64(value).to_le_bytes());
-    }
-    fn read(bytes: &[u8]) -> f64 {
-        f16::from_le_bytes(bytes.try_into().expect("two bytes")).into()
-    }
-}
+element!(f32, 1e-5, value => (value as f32));
+element!(bf16, 4e-3, value => bf16::from_f64(value));
+element!(f16, 6e-4, value => f16::from_f64(value));
 
 /// Numbers with mean 0 and variance 1 (uniform), rounded to bf16.
 pub fn random(len: usize, seed: u64) -> Vec<f64> {

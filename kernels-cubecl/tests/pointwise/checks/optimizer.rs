@@ -3,8 +3,7 @@ use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::bf16;
-use kernels_cubecl::narrow::dynamic::{BLOCK, Map};
-use kernels_cubecl::narrow::{self, Place};
+use kernels_cubecl::narrow::{self, Place, dynamic::BLOCK, dynamic::Map};
 use kernels_cubecl::pointwise::adamw::{self, AdamWBucket, AdamWStep, Parameters};
 use kernels_cubecl::pointwise::adamw_blocks::{self, Blocks, BlocksBucket};
 use kernels_cubecl::pointwise::flat::FloatType;
@@ -28,7 +27,7 @@ const ADAMW: AdamWStep = AdamWStep {
 };
 
 fn decays(element: usize) -> bool {
-    DECAYS[ENDS.iter().position(|end| element < *end as usize).expect("the last end is the length")] == 1
+    DECAYS[tensor(element)] == 1
 }
 
 /// The place of each tensor: parts of global tensors, whose elements the bucket numbers from its own start.

@@ -3,13 +3,10 @@ use super::{Element, download, poisoned, random, report, upload, upload_u32};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
-use kernels_cubecl::pointwise::accumulate::accumulate as add_up;
-use kernels_cubecl::pointwise::column_sum;
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
 use kernels_cubecl::pointwise::normalize::{self, NormalizeShape};
-use kernels_cubecl::pointwise::reduce_slices;
-use kernels_cubecl::pointwise::split_bf16::split;
 use kernels_cubecl::pointwise::strided_rows::{StridedRows, pack};
+use kernels_cubecl::pointwise::{accumulate::accumulate as add_up, column_sum, reduce_slices, split_bf16::split};
 
 pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> usize {
     let x = random(rows * columns, 1);

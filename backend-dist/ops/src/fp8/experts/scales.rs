@@ -5,11 +5,8 @@ use std::ops::Range;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
-use super::super::delayed;
-use super::super::groups::Fp8GroupKernels;
-use super::super::kernels::Scales;
-use super::super::layers::Operand;
 use super::super::sharing::{Sharing, largest};
+use super::super::{delayed, groups::Fp8GroupKernels, kernels::Scales, layers::Operand};
 use super::{ExpertRanks, ExpertSharding, Fp8Experts};
 use ranks::comm::Group;
 

@@ -11,7 +11,6 @@ pub const BLOCK: usize = 32;
 /// `dk` and `dv` of [`portable::backward`](crate::attention::portable::backward). Cube `(kv block, key head, batch)`,
 /// 128 units.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn mma_dkdv<E: Float>(
     q: &[Vec8<E>],
     k: &[Vec8<E>],

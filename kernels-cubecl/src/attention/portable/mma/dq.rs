@@ -10,7 +10,6 @@ pub const BLOCK: usize = 32;
 
 /// `dq` of [`portable::backward`](crate::attention::portable::backward). Cube `(q block, head, batch)`, 128 units.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn mma_dq<E: Float>(
     q: &[Vec8<E>],
     k: &[Vec8<E>],

@@ -16,7 +16,6 @@ pub fn block(head_dim: usize, value_dim: usize) -> usize {
 /// Output and log-sum-exp of [`portable::forward`](crate::attention::portable::forward). Cube `(q block, head, batch)`,
 /// 128 units.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn mma_forward<E: Float>(
     q: &[Vec8<E>],
     k: &[Vec8<E>],

@@ -12,28 +12,11 @@ use crate::attention::{AttentionError, AttentionShape, CallOptions, Gradients, H
 use cubecl::ir::features::MmaConfig;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use half::{bf16, f16};
 pub use tile::StridesCompilationArg;
 use tile::{ROWS, StridesLaunch, UNITS};
 
 /// Largest head dimension.
 const LONGEST: usize = 256;
-
-/// Runs `$body` with `$E` the type of `$half`.
-macro_rules! by_half {
-    ($half:expr, $E:ident => $body:expr) => {
-        match $half {
-            Half::Bf16 => {
-                type $E = bf16;
-                $body
-            }
-            Half::F16 => {
-                type $E = f16;
-                $body
-            }
-        }
-    };
-}
 
 /// Whether the device has these kernels for these head dimensions.
 pub fn has_kernel(client: &Client, half: Half, shape: &AttentionShape) -> bool {
@@ -122,26 +105,10 @@ pub fn forward(
     by_half!(options.element, E => {
         // SAFETY: rows past the last are neither read nor written; the checks above bound every other access.
         unsafe {
-            forward::mma_forward::launch_unchecked::<E>(
-                client,
-                cubes(shape, shape.queries, shape.heads),
-                CubeDim::new_1d(UNITS),
-                q,
-                k,
-                v,
-                out,
-                call.statistic_arg(lse),
-                query_starts,
-                key_starts,
-                q_strides,
-                k_strides,
-                v_strides,
-                out_strides,
-                call.sizes(),
-                call.dropout(),
-                scale,
-                call.plan(),
-            )
+            launch_kernel!(forward::mma_forward<E>, client, cubes(shape, shape.queries, shape.heads),
+                CubeDim::new_1d(UNITS);
+                q, k, v, out, call.statistic_arg(lse), query_starts, key_starts, q_strides, k_strides, v_strides,
+                out_strides, call.sizes(), call.dropout(); scale; call.plan())
         }
     });
     Ok(())
@@ -171,16 +138,8 @@ pub fn backward(
     by_half!(options.element, E => {
         // SAFETY: units past the last query do nothing; the checks above bound every access of the others.
         unsafe {
-            delta::portable_delta::launch_unchecked::<E>(
-                client,
-                count,
-                dim,
-                arg(out),
-                arg(dout),
-                call.statistic_arg(&delta),
-                call.sizes(),
-                shape.value_dim,
-            )
+            launch_kernel!(delta::portable_delta<E>, client, count, dim;
+                arg(out), arg(dout), call.statistic_arg(&delta), call.sizes(); shape.value_dim)
         }
     });
     let read = [q, k, v, dout];
@@ -190,29 +149,10 @@ pub fn backward(
         let (dq, dq_strides) = vectors(gradients.dq, 2);
         // SAFETY: rows past the last are neither read nor written; the checks above bound every other access.
         unsafe {
-            dq::mma_dq::launch_unchecked::<E>(
-                client,
-                cubes(shape, shape.queries, shape.heads),
-                CubeDim::new_1d(UNITS),
-                q,
-                k,
-                v,
-                dout,
-                call.statistic_arg(lse),
-                call.statistic_arg(&delta),
-                dq,
-                query_starts,
-                key_starts,
-                q_strides,
-                k_strides,
-                v_strides,
-                dout_strides,
-                dq_strides,
-                call.sizes(),
-                call.dropout(),
-                scale,
-                call.plan(),
-            )
+            launch_kernel!(dq::mma_dq<E>, client, cubes(shape, shape.queries, shape.heads), CubeDim::new_1d(UNITS);
+                q, k, v, dout, call.statistic_arg(lse), call.statistic_arg(&delta), dq, query_starts, key_starts,
+                q_strides, k_strides, v_strides, dout_strides, dq_strides, call.sizes(), call.dropout(); scale;
+                call.plan())
         }
     });
     by_half!(options.element, E => {
@@ -222,31 +162,10 @@ pub fn backward(
         let (dv, dv_strides) = vectors(gradients.dv, 2);
         // SAFETY: rows past the last are neither read nor written; the checks above bound every other access.
         unsafe {
-            dkdv::mma_dkdv::launch_unchecked::<E>(
-                client,
-                cubes(shape, shape.keys, shape.kv_heads),
-                CubeDim::new_1d(UNITS),
-                q,
-                k,
-                v,
-                dout,
-                call.statistic_arg(lse),
-                call.statistic_arg(&delta),
-                dk,
-                dv,
-                query_starts,
-                key_starts,
-                q_strides,
-                k_strides,
-                v_strides,
-                dout_strides,
-                dk_strides,
-                dv_strides,
-                call.sizes(),
-                call.dropout(),
-                scale,
-                call.plan(),
-            )
+            launch_kernel!(dkdv::mma_dkdv<E>, client, cubes(shape, shape.keys, shape.kv_heads), CubeDim::new_1d(UNITS);
+                q, k, v, dout, call.statistic_arg(lse), call.statistic_arg(&delta), dk, dv, query_starts, key_starts,
+                q_strides, k_strides, v_strides, dout_strides, dk_strides, dv_strides, call.sizes(), call.dropout();
+                scale; call.plan())
         }
     });
     Ok(())

@@ -48,7 +48,6 @@ pub fn tile<E: Float>(#[comptime] rows: usize, #[comptime] length: usize) -> Sha
 
 /// The cube fills a tile with the rows from `first` on; zeros from row `end` on.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn fill<E: Float>(
     tile: &mut Shared<[Pair<E>]>,
     source: &[Vec8<E>],
@@ -231,7 +230,6 @@ pub fn gemm_accumulate<E: Float>(
 
 /// Writes 16 rows of accumulators, each times its factor, at `row` and `row + 8` of a head, if they are before `end`.
 #[cube]
-#[allow(clippy::too_many_arguments)]
 pub fn store<E: Float>(
     target: &mut [Pair<E>],
     strides: &Strides,

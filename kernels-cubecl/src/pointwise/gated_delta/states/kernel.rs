@@ -71,7 +71,6 @@ fn dot(sum: f32, a: F32x4, b: F32x4) -> f32 {
 /// A cube takes some columns of a head's state, for all chunks. In shared memory a state's column is a line, and of its
 /// `4 n` columns those `n` apart are neighbours.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments)]
 pub fn chunk_states<E: Float>(
     keys: &[Vec8<E>],
     corrections: &[Vec8<E>],

@@ -1,4 +1,4 @@
-//! GELU, exact and by its tanh approximation, and its gradient.
+//! Activations, element by element, and their gradients: GELU, exact and by its tanh approximation, and squared ReLU.
 use super::sigmoid::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
 use crate::hopper::ptx;
@@ -11,6 +11,17 @@ const SQRT_HALF: f32 = core::f32::consts::FRAC_1_SQRT_2;
 const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 /// Coefficient of the cube in the tanh approximation.
 const CUBE: f32 = 0.044_715;
+
+/// An activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// GELU.
+    Gelu,
+    /// GELU by its tanh approximation.
+    GeluTanh,
+    /// `max(x, 0)²`.
+    SquaredRelu,
+}
 
 /// `(Φ, Φ')` with `gelu(x) = x Φ(x)`, by `½ (1 + tanh u) = σ(2u)`.
 #[cube]
@@ -31,34 +42,48 @@ pub(crate) fn normal_gate(x: f32) -> (f32, f32) {
     (select(x < 0.0, tail, 1.0 - tail), 0.5 * SQRT_2_OVER_PI * bell)
 }
 
+/// The activation of `x`, and its derivative.
 #[cube]
-fn gate(x: f32, #[comptime] tanh: bool) -> (f32, f32) {
-    if comptime![tanh] { tanh_gate(x) } else { normal_gate(x) }
+fn value_and_slope(x: f32, #[comptime] activation: Activation) -> (f32, f32) {
+    match activation {
+        Activation::Gelu => {
+            let (phi, slope) = normal_gate(x);
+            (x * phi, phi + x * slope)
+        }
+        Activation::GeluTanh => {
+            let (phi, slope) = tanh_gate(x);
+            (x * phi, phi + x * slope)
+        }
+        Activation::SquaredRelu => {
+            // Not the maximum, which is a number of a number and NaN.
+            let positive = select(x <= 0.0, 0.0, x);
+            (positive * positive, 2.0 * positive)
+        }
+    }
 }
 
 #[cube(launch_unchecked)]
-pub fn gelu_forward<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], vectors: u32, #[comptime] tanh: bool) {
+pub fn activate<E: Float>(x: &[Vec8<E>], out: &mut [Vec8<E>], vectors: u32, #[comptime] activation: Activation) {
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
         let value = x[at as usize];
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
-            let x = f32::cast_from(value.extract(i));
-            let (phi, _) = gate(x, tanh);
-            result.insert(i, E::cast_from(x * phi));
+            let (y, _) = value_and_slope(f32::cast_from(value.extract(i)), activation);
+            result.insert(i, E::cast_from(y));
         }
         out[at as usize] = result;
     }
 }
 
 #[cube(launch_unchecked)]
-pub fn gelu_backward<E: Float>(
+pub fn activation_gradient<E: Float>(
     x: &[Vec8<E>],
     dout: &[Vec8<E>],
     dx: &mut [Vec8<E>],
     vectors: u32,
-    #[comptime] tanh: bool,
+    #[comptime] activation: Activation,
 ) {
     let at = CUBE_POS_X * CUBE_DIM_X + UNIT_POS;
     if at < vectors {
@@ -66,9 +91,8 @@ pub fn gelu_backward<E: Float>(
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
-            let x = f32::cast_from(value.extract(i));
-            let (phi, dy) = gate(x, tanh);
-            result.insert(i, E::cast_from(f32::cast_from(given.extract(i)) * (phi + x * dy)));
+            let (_, slope) = value_and_slope(f32::cast_from(value.extract(i)), activation);
+            result.insert(i, E::cast_from(f32::cast_from(given.extract(i)) * slope));
         }
         dx[at as usize] = result;
     }
@@ -79,41 +103,37 @@ pub fn has_kernel(len: usize) -> bool {
     check("len", len, 8, 8 * i32::MAX as usize).is_ok()
 }
 
-/// `out` from `x`, `len` numbers of type `E` (2 bytes); by the tanh approximation if `tanh`.
+/// `out` from `x`, `len` numbers of type `E` (2 bytes).
 pub fn forward<E: Float>(
     client: &Client,
     x: &Handle,
     out: &Handle,
     len: usize,
-    tanh: bool,
+    activation: Activation,
 ) -> Result<(), PointwiseError> {
     check("len", len, 8, 8 * i32::MAX as usize)?;
-    let (cube, vectors) = (CubeShape::of(client), len / 8);
-    let (x, out) = (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out", out, vectors, size_of::<Vec8<E>>())?);
+    let (cube, vectors, vector) = (CubeShape::of(client), len / 8, 8 * size_of::<E>());
+    let (x, out) = (buffer("x", x, vectors, vector)?, buffer("out", out, vectors, vector)?);
     // SAFETY: units past the last vector do nothing.
-    unsafe {
-        gelu_forward::launch_unchecked::<E>(client, cube.line(vectors), cube.dim(), x, out, vectors as u32, tanh)
-    };
+    unsafe { launch_kernel!(activate<E>, client, cube.line(vectors), cube.dim(); x, out; vectors as u32; activation) };
     Ok(())
 }
 
 /// The gradient of `x` in [`forward`], given that of `out`.
 pub fn backward<E: Float>(
     client: &Client,
-    x: &Handle,
-    dout: &Handle,
-    dx: &Handle,
+    [x, dout, dx]: [&Handle; 3],
     len: usize,
-    tanh: bool,
+    activation: Activation,
 ) -> Result<(), PointwiseError> {
     check("len", len, 8, 8 * i32::MAX as usize)?;
-    let (cube, vectors) = (CubeShape::of(client), len / 8);
-    let (x, dout) =
-        (buffer("x", x, vectors, 8 * size_of::<E>())?, buffer("out_gradient", dout, vectors, size_of::<Vec8<E>>())?);
-    let dx = buffer("x_gradient", dx, vectors, 8 * size_of::<E>())?;
+    let (cube, vectors, vector) = (CubeShape::of(client), len / 8, 8 * size_of::<E>());
+    let (x, dout) = (buffer("x", x, vectors, vector)?, buffer("out_gradient", dout, vectors, vector)?);
+    let dx = buffer("x_gradient", dx, vectors, vector)?;
     // SAFETY: units past the last vector do nothing.
     unsafe {
-        gelu_backward::launch_unchecked::<E>(client, cube.line(vectors), cube.dim(), x, dout, dx, vectors as u32, tanh)
+        launch_kernel!(activation_gradient<E>, client, cube.line(vectors), cube.dim();
+            x, dout, dx; vectors as u32; activation)
     };
     Ok(())
 }
