@@ -1,6 +1,5 @@
 //! The short causal convolution in front of a linear recurrence, with its bias and SiLU, as one autograd node.
 
-use crate::Kernels;
 use burn::backend::{Backend, Flex, tensor::FloatTensor};
 use burn::tensor::Tensor;
 

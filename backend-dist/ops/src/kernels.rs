@@ -55,12 +55,7 @@ pub trait LocalKernels: Backend {
     }
 
     /// `product · a · b + factor · c`, where `c` is `a`, or `b` unless `left`, and has the result's shape.
-    fn matmul_mixed(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        [product, factor]: [f64; 2],
-        left: bool,
-    ) -> FloatTensor<Self> {
+    fn matmul_mixed(a: Float<Self>, b: Float<Self>, [product, factor]: [f64; 2], left: bool) -> Float<Self> {
         let added = Self::float_mul_scalar(if left { a.clone() } else { b.clone() }, factor.into());
         Self::float_add(added, Self::float_mul_scalar(Self::matmul(a, b), product.into()))
     }

@@ -1,6 +1,5 @@
 //! The linear layer as an operation: what it saves for backward and which gradients it computes.
 
-use crate::Kernels;
 use burn::backend::tensor::FloatTensor;
 
 use super::{LinearConfig, Output, forward};

@@ -1,6 +1,5 @@
 //! The operations on the residual stream.
 
-use crate::Kernels;
 use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
 
 use super::joint::{Joint, ResidualAdd};

@@ -1,8 +1,6 @@
 //! The gradients of the causal convolution.
 use super::{ConvolutionShape, Form, Inputs, LONGEST, age_of, bias_of, cubes, seen_before, summed, taps_of};
-use crate::pointwise::{
-    CubeShape, F32x4, PointwiseError, Vec8, buffer, partial_sums::sum_partials, sigmoid::sigmoid,
-};
+use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer, partial_sums::sum_partials, sigmoid::sigmoid};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
