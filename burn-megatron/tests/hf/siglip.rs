@@ -94,7 +94,11 @@ fn what_siglip_does_not_have_is_named() {
             ["`vision_config.model_type` is siglip2_vision_model", "siglip_vision_model"],
         ),
         (
-            refused(|file| file["vision_config"]["model_type"] = "clip_vision_model".into()),
+            refused(|file| {
+                let vision = file["vision_config"].as_object_mut().unwrap();
+                vision.remove("vision_use_head");
+                vision.insert("model_type".into(), "clip_vision_model".into());
+            }),
             ["`vision_config.model_type` is clip_vision_model", "siglip_vision_model"],
         ),
     ] {

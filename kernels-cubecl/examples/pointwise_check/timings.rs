@@ -18,7 +18,7 @@ use kernels_cubecl::pointwise::low_rank_swiglu::{self, Left};
 use kernels_cubecl::pointwise::momentum::{self, MomentumBucket, MomentumRule, MomentumStep};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
-use kernels_cubecl::pointwise::{accumulate::accumulate, column_sum::column_sum, low_rank_swiglu, muon, reduce_slices};
+use kernels_cubecl::pointwise::{accumulate::accumulate, column_sum::column_sum, muon, reduce_slices};
 use std::collections::BTreeSet;
 
 pub const TOKENS: usize = 8192;

@@ -3,11 +3,9 @@
 use super::activation::{normal_gate, tanh_gate};
 use super::sigmoid::sigmoid;
 use super::{CubeShape, PointwiseError, Vec8, buffer, check};
-use crate::hopper::ptx;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-const LOG2_E: f32 = core::f32::consts::LOG2_E;
 /// Longest half row.
 const LONGEST: usize = 1 << 24;
 

@@ -97,7 +97,7 @@ impl LocalKernels for Cube {
     }
 
     fn matmul_mixed(a: Float, b: Float, [product, factor]: [f64; 2], left: bool) -> Float {
-        linear::matmul_mixed(a, b, Mixed { product, factor, left })
+        linear::matmul_mixed(a, b, ranks::cuda::lt::Mixed { product, factor, left })
     }
 
     fn linear_forward(x: Float, w: Float) -> Float {

@@ -1,7 +1,7 @@
 //! The activation between the two layers of experts, times the router's probability of each token, and its gradients.
 use super::biases::GroupBias;
 use crate::pointwise::cube::plane_total;
-use crate::pointwise::gated::{Gating, product};
+use crate::pointwise::gated::{Gating, glu};
 use crate::pointwise::{CubeShape, MOST, PointwiseError, Vec8, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -61,7 +61,7 @@ pub fn weighted_forward<E: Float>(
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
-            let (y, _, _) = product(gate[i], up[i], gating);
+            let (y, _, _) = glu(gate[i], up[i], gating);
             result.insert(i, E::cast_from(y * factor));
         }
         out[(CUBE_POS_X * half + column) as usize] = result;
@@ -120,7 +120,7 @@ pub fn weighted_backward<E: Float>(
                     let mut of_up = Vec8::<E>::empty();
                     #[unroll]
                     for i in 0..8usize {
-                        let (y, slope, up_slope) = product(gate[i], up[i], gating);
+                        let (y, slope, up_slope) = glu(gate[i], up[i], gating);
                         let dy = f32::cast_from(dy.extract(i));
                         total += dy * y;
                         let dy = dy * factor;

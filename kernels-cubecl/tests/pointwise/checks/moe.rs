@@ -1,5 +1,5 @@
 //! Sums of token rows, the activation of experts with the probability of each token, and biases of experts.
-use super::activation::{gatings, product};
+use super::activation::{gatings, glu};
 use super::{Element, download, poisoned, random, report, upload, upload_i32};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -39,7 +39,7 @@ fn weighted_product<E: Element>(client: &Client, rows: usize, half: usize, gatin
         for c in 0..half {
             let (at, d) = (row * 2 * half + c, dy[row * half + c]);
             let own = |at: usize| if biased { bias[groups.of_rows[row] * 2 * half + at] } else { 0.0 };
-            let [y, of_gate, of_up] = product(x[at] + own(c), x[at + half] + own(half + c), gating);
+            let [y, of_gate, of_up] = glu(x[at] + own(c), x[at + half] + own(half + c), gating);
             out[row * half + c] = y * p[row];
             gradient[at] = d * p[row] * of_gate;
             gradient[at + half] = d * p[row] * of_up;
