@@ -54,10 +54,10 @@ pub trait LocalKernels: Backend {
         Self::float_matmul(a, b)
     }
 
-    /// `product · a · b + factor · c`, where `c` is `a`, or `b` unless `left`, and has the result's shape.
-    fn matmul_mixed(a: Float<Self>, b: Float<Self>, [product, factor]: [f64; 2], left: bool) -> Float<Self> {
-        let added = Self::float_mul_scalar(if left { a.clone() } else { b.clone() }, factor.into());
-        Self::float_add(added, Self::float_mul_scalar(Self::matmul(a, b), product.into()))
+    /// `alpha · a · b + beta · c`, where `c` is `a`, or `b` unless `left`, and has the result's shape.
+    fn matmul_mixed(a: Float<Self>, b: Float<Self>, [alpha, beta]: [f64; 2], left: bool) -> Float<Self> {
+        let added = Self::float_mul_scalar(if left { a.clone() } else { b.clone() }, beta.into());
+        Self::float_add(added, Self::float_mul_scalar(Self::matmul(a, b), alpha.into()))
     }
 
     /// `x · wᵀ`, `x [.., in]`, `w [out, in]`.

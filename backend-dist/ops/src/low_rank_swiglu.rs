@@ -24,7 +24,7 @@ pub fn low_rank_swiglu(base: Tensor<3>, low: Tensor<3>, b: Tensor<2>, neighbours
     apply(LowRankSwiGlu { neighbours }, [base.into_dispatch(), low.into_dispatch(), b.into_dispatch()])
 }
 
-/// What [`low_rank_swiglu`] exchanges with the layers before and behind it.
+/// What [`low_rank_swiglu`] and the layers before and behind it tell each other.
 #[derive(Clone, Debug, Default)]
 pub struct SwiGluNeighbours {
     /// The layer behind is in FP8 and is told the amax of the output.

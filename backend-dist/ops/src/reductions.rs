@@ -57,16 +57,16 @@ pub fn matmul<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
     apply(Matmul {}, [a, b].map(Tensor::into_dispatch))
 }
 
-/// `product · a · b + factor · c` for matrices, where `c` is `a`, or `b` unless `left`, which must have the result's shape.
+/// `alpha · a · b + beta · c` for matrices, where `c` is `a`, or `b` unless `left`, which must have the result's shape.
 /// On GPUs one GEMM, which rounds once.
 ///
 /// # Panics
 /// If the sizes do not fit.
-pub fn matmul_mixed(a: Tensor<2>, b: Tensor<2>, [product, factor]: [f64; 2], left: bool) -> Tensor<2> {
+pub fn matmul_mixed(a: Tensor<2>, b: Tensor<2>, [alpha, beta]: [f64; 2], left: bool) -> Tensor<2> {
     let ([rows, inner], [other, columns]) = (a.dims(), b.dims());
     let fits = inner == other && if left { columns == inner } else { rows == inner };
     assert!(fits, "matmul_mixed: [{rows}, {inner}] · [{other}, {columns}], {}", if left { "left" } else { "right" });
-    apply(MatmulMixed { product, factor, left }, [a, b].map(Tensor::into_dispatch))
+    apply(MatmulMixed { alpha, beta, left }, [a, b].map(Tensor::into_dispatch))
 }
 
 fn expand<B: Backend>(x: FloatTensor<B>, dim: usize, size: usize) -> FloatTensor<B> {
@@ -107,16 +107,16 @@ operation! {
 
 operation! {
     /// Saves both factors.
-    MatmulMixed { product: f64, factor: f64, left: bool }, 2, ([FloatTensor<B>; 2], [f64; 2], bool),
+    MatmulMixed { alpha: f64, beta: f64, left: bool }, 2, ([FloatTensor<B>; 2], [f64; 2], bool),
     |[a, b], _, tracked| {
-        let saved = tracked.then(|| ([a.clone(), b.clone()], [product, factor], left));
-        (B::matmul_mixed(a, b, [product, factor], left), saved)
+        let saved = tracked.then(|| ([a.clone(), b.clone()], [alpha, beta], left));
+        (B::matmul_mixed(a, b, [alpha, beta], left), saved)
     },
-    |([a, b], [product, factor], left), grad, parents| {
-        let scaled = B::float_mul_scalar(grad.clone(), product.into());
+    |([a, b], [alpha, beta], left), grad, parents| {
+        let scaled = B::float_mul_scalar(grad.clone(), alpha.into());
         let of_a = B::matmul(scaled.clone(), B::float_transpose(b));
         let of_b = B::matmul(B::float_transpose(a), scaled);
-        let added = B::float_mul_scalar(grad, factor.into());
+        let added = B::float_mul_scalar(grad, beta.into());
         let grads = if left { [B::float_add(of_a, added), of_b] } else { [of_a, B::float_add(of_b, added)] };
         parents.register::<B>(grads);
     },

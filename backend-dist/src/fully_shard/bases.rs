@@ -1,6 +1,7 @@
 //! What a rank holds of the parameters of a module, and of their gradients.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -41,35 +42,28 @@ impl PathVisitor for Bases<'_> {
     }
 }
 
-/// Adds gradients, flat and by parameter, to those of `module`.
+/// Adds gradients, flat and by field, to those of `module`. Of two fields with one parameter the last one's stays, as in
+/// [`GradientsParams::from_grads`].
 pub(super) fn register<M: Module>(
     module: &M,
-    indices: &HashMap<String, usize>,
-    means: HashMap<usize, Tensor<1>>,
+    means: HashMap<Arc<str>, Tensor<1>>,
     grads: GradientsParams,
 ) -> GradientsParams {
-    Register { indices, means, grads }.walk(module).grads
+    Register { means, grads }.walk(module).grads
 }
 
-struct Register<'a> {
-    indices: &'a HashMap<String, usize>,
-    means: HashMap<usize, Tensor<1>>,
+struct Register {
+    means: HashMap<Arc<str>, Tensor<1>>,
     grads: GradientsParams,
 }
 
-impl PathVisitor for Register<'_> {
+impl PathVisitor for Register {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        if let Some(mean) = self.indices.get(path).and_then(|index| self.means.remove(index)) {
+        if let Some(mean) = self.means.remove(path) {
             let base = param.base();
             let placements = Placements::of(&base);
             let mean = mean.reshape(placements.local_shape(base.shape()));
-            let mean: Tensor<D> = placements.from_local(mean);
-            // Another field may have the same parameter.
-            let sum = match self.grads.remove::<D>(param.id) {
-                Some(other) => other + mean,
-                None => mean,
-            };
-            self.grads.register::<D>(param.id, sum);
+            self.grads.register::<D>(param.id, placements.from_local(mean));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
+use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::tensor::Tensor;
@@ -98,10 +99,6 @@ impl Gathers {
         self.owned.is_owner(index)
     }
 
-    pub fn path(&self, index: usize) -> &str {
-        &self.owned.params[index].path
-    }
-
     /// Whether `into_record` gives whole values on this rank.
     pub fn saves(&self) -> bool {
         self.state.lock().record_on.is_none_or(|member| member == self.owned.group.rank())
@@ -124,9 +121,9 @@ impl Gathers {
         state.backward.begin();
     }
 
-    /// Waits for all that is on its way. Returns the parameters that are sharded, and the means of the gradients of those
-    /// that this rank owns.
-    pub fn end_pass(&self) -> (HashSet<ParamId>, HashMap<usize, Tensor<1>>) {
+    /// Waits for all that is on its way. Returns the parameters that are sharded, and by field the means of the gradients
+    /// of those that this rank owns.
+    pub fn end_pass(&self) -> (HashSet<ParamId>, HashMap<Arc<str>, Tensor<1>>) {
         let mut state = self.state.lock();
         state.in_pass = false;
         state.is_backward = false;
@@ -177,10 +174,10 @@ impl Gathers {
         value
     }
 
-    /// The mean of the members' gradients of parameter `index` on its owner; of the others, something to throw away. `None`
+    /// The mean of the members' gradients of parameter `index`, in the field `path`, on its owner; of the others, something to throw away. `None`
     /// in a pass, which gives it at its [end](Self::end_pass). With `None`, of a parameter that is whole everywhere. A
     /// collective.
-    pub fn reduce(&self, index: Option<usize>, gradient: Tensor<1>) -> Option<Tensor<1>> {
+    pub fn reduce(&self, index: Option<usize>, path: &Arc<str>, gradient: Tensor<1>) -> Option<Tensor<1>> {
         if self.owned.group.size() == 1 {
             return Some(gradient);
         }
@@ -194,7 +191,7 @@ impl Gathers {
         };
         state.counts.reduced += 1;
         if state.in_pass {
-            state.leaving.add(index, gradient, &self.owned);
+            state.leaving.add((index, path.clone()), gradient, &self.owned);
             return None;
         }
         let (mean, pending) = self.owned.start_means(vec![(index, gradient)]).remove(0);

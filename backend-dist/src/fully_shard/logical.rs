@@ -40,6 +40,6 @@ impl UnshardOps for GroupBackend {
         let share = share(gradient, known);
         let shape = share.shape();
         let flat = Tensor::from_primitive::<Self>(held::<Self>(share, true));
-        Some(placed(sharding.gathers.reduce(sharding.index, flat)?, shape, known))
+        Some(placed(sharding.gathers.reduce(sharding.index, &sharding.path, flat)?, shape, known))
     }
 }

@@ -125,7 +125,6 @@ impl FullyShard {
         let indices = found.paths;
         let params = found.params.into_iter().map(|param| owned::Gathered {
             owner: owners.owner(param.id).expect("every parameter found has an owner"),
-            path: param.path,
             unit: param.unit,
             is_matrix: param.is_matrix,
             length: param.local,
@@ -160,7 +159,7 @@ impl FullyShard {
     /// Ends a pass of `module`: adds the gradients that were on their way, and averages those of parameters that stay whole.
     pub fn end_pass<M: Module>(&self, module: &M, grads: GradientsParams) -> GradientsParams {
         let (sharded, means) = self.gathers.end_pass();
-        let grads = bases::register(module, &self.indices, means, grads);
+        let grads = bases::register(module, means, grads);
         average_gradients_of(module, grads, self.gathers.group(), |id| !sharded.contains(&id))
     }
 
@@ -198,17 +197,18 @@ impl Reparameterizer for FullyShard {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Sharded>) {
         let (gathers, index) = (self.gathers.clone(), self.indices.get(path).copied());
+        let path = Arc::from(path);
         let place = |value| match &self.device {
             Some(device) => moved(value, device),
             None => value,
         };
         if index.is_none() {
             let param = param.map(place);
-            let sharding = Sharding { gathers, index, placements: Placements::of(&param.base()) };
+            let sharding = Sharding { gathers, index, path, placements: Placements::of(&param.base()) };
             return (param, Some(Sharded { sharding }));
         }
         let (id, value, mapper) = param.consume();
-        let sharding = Sharding { gathers, index, placements: Placements::of(&value) };
+        let sharding = Sharding { gathers, index, path, placements: Placements::of(&value) };
         let base = match sharding.is_owner() {
             true => place(value),
             false => stand_in(&value, self.device.as_ref()),

@@ -29,6 +29,8 @@ pub(super) struct Sharding {
     pub gathers: Arc<Gathers>,
     /// `None` for a parameter that stays whole on every rank.
     pub index: Option<usize>,
+    /// The parameter's field in the module.
+    pub path: Arc<str>,
     /// Where the parameter is, if it is on a logical device.
     pub placements: Placements,
 }
@@ -42,7 +44,7 @@ impl Sharding {
 
 impl fmt::Debug for Sharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.index.map_or("whole", |index| self.gathers.path(index)))
+        f.write_str(self.index.map_or("whole", |_| &self.path))
     }
 }
 
@@ -85,7 +87,11 @@ macro_rules! unshard_ops {
             fn reduce_gradient(gradient: FloatTensor<Self>, sharding: Sharding) -> Option<FloatTensor<Self>> {
                 let shape = gradient.shape();
                 let flat = Self::float_reshape(gradient, [shape.num_elements()].into());
-                let mean = sharding.gathers.reduce(sharding.index, Tensor::from_primitive::<$backend>(flat))?;
+                let mean = sharding.gathers.reduce(
+                    sharding.index,
+                    &sharding.path,
+                    Tensor::from_primitive::<$backend>(flat),
+                )?;
                 let mean = mean.try_into_primitive::<$backend>().expect("a gradient stays on its device");
                 Some(Self::float_reshape(mean, shape))
             }

@@ -5,7 +5,6 @@ use ranks::comm::Group;
 /// A parameter whose value is on its owner.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    pub path: String,
     pub unit: usize,
     /// Whether it has more than one dimension: then GEMMs read it.
     pub is_matrix: bool,

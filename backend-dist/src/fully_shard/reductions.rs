@@ -1,6 +1,7 @@
 //! Gradients on their way to the owners of their parameters: those of a unit together.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
@@ -17,41 +18,44 @@ use ranks::overlap;
 /// Bytes of gradients that are reduced behind the backward pass: more would keep whole gradients alive for nothing.
 const LEAVING: usize = 256 << 20;
 
+/// A parameter and the field of the module that has it: several may have one.
+type Field = (usize, Arc<str>);
+
 /// Gradients of a pass.
 #[derive(Default)]
 pub(super) struct Leaving {
     /// Those that wait for the others of their unit.
-    held: Vec<(usize, Tensor<1>)>,
+    held: Vec<(Field, Tensor<1>)>,
     /// What others wait for, and its bytes.
     sent: VecDeque<(usize, Vec<Pending>)>,
-    /// Of parameters of this rank, on their way or there. Of one that is used in two units, both.
-    means: Vec<(usize, Tensor<1>)>,
+    /// Of parameters of this rank, on their way or there. Of a field that is used in two units, both.
+    means: Vec<(Arc<str>, Tensor<1>)>,
 }
 
 impl Leaving {
-    /// A gradient of parameter `index`.
-    pub fn add(&mut self, index: usize, gradient: Tensor<1>, owned: &Owned) {
-        let is_other = |(first, _): &(usize, _)| owned.unit(*first) != owned.unit(index);
+    /// A gradient of a field.
+    pub fn add(&mut self, field: Field, gradient: Tensor<1>, owned: &Owned) {
+        let is_other = |((first, _), _): &(Field, _)| owned.unit(*first) != owned.unit(field.0);
         if self.held.first().is_some_and(is_other) || self.held.iter().map(bytes).sum::<usize>() > LEAVING {
             self.send(owned);
         }
-        match self.held.iter_mut().find(|(other, _)| *other == index) {
+        match self.held.iter_mut().find(|(other, _)| *other == field) {
             Some((_, sum)) => *sum = sum.clone() + gradient,
-            None => self.held.push((index, gradient)),
+            None => self.held.push((field, gradient)),
         }
     }
 
     /// The means of the pass, on the ranks of their parameters.
-    pub fn finish(&mut self, owned: &Owned) -> HashMap<usize, Tensor<1>> {
+    pub fn finish(&mut self, owned: &Owned) -> HashMap<Arc<str>, Tensor<1>> {
         self.send(owned);
         self.wait(0);
         let mut means = HashMap::new();
-        for (index, mean) in self.means.drain(..) {
-            let sum = match means.remove(&index) {
+        for (path, mean) in self.means.drain(..) {
+            let sum = match means.remove(&path) {
                 Some(other) => mean + other,
                 None => mean,
             };
-            means.insert(index, sum);
+            means.insert(path, sum);
         }
         means
     }
@@ -61,10 +65,12 @@ impl Leaving {
         if held.is_empty() {
             return;
         }
-        let indices: Vec<usize> = held.iter().map(|(index, _)| *index).collect();
         let bytes = held.iter().map(bytes).sum();
+        let (fields, held): (Vec<Field>, Vec<_>) =
+            held.into_iter().map(|(field, gradient)| (field.clone(), (field.0, gradient))).unzip();
         let (means, pending): (Vec<_>, Vec<_>) = owned.start_means(held).into_iter().unzip();
-        self.means.extend(indices.into_iter().zip(means).filter(|(index, _)| owned.is_owner(*index)));
+        let own = fields.into_iter().zip(means).filter(|((index, _), _)| owned.is_owner(*index));
+        self.means.extend(own.map(|((_, path), mean)| (path, mean)));
         self.sent.push_back((bytes, pending));
         self.wait(LEAVING);
     }
@@ -78,7 +84,7 @@ impl Leaving {
     }
 }
 
-fn bytes((_, gradient): &(usize, Tensor<1>)) -> usize {
+fn bytes((_, gradient): &(Field, Tensor<1>)) -> usize {
     gradient.shape().num_elements() * gradient.dtype().size()
 }
 

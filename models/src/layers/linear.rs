@@ -139,8 +139,8 @@ impl ColumnParallelLinear {
         self.bias.is_none() && self.adapters.as_ref().is_some_and(ColumnAdapters::is_sum)
     }
 
-    /// `silu(gate) up` of the outputs `[gate | up]` for the layer's own input `x`; `behind` is what the layer that reads it
-    /// exchanges with the activation.
+    /// `silu(gate) up` of the outputs `[gate | up]` for the layer's own input `x`; `behind` is what it and the layer
+    /// that reads it tell each other.
     ///
     /// # Panics
     /// Without adapters.

@@ -79,7 +79,7 @@ impl RowParallelLinear {
         }
     }
 
-    /// What the layer exchanges with a [`low_rank_swiglu`](backend_dist::ops::low_rank_swiglu) before it.
+    /// What the layer and a [`low_rank_swiglu`](backend_dist::ops::low_rank_swiglu) before it tell each other.
     pub(super) fn behind_swiglu(&self) -> SwiGluNeighbours {
         SwiGluNeighbours {
             output_amax: self.fp8.is_some().then(KnownAmax::default),

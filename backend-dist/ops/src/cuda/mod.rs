@@ -96,8 +96,8 @@ impl LocalKernels for Cube {
         linear::matmul(a, b)
     }
 
-    fn matmul_mixed(a: Float, b: Float, [product, factor]: [f64; 2], left: bool) -> Float {
-        linear::matmul_mixed(a, b, ranks::cuda::lt::Mixed { product, factor, left })
+    fn matmul_mixed(a: Float, b: Float, [alpha, beta]: [f64; 2], left: bool) -> Float {
+        linear::matmul_mixed(a, b, ranks::cuda::lt::Mixed { alpha, beta, left })
     }
 
     fn linear_forward(x: Float, w: Float) -> Float {

@@ -101,7 +101,7 @@ pub fn gemm(a: Operand, b: Operand, shape: Shape, dtype: DType) -> CubeTensor {
     out
 }
 
-/// `product · a · b + factor · c` with `c` one of the operands, added in f32, or f64, before rounding. That operand is
+/// `alpha · a · b + beta · c` with `c` one of the operands, added in f32, or f64, before rounding. That operand is
 /// contiguous and has the shape and type of the output.
 pub fn gemm_mixed(a: CubeTensor, b: CubeTensor, mixed: Mixed) -> CubeTensor {
     let added = if mixed.left { &a } else { &b };

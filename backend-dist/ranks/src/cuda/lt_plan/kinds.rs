@@ -13,13 +13,13 @@ pub enum Onto {
     Add,
 }
 
-/// What a GEMM `a · b` adds to its output besides: a factor of the same shape, in `product · a · b + factor · …`.
+/// A GEMM `alpha · a · b + beta · c` whose `c` is one of its operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mixed {
     /// Of `a · b`.
-    pub product: f64,
+    pub alpha: f64,
     /// Of what is added.
-    pub factor: f64,
+    pub beta: f64,
     /// `a` is added; else `b`.
     pub left: bool,
 }

@@ -114,7 +114,7 @@ impl Plan {
         stream: CUstream,
     ) -> Result<(), String> {
         let (added, double) = match mixed {
-            Some(Mixed { product, factor, left }) => (if left { a } else { b }, [product, factor]),
+            Some(Mixed { alpha, beta, left }) => (if left { a } else { b }, [alpha, beta]),
             None => (out, [1.0, if self.onto == Onto::Add { 1.0 } else { 0.0 }]),
         };
         let single = double.map(|factor| factor as f32);
