@@ -86,7 +86,6 @@ pub(super) struct Find<'a> {
 
 pub(super) struct Found {
     pub id: ParamId,
-    pub path: String,
     /// Number of the unit, in order of first appearance.
     pub unit: usize,
     pub length: usize,
@@ -129,7 +128,7 @@ impl PathVisitor for Find<'_> {
             true => Placements::of(&param.base()).local_shape(param.lazy_shape()).num_elements(),
             false => length,
         };
-        self.params.push(Found { id: param.id, path: path.to_string(), unit, length, is_matrix: D > 1, local });
+        self.params.push(Found { id: param.id, unit, length, is_matrix: D > 1, local });
     }
 }
 
