@@ -74,6 +74,7 @@ impl Mixer {
 
 /// The layer of a [`Mixer`].
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one for each layer")]
 pub(super) enum TokenMixer {
     Attention(SelfAttention),
     Latent(LatentAttention),

@@ -180,6 +180,7 @@ pub(super) struct SavedPipeline<B: MoeKernels, P: ExpertGemms<B>> {
 
 /// With GEMMs in the type of the weights, or in FP8.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one for each expert layer of a micro-batch, moved a few times")]
 pub(super) enum Saved<B: Kernels> {
     Plain(SavedPipeline<B, Plain>),
     Fp8(SavedPipeline<B, Fp8Experts>),
