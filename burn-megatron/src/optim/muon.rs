@@ -1,11 +1,11 @@
 //! Muon: the momentum of a hidden matrix, orthogonalised, is the step
 //! (Jordan: <https://kellerjordan.github.io/posts/muon/>; Megatron uses NVIDIA's `emerging_optimizers`, `Muon`).
 
-mod exchange;
 mod orthogonal;
+mod pieces;
 mod steps;
 
-pub(super) use exchange::assign_owners;
+pub(super) use pieces::assign_owners;
 pub(super) use steps::matrix_steps;
 
 use super::adamw::AdamWConfig;

@@ -5,8 +5,8 @@ use super::super::flat::{Flat, wide};
 use super::super::layout::Part;
 use super::super::step_info::StepInfo;
 use super::MuonConfig;
-use super::exchange::{Piece, exchange, pieces};
 use super::orthogonal::{gather, local, newton_schulz};
+use super::pieces::{Piece, pieces, send_pieces};
 use backend_dist::buffer::{Buffer, muon_mix};
 use backend_dist::comm::Group;
 use backend_dist::mesh::GridKind;
@@ -38,7 +38,7 @@ pub(in super::super) fn matrix_steps(
     let none = Tensor::empty([0], (&mixed.device(), mixed.dtype()));
     let held = |piece: &Piece| mixed.clone().slice([piece.range.start - region.start..piece.range.end - region.start]);
     let to_owner = |piece: &Piece| [piece.holder, piece.owner];
-    let arrived = exchange(&pieces, to_owner, held, none.clone(), &sharding.shards);
+    let arrived = send_pieces(&pieces, to_owner, held, none.clone(), &sharding.shards);
 
     let single = Group::single();
     // Narrow weights need no more than bf16, which a GPU multiplies ten times faster than fp32.
@@ -63,7 +63,7 @@ pub(in super::super) fn matrix_steps(
         own[&piece.unit].clone().slice([piece.range.start - start..piece.range.end - start])
     };
     let to_holder = |piece: &Piece| [piece.owner, piece.holder];
-    let arrived = exchange(&pieces, to_holder, step, none, &sharding.shards);
+    let arrived = send_pieces(&pieces, to_holder, step, none, &sharding.shards);
 
     let held_here = |part: &Part| pieces.iter().find(|piece| (piece.unit, piece.holder) == (part.unit, me));
     let of_part = |part: &Part| {

@@ -55,7 +55,7 @@ pub(super) type Arrived = BTreeMap<(usize, usize), Tensor<1>>;
 
 /// Sends the pieces whose holder is not their owner, `ends` from one rank to another, and returns what arrives here. All
 /// ranks must take part; where there are no such pieces nobody sends anything. `none` is an empty tensor.
-pub(super) fn exchange(
+pub(super) fn send_pieces(
     pieces: &[Piece],
     ends: impl Fn(&Piece) -> [usize; 2],
     take: impl Fn(&Piece) -> Tensor<1>,
