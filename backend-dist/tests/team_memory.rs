@@ -1,6 +1,6 @@
 //! What the ranks of a team hold of a model, with the counting allocator.
 
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 use backend_dist::launch::launch;
 use backend_dist::logical::Placement;
@@ -43,7 +43,7 @@ fn held_by_team(tp: usize) -> (u64, Vec<[u64; 2]>) {
             };
             let before = live();
             let device = device.clone().autodiff();
-            let mut model = parallelize_on(model.lock().unwrap().take().unwrap(), &device, &rank, &plan)?;
+            let mut model = parallelize_on(model.lock().take().unwrap(), &device, &rank, &plan)?;
             let placed = live();
             let mut optimizer = AdamWConfig::new().init();
             let x = Tensor::<2>::ones([2, 512], &device);

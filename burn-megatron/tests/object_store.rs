@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use burn_megatron::checkpoint::{Checkpoint, RunState, Saver, SaverOptions, Slice};
 use burn_megatron::checkpoint::{fetch, open_storage, stored_steps, upload};
-use std::sync::Mutex;
+use parking_lot::Mutex;
 
 /// What the bucket holds, and uploads in parts that are not complete.
 #[derive(Default)]
@@ -40,7 +40,7 @@ fn tagged() -> HeaderMap {
 
 /// Answers a request in the path style, `/bucket/KEY`.
 async fn answer(State(bucket): State<Shared>, method: Method, uri: Uri, headers: HeaderMap, body: Bytes) -> Response {
-    let bucket = &mut *bucket.lock().unwrap();
+    let bucket = &mut *bucket.lock();
     bucket.unsigned += usize::from(!headers.contains_key("authorization"));
     let key = uri.path().trim_start_matches("/bucket").trim_start_matches('/').replace("%20", " ");
     let query: HashMap<String, String> =
@@ -172,7 +172,7 @@ fn checkpoints_go_to_s3_and_come_back() {
     assert_eq!((copied.len(), copied[2].deleted.as_slice()), (3, [1].as_slice()));
     assert_eq!(stored_steps(&*storage.0).unwrap(), [2, 3]);
     {
-        let bucket = bucket.lock().unwrap();
+        let bucket = bucket.lock();
         assert!(bucket.objects.keys().all(|key| key.starts_with("runs/a run/")), "{:?}", bucket.objects.keys());
         assert_eq!((bucket.uploads.len(), bucket.unsigned), (0, 0));
     }
@@ -181,8 +181,8 @@ fn checkpoints_go_to_s3_and_come_back() {
 
     // A bit of an object that changes is noticed, and a store that is gone is an error in time.
     let damaged = |key: &&String| key.contains("step_00000002/rank");
-    let key = bucket.lock().unwrap().objects.keys().find(damaged).unwrap().clone();
-    *bucket.lock().unwrap().objects.get_mut(&key).unwrap().last_mut().unwrap() ^= 1;
+    let key = bucket.lock().objects.keys().find(damaged).unwrap().clone();
+    *bucket.lock().objects.get_mut(&key).unwrap().last_mut().unwrap() ^= 1;
     let error = fetch(&*storage.0, Some(2), back.path()).unwrap_err().to_string();
     assert!(error.contains("rank_00000.safetensors"), "{error}");
     let error = storage.0.get("step_00000009/manifest.json", &back.path().join("x")).unwrap_err();
@@ -195,6 +195,6 @@ fn checkpoints_go_to_s3_and_come_back() {
         let large = back.path().join("large");
         std::fs::File::create(&large).unwrap().set_len(bytes).unwrap();
         assert!(storage.0.put("refused", &large).is_err());
-        assert_eq!(bucket.lock().unwrap().uploads.len(), 0, "parts that stay cost money");
+        assert_eq!(bucket.lock().uploads.len(), 0, "parts that stay cost money");
     }
 }

@@ -1,6 +1,7 @@
 //! What ZeRO leaves on each rank of a model of stages between two micro-batches, with the counting allocator.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use backend_dist::memory::{RankAllocator, live};
 use burn::data::dataloader::DataLoaderBuilder;
@@ -54,7 +55,7 @@ impl Stages for Chain {
     fn first(&self, batch: &Batch) -> Tensor<2> {
         let item = batch.x.clone().slice([0..1, 0..1]).into_data().iter::<f64>().next().unwrap() as usize;
         let rank = item / SHARE;
-        self.seen.lock().unwrap().push([rank as u64, live(rank)]);
+        self.seen.lock().push([rank as u64, live(rank)]);
         batch.x.clone()
     }
 
@@ -100,7 +101,7 @@ fn held(zero: u8) -> [f64; 2] {
         .with_training_strategy(MegatronStrategy::mesh(layout).micro_batches(MICRO_BATCHES).stages().into())
         .launch(Learner::new(model, SgdConfig::new().init(), 1e-4));
     assert!(result.error.is_none(), "{}", result.error.unwrap());
-    let seen = seen.lock().unwrap();
+    let seen = seen.lock();
     [0, 1].map(|rank| seen.iter().filter(|[of, _]| *of == rank).nth(MICRO_BATCHES - 1).unwrap()[1] as f64)
 }
 

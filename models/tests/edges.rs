@@ -1,8 +1,8 @@
 //! No value in a `config.json`, or in the model of a checkpoint, panics, takes long or allocates much: it is read, or
 //! refused by name.
 
+use parking_lot::Mutex;
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -137,7 +137,7 @@ fn sweep(file: &Value, read: impl Fn(&Value) -> bool) -> [usize; 2] {
 
 #[test]
 fn any_value_of_any_key_is_read_or_refused_at_once() {
-    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = ALONE.lock();
     for text in FILES {
         let file: Value = serde_json::from_str(text).unwrap();
         let [refused, legal] = sweep(&file, read);
@@ -151,7 +151,7 @@ fn any_value_of_any_key_is_read_or_refused_at_once() {
 /// A file whose sizes are refused names one of them, its value and the largest legal one.
 #[test]
 fn sizes_are_refused_by_name() {
-    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = ALONE.lock();
     for (text, key) in [
         (FILES[0], "num_hidden_layers"),
         (FILES[4], "num_local_experts"),
@@ -183,7 +183,7 @@ proptest! {
         file in 0usize..FILES.len(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), change()), 0..6),
     ) {
-        let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _alone = ALONE.lock();
         let mut file: Value = serde_json::from_str(FILES[file]).unwrap();
         for (key, change) in changes {
             let fields = file.as_object_mut().unwrap();
@@ -202,7 +202,7 @@ proptest! {
         file in 0usize..FILES.len(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
-        let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _alone = ALONE.lock();
         let mut bytes = FILES[file].as_bytes().to_vec();
         for (at, byte) in damage {
             let at = at.index(bytes.len());

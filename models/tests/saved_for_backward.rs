@@ -1,7 +1,7 @@
 //! The bytes that a transformer block saves for the backward pass, exact for tensors, by an allocator that counts.
 
+use parking_lot::Mutex;
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
 use backend_dist::launch::{Rank, launch};
@@ -213,7 +213,7 @@ fn check_block(
     build: impl Fn(ParamBuilder, Sizes, usize) -> Layer + Sync,
     expected: impl Fn(Sizes, isize, &[Module]) -> isize,
 ) {
-    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let choices: [&[Module]; 5] =
         [&[], &[CoreAttention], &[MlpActivation], &[Norms], &[CoreAttention, MlpActivation, Norms]];

@@ -68,10 +68,10 @@ mod tests {
         let device = Device::flex().autodiff();
         let linear = || LinearConfig::new(2, 3).with_bias(false).init(&device);
         let model = Three { always: linear(), sometimes: linear(), never: linear() };
-        let models = std::sync::Mutex::new(vec![model.clone().fork(&device), model.clone().fork(&device)]);
+        let models = parking_lot::Mutex::new(vec![model.clone().fork(&device), model.clone().fork(&device)]);
         let layout = ParallelLayout { dp: 2, ..Default::default() };
         let results = launch(&Mesh::new(layout).unwrap(), &[Device::flex()], |rank| {
-            let model = models.lock().unwrap().pop().unwrap();
+            let model = models.lock().pop().unwrap();
             let device = Device::flex().autodiff();
             let x = Tensor::<2>::ones([1, 2], &device) * (rank.rank as f64 + 1.0);
             let mut loss = model.always.forward(x.clone()).sum();

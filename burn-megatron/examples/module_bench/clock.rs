@@ -4,9 +4,9 @@ use backend_dist::local::is_logical;
 use backend_dist::mesh_backend::{Report, explain};
 use backend_dist::profile::{Profile, Session, readable};
 use burn::tensor::Tensor;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ struct Mark {
 
 fn clock() -> MutexGuard<'static, Option<Clock>> {
     static CLOCK: Mutex<Option<Clock>> = Mutex::new(None);
-    CLOCK.lock().unwrap_or_else(PoisonError::into_inner)
+    CLOCK.lock()
 }
 
 impl Clock {

@@ -1,4 +1,5 @@
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use super::*;
 use crate::data::TokenDataset;
@@ -81,9 +82,9 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     let config = resolve("tiny", &[("parallel.tensor-parallel", "2"), ("lr.max", "1e-2")], 4, 0).unwrap();
     let data = Arc::new(SyntheticTokens::new(256, 64, 1000));
     let told = Mutex::new(Vec::new());
-    let hear = |step: usize, loss: f64, _: f64| told.lock().unwrap().push((step, loss));
+    let hear = |step: usize, loss: f64, _: f64| told.lock().push((step, loss));
     let seen = measure(&config, data, &[burn::tensor::Device::flex()].into(), TIMING, &hear).unwrap();
-    let told = told.into_inner().unwrap();
+    let told = told.into_inner();
     assert_eq!(told.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=7).collect::<Vec<_>>());
     assert_eq!((seen.runs.len(), seen.steps.len(), seen.steps[0].len(), seen.ranks.len()), (2, 2, 3, 4));
 

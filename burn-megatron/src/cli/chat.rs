@@ -3,11 +3,12 @@
 mod conversation;
 mod terminal;
 
+use parking_lot::Mutex;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, bail};
 use backend_dist::launch::BoxError;
@@ -200,9 +201,9 @@ impl WithModel for Job<'_> {
                     build::<M>(&rank, config, self.folder, &settings)
                 };
                 let mut model = Some(with(self.adapters.len().min(2) - 1)?);
-                let turns = self.turns[rank.rank].lock().expect("no rank panicked").take().ok_or("a rank runs once")?;
+                let turns = self.turns[rank.rank].lock().take().ok_or("a rank runs once")?;
                 let first = rank.group(Axis::Tp).rank() == 0;
-                let tell = |answer| self.answers.lock().expect("no rank panicked").send(answer).ok();
+                let tell = |answer| self.answers.lock().send(answer).ok();
                 // The weights are there.
                 if first {
                     tell(None);

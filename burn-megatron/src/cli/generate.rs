@@ -2,9 +2,9 @@
 
 mod writer;
 
+use parking_lot::Mutex;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Mutex;
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::gpu;
@@ -126,7 +126,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     };
     let generated = source.config.visit(job)?;
     if cluster.is_first() {
-        writer.into_inner().expect("no rank panicked").finish()?;
+        writer.into_inner().finish()?;
         eprintln!("{}", speed(tokens.len(), &generated));
     }
     Ok(ExitCode::SUCCESS)
@@ -285,7 +285,7 @@ impl WithModel for Job<'_, '_> {
                 if let Some(started) = startup::end().filter(|_| rank.rank == 0) {
                     eprintln!("{started}");
                 }
-                self.writer.lock().expect("no rank panicked").push(token)
+                self.writer.lock().push(token)
             };
             let generate = || generate(&rank, &model, self.prompt, self.options, on_token);
             Ok(phase(Phase::Step, generate)?)

@@ -3,11 +3,12 @@
 mod measure;
 mod sizes;
 
+use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::launch::{BoxError, Rank};
@@ -228,7 +229,7 @@ impl WithModel for Job<'_> {
                     models.push(if let Some(base) = models.first() { with_weights_of(model, base) } else { model });
                 }
                 let queue = match rank.rank {
-                    0 => self.queue.lock().map_err(|_| "a rank has failed")?.take(),
+                    0 => self.queue.lock().take(),
                     _ => None,
                 };
                 if rank.rank == 0 {

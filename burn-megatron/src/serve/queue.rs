@@ -1,9 +1,10 @@
 //! How requests come to the first rank.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 
@@ -128,7 +129,7 @@ impl Requests {
 
 /// Numbers alone are behind this lock: they are right wherever a thread ended.
 pub(super) fn locked(statistics: &Mutex<Statistics>) -> MutexGuard<'_, Statistics> {
-    statistics.lock().unwrap_or_else(PoisonError::into_inner)
+    statistics.lock()
 }
 
 impl std::fmt::Debug for Message {

@@ -1,7 +1,7 @@
 mod families;
 
+use parking_lot::Mutex;
 use std::ops::ControlFlow;
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, channel};
 
 use backend_dist::launch::{Rank, launch};
@@ -78,7 +78,7 @@ fn served_by<M: CausalLm>(
     requests.finish();
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     launch(&mesh, &[Device::flex()], |rank: Rank| {
-        let queue = if rank.rank == 0 { queue.lock().unwrap().take() } else { None };
+        let queue = if rank.rank == 0 { queue.lock().take() } else { None };
         Ok(run(&rank, &[model(&rank)], config, queue)?)
     })
     .unwrap();

@@ -1,8 +1,9 @@
 //! A classifier of texts as Burn's users build it, its data, and a training.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use burn::data::dataloader::batcher::Batcher;
@@ -396,7 +397,7 @@ impl Setup {
 /// The process has one generator, from which new models and trainings draw: one at a time.
 pub fn generator() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock()
 }
 
 /// Relative to the norm.

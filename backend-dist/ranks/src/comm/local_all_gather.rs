@@ -4,7 +4,7 @@
 //! that all have posted for `n`, and whoever posts for `n + 2` that all have read `n`: two notes of each member are
 //! enough.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use parking_lot::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a member spins before it sleeps. Its peers are usually microseconds away.
@@ -30,7 +30,7 @@ impl<T: Clone> LocalAllGather<T> {
     /// if they are not complete when `is_over` says that nobody will come any more.
     pub(crate) fn all_gather(&self, member: usize, number: u64, note: T, is_over: impl Fn() -> bool) -> Option<Vec<T>> {
         let slot = usize::from(number % 2 == 1);
-        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut notes = self.notes.lock();
         notes[member][slot] = Some((number, note));
         self.changed.notify_all();
         let start = Instant::now();
@@ -45,9 +45,9 @@ impl<T: Clone> LocalAllGather<T> {
             if start.elapsed() < EAGER {
                 drop(notes);
                 std::hint::spin_loop();
-                notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+                notes = self.notes.lock();
             } else {
-                notes = self.changed.wait_timeout(notes, NAP).unwrap_or_else(PoisonError::into_inner).0;
+                self.changed.wait_for(&mut notes, NAP);
                 if is_over() {
                     return None;
                 }

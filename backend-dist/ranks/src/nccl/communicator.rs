@@ -26,11 +26,12 @@ use crate::startup::{Phase, phase};
 use crate::timeline::{self, CollectiveKind};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
+use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 /// Raw handles are stored as integers, because they cross threads.
@@ -265,11 +266,11 @@ impl Communicator {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Mark>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock()
     }
 
     fn entering(&self) -> MutexGuard<'_, Option<Mark>> {
-        self.entered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entered.lock()
     }
 }
 

@@ -6,13 +6,14 @@ use crate::comm::{FailureCause, PROCESS, RunError, World, from_bytes, to_bytes};
 use crate::mesh::{Mesh, ParallelLayout};
 use crate::rank::{BoxError, Rank, launch_in, mesh_position, thread_error};
 use burn::tensor::Device;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// All processes of a world, as one of them sees it; also of a world of one. Made for one [`launch`](Self::launch);
@@ -300,7 +301,7 @@ impl ProcessChannel {
     /// # Errors
     /// The first failure of the run: a gather that a process will never call does not wait.
     pub fn all_gather<T: Serialize + DeserializeOwned>(&self, value: &T) -> Result<Vec<T>, RunError> {
-        let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sequence = self.sequence.lock();
         let all = self.joined.world.gather(&self.name, *sequence, to_bytes(value))?;
         *sequence += 1;
         let read = |(process, bytes): (usize, &Arc<Vec<u8>>)| {

@@ -125,11 +125,11 @@ fn what_one_process_cannot_do_fails_all_before_the_launch() {
             Self(error.to_string())
         }
     }
-    let order = std::sync::Mutex::new(Vec::new());
+    let order = parking_lot::Mutex::new(Vec::new());
     let done = each(2, |world| {
         let joined = Processes::join(&world, &mesh(1, 2), &[]).unwrap();
         let first = joined.first_then_others("first", || {
-            order.lock().unwrap().push(joined.process());
+            order.lock().push(joined.process());
             Ok::<_, Failed>(())
         });
         let second = joined.first_then_others("second", || match joined.process() {
@@ -138,7 +138,7 @@ fn what_one_process_cannot_do_fails_all_before_the_launch() {
         });
         (first, second)
     });
-    assert_eq!(order.into_inner().unwrap(), [0, 1]);
+    assert_eq!(order.into_inner(), [0, 1]);
     assert_eq!(done[0], (Ok(()), Err(Failed("no such file".into()))));
     let told = done[1].1.as_ref().unwrap_err().to_string();
     assert!(done[1].0.is_ok() && told.starts_with("rank 0 (dp 0) failed: no such file"), "{told}");

@@ -1,6 +1,7 @@
 //! What the renderer writes, line by line.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use burn::train::metric::{MetricEntry, NumericAttributes, NumericEntry, SerializedEntry};
 
@@ -11,7 +12,7 @@ struct Page(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Page {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -21,7 +22,7 @@ impl Write for Page {
 
 impl Page {
     fn lines(&self) -> Vec<String> {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap().lines().map(str::to_string).collect()
+        String::from_utf8(self.0.lock().clone()).unwrap().lines().map(str::to_string).collect()
     }
 }
 

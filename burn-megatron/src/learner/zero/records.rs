@@ -3,7 +3,8 @@
 //! burn-train keeps a learner's optimizer to itself; a [`LearningCheckpointer`] may read it. Records are burnpack:
 //! names begin with the id of their parameter.
 
-use std::sync::{Arc, Mutex};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::optim::OptimizerRecord;
@@ -33,7 +34,7 @@ pub(in crate::learner) fn optimizer_record<M: LearnerModel>(
     checkpointer.checkpoint(learner, 0, store);
     // Waits for its threads.
     drop(checkpointer);
-    states.lock().expect("no panic under this lock").take().expect("the checkpointer saves always")
+    states.lock().take().expect("the checkpointer saves always")
 }
 
 /// The states that `rank` holds: those of the parameters that it owns, and of those that no rank owns.
@@ -103,7 +104,7 @@ struct Capture<R>(Arc<Mutex<Option<R>>>);
 
 impl<R: Checkpoint> Checkpointer<R> for Capture<R> {
     fn save(&self, _epoch: usize, record: R) -> Result<(), CheckpointerError> {
-        *self.0.lock().expect("no panic under this lock") = Some(record);
+        *self.0.lock() = Some(record);
         Ok(())
     }
 

@@ -1,7 +1,8 @@
 //! ZeRO 1, 2 and 3 under `SupervisedTraining` against stage 0, which `tests/mesh_strategy` tests against one device.
 
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
@@ -280,16 +281,16 @@ impl Fit<Net> for Probe {
         let device = Device::flex().autodiff();
         let batch = Mutex::new(train.to_device(&device).iter().next().unwrap().unwrap());
         let counts = launch(&mesh, std::slice::from_ref(&device), |rank| {
-            let learner = learners.lock().unwrap()[rank.rank].clone();
+            let learner = learners.lock()[rank.rank].clone();
             let before = elements(optimizer_record(&learner, store));
             let mut dp_rank = DpRank::new(learner, &device, zero.clone(), &rank.group(Axis::Dp), None)?;
-            let batch = batch.lock().unwrap().clone();
+            let batch = batch.lock().clone();
             let output = dp_rank.train_step(batch, true);
             dp_rank.accumulate(output.grads);
             dp_rank.step();
             Ok([before, elements(dp_rank.states(store))])
         });
-        *self.elements.lock().unwrap() = counts.unwrap();
+        *self.elements.lock() = counts.unwrap();
         Fitted { model, processor: components.event_processor, failure: None }
     }
 }
@@ -313,7 +314,7 @@ fn a_state_exists_on_its_owner_only() {
     for (zero, ranks) in [(0, 2), (1, 2), (2, 3), (1, 4), (3, 2), (3, 4)] {
         let probe = Arc::new(Mutex::new(Vec::new()));
         setup(Some(1)).run(directory.path(), custom(Probe { ranks, zero, elements: probe.clone() }));
-        let counts = probe.lock().unwrap().clone();
+        let counts = probe.lock().clone();
         assert!(counts.iter().all(|[restored, stepped]| restored == stepped), "{counts:?}");
         let held: Vec<usize> = counts.into_iter().map(|[held, _]| held).collect();
         if zero == 0 {

@@ -1,5 +1,6 @@
+use parking_lot::Mutex;
 use std::fs;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use models::layers::moe::stats::Auxiliary;
 
@@ -25,7 +26,7 @@ struct Memory(Arc<Mutex<Vec<String>>>);
 
 impl MetricsSink for Memory {
     fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
-        self.0.lock().unwrap().push(entry.line.to_string());
+        self.0.lock().push(entry.line.to_string());
         Ok(())
     }
 }
@@ -52,7 +53,7 @@ fn lines_hold_every_metric_and_tensorboard_the_same() {
     log.valid(4, &EvalStats { loss: 2.0, tokens: 64, accuracy: None, preference: None }).unwrap();
     log.saved(&saved).unwrap();
     let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
-    assert_eq!(entries.lock().unwrap().join("\n") + "\n", text, "another sink gets the same entries");
+    assert_eq!(entries.lock().join("\n") + "\n", text, "another sink gets the same entries");
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let expected = serde_json::json!({
         "kind": "train", "step": 3, "loss": 2.5, "tokens": 128, "grad_norm": 0.5, "lr": 1e-3, "seconds": 0.25,

@@ -11,10 +11,11 @@ use super::rendezvous::{CROWD, LOOK, answer, introduce, listen, listen_addresses
 use super::tree::{CHILDREN, children};
 use super::{Peer, Remote};
 use crate::process::ProcessWorld;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -94,7 +95,7 @@ impl Neighbours {
     }
 
     fn listener(&self) -> MutexGuard<'_, Option<TcpListener>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listener.lock()
     }
 
     /// Connects to the process above this one and returns the end to read from.
@@ -120,6 +121,6 @@ impl Neighbours {
 
 impl Remote {
     pub(super) fn links(&self) -> MutexGuard<'_, Links> {
-        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock()
     }
 }

@@ -30,9 +30,9 @@ pub(crate) use tree::{CHILDREN, parent};
 #[cfg(any(feature = "cuda", test))]
 use super::recorder::ReportedOps;
 use crate::process::ProcessWorld;
+use parking_lot::Mutex;
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// Ends the name of a group of processes, not of ranks.
@@ -99,7 +99,7 @@ impl Remote {
     /// Process 0: sends the inputs of a collective to all processes of `to`, itself or through others.
     pub fn send_gathered(&self, op: &OpKey, inputs: &[Input], to: &[usize]) {
         let routes = {
-            let coordinator = self.coordinator.lock().unwrap_or_else(PoisonError::into_inner);
+            let coordinator = self.coordinator.lock();
             tree::routes(to, |process| coordinator.linked.contains(&process))
         };
         for (first, to) in routes {
@@ -162,10 +162,10 @@ impl Peer {
     fn send(&self, frame: &Frame) {
         #[cfg(test)]
         {
-            let mut sent = self.sent.lock().unwrap();
+            let mut sent = self.sent.lock();
             *sent = (sent.0 + 1, sent.1 + frame.blobs.iter().map(|blob| blob.len()).sum::<usize>());
         }
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer.lock();
         // After half a frame nothing that follows could be understood.
         if frame.write(&mut *writer).is_err() {
             self.close();
@@ -174,13 +174,10 @@ impl Peer {
 
     /// A sign of life, unless something is being sent anyway.
     pub fn heartbeat(&self) {
-        match self.writer.try_lock() {
-            Ok(mut writer) => {
-                if Frame::from(Head::Heartbeat).write(&mut *writer).is_err() {
-                    self.close();
-                }
-            }
-            Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => {}
+        if let Some(mut writer) = self.writer.try_lock()
+            && Frame::from(Head::Heartbeat).write(&mut *writer).is_err()
+        {
+            self.close();
         }
     }
 

@@ -4,7 +4,6 @@ use super::{Activity, State, World};
 use crate::comm::failure::FailureCause;
 use crate::comm::remote::{Arrival, Blob, Contribution, Frame, Head, Member, Neighbours, OF_PROCESSES, OpKey, Remote};
 use std::net::SocketAddr;
-use std::sync::PoisonError;
 
 impl World {
     /// Process 0: notes that the members of a process have called a collective, and answers all after the last ones.
@@ -26,7 +25,7 @@ impl World {
                 state.ranks[*rank].last = Some(record.clone());
             }
         }
-        let mut coordinator = remote.coordinator.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut coordinator = remote.coordinator.lock();
         let arrival = coordinator.contribute(process, op.clone(), processes, contributions);
         drop(coordinator);
         match arrival {
@@ -62,7 +61,7 @@ impl World {
 
     /// Process 0: all ranks of a process have finished.
     pub(super) fn note_finished(&self, remote: &Remote, process: usize) {
-        let mut coordinator = remote.coordinator.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut coordinator = remote.coordinator.lock();
         let waits_for_it = coordinator.finish(process);
         let all = coordinator.finished() == remote.processes();
         drop(coordinator);
@@ -114,8 +113,8 @@ impl World {
         };
         // It may have ended as all do, or have died: then process 0 says so.
         let is_open = |state: &mut State| state.failure.is_none() && !state.ending.all_finished;
-        let wait = self.changed.wait_timeout_while(self.lock(), remote.silence, is_open);
-        let (mut state, _) = wait.unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        self.changed.wait_while_for(&mut state, is_open, remote.silence);
         if !state.ending.all_finished {
             self.reject_locked(&mut state, above, what);
         }
@@ -124,14 +123,14 @@ impl World {
     /// Process 0: how many processes others pass something on to.
     #[cfg(test)]
     pub(crate) fn linked_processes(&self) -> usize {
-        self.remote.as_ref().map_or(0, |remote| remote.coordinator.lock().unwrap().linked.len())
+        self.remote.as_ref().map_or(0, |remote| remote.coordinator.lock().linked.len())
     }
 
     /// What this process has sent over its connections to and from process 0: frames, and bytes of their blobs.
     #[cfg(test)]
     pub(crate) fn sent(&self) -> (usize, usize) {
         let peers = self.remote.iter().flat_map(|remote| remote.peers.iter().flatten());
-        peers.map(|peer| *peer.sent.lock().unwrap()).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
+        peers.map(|peer| *peer.sent.lock()).fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1))
     }
 
     fn is_over(&self) -> bool {

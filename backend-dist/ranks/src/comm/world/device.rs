@@ -6,7 +6,6 @@ use super::super::{FailureCause, OpRecord};
 use super::failing::mismatch;
 use super::{Activity, GroupId, GroupState, State, World};
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
 /// The last thing a rank has asked of its GPU.
 #[derive(Debug)]
@@ -98,7 +97,7 @@ impl World {
         let mut found = None;
         for report in reports {
             let hosted = from * remote.share..(from + 1) * remote.share;
-            let mut reported = remote.reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut reported = remote.reported.lock();
             found = found.or(reported.take(from, hosted, self.coords.len(), report)?);
         }
         if let Some((rank, cause)) = found {

@@ -7,10 +7,11 @@
 use super::{GroupId, World};
 use crate::comm::failure::RunError;
 use crate::comm::local_all_gather::LocalAllGather;
+use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// The watchdog's polling interval.
@@ -87,7 +88,7 @@ impl DeviceLinks {
         group: GroupId,
         members: usize,
     ) -> Arc<LocalAllGather<T>> {
-        let mut boards = self.boards.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut boards = self.boards.lock();
         let board = boards.entry(group).or_insert_with(|| Arc::new(LocalAllGather::<T>::new(members))).clone();
         board.downcast().expect("the members of a group tell each other values of one type")
     }
@@ -127,7 +128,7 @@ impl DeviceLinks {
     }
 
     fn lock(&self) -> MutexGuard<'_, Map> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        self.map.lock()
     }
 }
 

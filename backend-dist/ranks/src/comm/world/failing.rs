@@ -2,8 +2,8 @@
 
 use super::{Activity, State, World};
 use crate::comm::failure::{Aborted, FailureCause, LostProcess, OpRecord, RunError};
+use parking_lot::MutexGuard;
 use std::panic::resume_unwind;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long the ranks of a process may take to notice a failure: what does not come back from a device by then never
@@ -75,7 +75,7 @@ impl World {
                     return state.failure.clone();
                 }
             }
-            state = self.changed.wait_timeout(state, VERDICT).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, VERDICT);
         }
     }
 
@@ -129,11 +129,7 @@ impl World {
             state.ranks[rank].activity = waiting;
             self.detect_deadlock(&mut state, rank);
             self.leave_if_failed(&state);
-            let (next, timeout) = self
-                .changed
-                .wait_timeout(state, patience.saturating_sub(start.elapsed()))
-                .unwrap_or_else(PoisonError::into_inner);
-            state = next;
+            let timeout = self.changed.wait_for(&mut state, patience.saturating_sub(start.elapsed()));
             if timeout.timed_out() && !ready(&state) {
                 let waiting_in = Box::new(state.ranks[rank].last.clone().expect("a waiting rank has issued something"));
                 self.stop(&mut state, rank, FailureCause::Timeout { waiting_in, seconds: patience.as_secs() });
@@ -201,7 +197,7 @@ impl World {
         let mut state = self.wait_for_failure();
         let (start, grace) = (Instant::now(), self.grace());
         while state.failure.is_some() && !state.ending.stopped && start.elapsed() < grace {
-            state = self.changed.wait_timeout(state, grace).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, grace);
         }
         if let (false, Some(failure)) = (state.ending.stopped, &state.failure) {
             self.give_up(failure);
@@ -227,7 +223,7 @@ impl World {
             {
                 self.give_up(failure);
             }
-            state = self.over.wait_timeout(state, grace).unwrap_or_else(PoisonError::into_inner).0;
+            self.over.wait_for(&mut state, grace);
         }
     }
 
@@ -246,7 +242,7 @@ impl World {
     fn wait_for_failure(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         while state.failure.is_none() && !state.ending.all_finished {
-            state = self.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.over.wait(&mut state);
         }
         state
     }

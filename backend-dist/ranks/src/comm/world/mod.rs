@@ -26,10 +26,11 @@ use super::codec::Codec;
 use super::failure::{OpRecord, RunError};
 use super::remote::{Blob, Contribution, Member, OpKey, Remote};
 use failing::Ending;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 type Shared = Arc<dyn Any + Send + Sync>;
@@ -240,7 +241,7 @@ impl World {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A rank can only panic under the lock by a bug here; its peers must still be able to stop.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

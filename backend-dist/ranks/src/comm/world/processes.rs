@@ -6,7 +6,7 @@ use crate::comm::remote::{Blob, Contribution, Frame, Head, Neighbours, OF_PROCES
 use std::io;
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -103,7 +103,7 @@ impl World {
             if let Some(failure) = state.failure.clone() {
                 return Err(failure);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 
@@ -168,7 +168,7 @@ impl World {
                 }
             }
             Head::Linked => {
-                remote.coordinator.lock().unwrap_or_else(PoisonError::into_inner).linked.insert(from);
+                remote.coordinator.lock().linked.insert(from);
             }
             #[cfg(any(feature = "cuda", test))]
             Head::Issued { reports } => self.compare_issued(remote, from, reports)?,

@@ -8,22 +8,17 @@ use crate::nccl::library::{free_raised, raise, text};
 use crate::one_shot::OneShot;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
-use std::sync::TryLockError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl DeviceLink for Communicator {
     /// Fails the run if NCCL has an error or an operation takes too long. Does not wait.
     fn check(&self) {
-        let mut mark = match self.calls.try_lock() {
-            Ok(mark) => mark,
-            Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                if let Some(Mark { op, sequence, since }) = self.entering().clone() {
-                    self.member.time_out(op, sequence, since);
-                }
-                return;
+        let Some(mut mark) = self.calls.try_lock() else {
+            if let Some(Mark { op, sequence, since }) = self.entering().clone() {
+                self.member.time_out(op, sequence, since);
             }
+            return;
         };
         if !self.is_live() {
             return;
@@ -121,8 +116,8 @@ impl Abort for Communicator {
     fn inside(&self) -> Option<String> {
         match self.calls.try_lock() {
             // Later calls see that it has ended, and do not enter.
-            Ok(_) | Err(TryLockError::Poisoned(_)) => None,
-            Err(TryLockError::WouldBlock) => Some(match self.entering().clone() {
+            Some(_) => None,
+            None => Some(match self.entering().clone() {
                 Some(Mark { op, sequence, since }) => {
                     format!("{} for {:.1} s", self.member.words(op, sequence), since.elapsed().as_secs_f64())
                 }

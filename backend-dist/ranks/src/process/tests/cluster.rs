@@ -101,12 +101,12 @@ fn ranks_that_cannot_be_shared_out_are_refused_before_a_launch() {
 
 #[test]
 fn files_of_the_first_process_are_there_for_the_others() {
-    let order = std::sync::Mutex::new(Vec::new());
+    let order = parking_lot::Mutex::new(Vec::new());
     run_all(3, |cluster| {
         cluster.first_then_others(|| {
-            order.lock().unwrap().push(cluster.process());
+            order.lock().push(cluster.process());
             Ok::<_, BoxError>(())
         })
     });
-    assert_eq!(order.into_inner().unwrap()[0], 0);
+    assert_eq!(order.into_inner()[0], 0);
 }

@@ -4,11 +4,12 @@
 mod loss;
 mod world;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::{Disk, DiskFile, Entry};
 pub(in super::super) use loss::Loss;
@@ -97,7 +98,7 @@ impl SimDisk {
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap()
+        self.0.lock()
     }
 
     /// Counts an operation and lets the fault happen; `half` is what is done even then.

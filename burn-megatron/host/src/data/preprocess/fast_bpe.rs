@@ -5,8 +5,8 @@
 //! tokenizer's own expression, each pre-token goes through the tokenizer's own model once, and its ids are cached.
 //! Tokenizers with any other step take the slow path.
 
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Mutex;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use tokenizers::{Model, ModelWrapper, Tokenizer};
@@ -47,7 +47,7 @@ impl<'a> FastBpe<'a> {
     /// Gives the ids of `text` one after the other.
     pub fn encode(&self, text: &str, mut give: impl FnMut(u32)) -> Result<(), String> {
         let worker = rayon::current_thread_index().unwrap_or(0) % self.caches.len();
-        let mut cache = self.caches[worker].lock().expect("no worker panics while it encodes");
+        let mut cache = self.caches[worker].lock();
         let (special, ids) = &self.special;
         let mut end = 0;
         for found in special.find_iter(text) {

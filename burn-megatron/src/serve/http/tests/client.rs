@@ -1,8 +1,8 @@
 //! A server of tiny models in threads, and a client over TCP.
 
+use parking_lot::Mutex;
 use std::io::{BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Mutex;
 use std::thread;
 
 use backend_dist::launch::{Rank, launch};
@@ -98,7 +98,7 @@ pub fn ranks(layout: &str, queue: Queue) {
     };
     let (queue, mesh) = (Mutex::new(Some(queue)), Mesh::new(layout.parse().unwrap()).unwrap());
     launch(&mesh, &[Device::flex()], |rank: Rank| {
-        let queue = if rank.rank == 0 { queue.lock().unwrap().take() } else { None };
+        let queue = if rank.rank == 0 { queue.lock().take() } else { None };
         Ok(run(&rank, &[model(&rank, 11), model(&rank, 12)], config, queue)?)
     })
     .unwrap();
