@@ -5,7 +5,7 @@ use backend_dist::ops::fp8::Fp8Format;
 use burn_megatron::config::decoder_of;
 use burn_megatron::engine::ContextConfig;
 use burn_megatron::verify::{Candidate, Settings, different_in_fp8, pairwise};
-use models::layers::BalanceOver;
+use models::layers::{BalanceOver, LayerPattern};
 use models::{
     CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
     ModelConfig, NemotronHConfig, WithModel,
@@ -52,7 +52,7 @@ fn dense_families() {
 fn relatives_of_llama() {
     let of = |variant| LlamaConfig { variant, num_hidden_layers: 2, ..llama() };
     let gemma2 = models::sized! { of(LlamaVariant::Gemma2);
-        sliding_window: Some(5), sliding_window_pattern: Some(2), query_pre_attn_scalar: Some(10.0),
+        sliding_window: Some(5), sliding_window_pattern: Some(LayerPattern::Every(2)), query_pre_attn_scalar: Some(10.0),
         attn_logit_softcapping: Some(2.0), final_logit_softcapping: Some(1.0), tie_word_embeddings: true
     };
     let gemma3 = models::sized! { gemma2.clone();
@@ -60,7 +60,7 @@ fn relatives_of_llama() {
         final_logit_softcapping: None
     };
     let glm4 = LlamaConfig { partial_rotary_factor: Some(0.5), attention_bias: true, ..of(LlamaVariant::Glm4) };
-    let smollm3 = LlamaConfig { no_rope_layer_interval: Some(2), ..of(LlamaVariant::SmolLm3) };
+    let smollm3 = LlamaConfig { no_rope_layer_interval: Some(LayerPattern::Every(2)), ..of(LlamaVariant::SmolLm3) };
     for config in [of(LlamaVariant::Olmo2), smollm3, gemma2, gemma3, glm4] {
         every_pair(&FamilyConfig::Llama(config));
     }
@@ -78,7 +78,7 @@ fn families_with_experts() {
     };
     let gpt_oss = models::sized! { mixtral.clone();
         variant: MixtralVariant::GptOss, attention_bias: true, sliding_window: Some(5),
-        sliding_window_pattern: Some(2), swiglu_limit: Some(0.1), initializer_range: 0.2
+        sliding_window_pattern: Some(LayerPattern::Every(2)), swiglu_limit: Some(0.1), initializer_range: 0.2
     };
     let qwen3_next = models::sized! { MixtralConfig::qwen3_next_tiny();
         moe_intermediate_size: Some(16), shared_expert_intermediate_size: Some(48), initializer_range: 0.2,

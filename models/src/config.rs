@@ -123,6 +123,11 @@ pub(crate) fn rotary(theta: f64, scaling: Option<RopeScaling>, rotated: usize) -
     }
     match scaling {
         RopeScaling::Linear(_) => Ok(()),
+        RopeScaling::Dynamic(of) => {
+            positive(&[("rope_scaling.original_max_position_embeddings", of.original_max_position_embeddings)])?;
+            let range = "4 or more with dynamic NTK scaling, of features of a head that are rotated";
+            expect(rotated >= 4, ("head_dim", rotated as f64), range, 4.0)
+        }
         RopeScaling::Llama3(of) if !(of.low_freq_factor > 0.0 && of.low_freq_factor.is_finite()) => {
             refuse("rope_scaling.low_freq_factor", of.low_freq_factor, "above 0", 1.0)
         }

@@ -15,6 +15,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 
+use super::adapter_targets::Targets;
 use super::error::HfFolderError;
 use super::folder::HfFolder;
 use super::outputs::TensorReader;
@@ -28,12 +29,10 @@ const TENSORS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 
 /// Keys of `adapter_config.json` that must not say anything, with what they would do.
-const UNSUPPORTED: [(&str, &str); 14] = [
+const UNSUPPORTED: [(&str, &str); 12] = [
     ("rank_pattern", "ranks of their own"),
     ("alpha_pattern", "scales of their own"),
     ("modules_to_save", "whole modules that are trained"),
-    ("exclude_modules", "exceptions from target_modules"),
-    ("layers_to_transform", "a choice of layers"),
     ("layer_replication", "repeated layers"),
     ("target_parameters", "adapters of parameters"),
     ("trainable_token_indices", "trained tokens"),
@@ -72,9 +71,11 @@ fn read(
     let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
     let json: Value =
         serde_json::from_slice(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
-    let config = config_of(&json).map_err(|what| HfFolderError::file(&path, what))?;
+    let refused = |what| HfFolderError::file(&path, what);
+    let (config, targets) = (config_of(&json).map_err(refused)?, Targets::read(&json).map_err(refused)?);
     let mut plans = versions.iter().map(|names| {
-        config.plan(names).map_err(|error| {
+        let config = |target_modules| LoraConfig { target_modules, ..config.clone() };
+        targets.of(names).and_then(|modules| config(modules).plan(names)).map_err(|error| {
             let what = match explained(error) {
                 error @ LoraError::Target { .. } => {
                     format!("{error}; the adapter belongs to another model, name its base with --hf (model.hf)")
@@ -106,6 +107,7 @@ fn read(
     first.and_then(imported).or_else(|error| plans.find_map(|plan| plan.and_then(imported).ok()).ok_or(error))
 }
 
+/// What the file says but of the modules.
 fn config_of(json: &Value) -> Result<LoraConfig, String> {
     let says = |key: &str| match &json[key] {
         Value::Null | Value::Bool(false) => false,
@@ -125,16 +127,8 @@ fn config_of(json: &Value) -> Result<LoraConfig, String> {
     }
     let rank = json["r"].as_u64().ok_or("r is missing: the rank")? as usize;
     let alpha = json["lora_alpha"].as_f64().ok_or("lora_alpha is missing: the numerator of the scale")?;
-    let target_modules = match &json["target_modules"] {
-        Value::String(word) if word == ALL_LINEAR => vec![word.clone()],
-        Value::String(word) => {
-            return Err(format!("target_modules = {word}: regular expressions are not supported; list the names"));
-        }
-        Value::Array(list) => list.iter().filter_map(|name| name.as_str().map(String::from)).collect(),
-        _ => return Err("target_modules is missing: the names of modules".into()),
-    };
     let flag = |key: &str| json[key].as_bool().unwrap_or(false);
-    Ok(LoraConfig { rank, alpha, target_modules, rslora: flag("use_rslora"), dora: flag("use_dora") })
+    Ok(LoraConfig { rank, alpha, target_modules: Vec::new(), rslora: flag("use_rslora"), dora: flag("use_dora") })
 }
 
 /// Writes an adapter in fp32 as `PeftModel.from_pretrained` reads it; `base` is the name or folder of the model.

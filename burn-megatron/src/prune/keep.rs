@@ -1,5 +1,6 @@
 //! What is kept of a model.
 
+use models::layers::LayerPattern;
 use models::{ConfigError, LlamaConfig, ModelConfig};
 use thiserror::Error;
 
@@ -23,9 +24,6 @@ pub enum PruneError {
     /// A size is not below the model's.
     #[error("--{key} {value} of {legal}; nearest legal: {nearest}")]
     Size { key: &'static str, value: usize, legal: String, nearest: usize },
-    /// Layers differ by their numbers.
-    #[error("--layers: every {pattern} layers one is of another kind ({key}); such a model keeps all its layers")]
-    Pattern { key: &'static str, pattern: usize },
     /// The smaller model is none.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -77,15 +75,7 @@ impl Sizes {
                 return Err(PruneError::Size { key, value, legal, nearest });
             }
         }
-        let patterns = [
-            ("sliding_window_pattern", model.sliding_window_pattern),
-            ("no_rope_layer_interval", model.no_rope_layer_interval),
-        ];
-        let fewer = self.layers.is_some_and(|layers| layers < model.num_hidden_layers);
-        match patterns.into_iter().find_map(|(key, pattern)| Some((key, pattern?))).filter(|_| fewer) {
-            Some((key, pattern)) => Err(PruneError::Pattern { key, pattern }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -132,7 +122,12 @@ impl Kept {
     pub fn config(&self, model: &LlamaConfig) -> Result<LlamaConfig, ConfigError> {
         let group = model.num_attention_heads / model.num_key_value_heads;
         let (intermediate, groups) = (self.intermediate[0].len(), self.groups[0].len());
+        let kept = |pattern: &Option<LayerPattern>| {
+            LayerPattern::of(self.layers.len(), |layer| pattern.as_ref().is_some_and(|of| of.has(self.layers[layer])))
+        };
         let config = LlamaConfig {
+            sliding_window_pattern: kept(&model.sliding_window_pattern),
+            no_rope_layer_interval: kept(&model.no_rope_layer_interval),
             num_hidden_layers: self.layers.len(),
             hidden_size: self.hidden.len(),
             intermediate_size: intermediate,
@@ -156,6 +151,8 @@ fn largest(values: &[f64], count: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use models::LlamaVariant;
+
     use super::*;
 
     #[test]
@@ -171,7 +168,20 @@ mod tests {
         let said = refused(Sizes { heads: Some(3), ..Sizes::default() });
         says!(said, "--heads 3 of the model's 8, of which 2 share a key-value head; nearest legal: 4");
         says!(refused(Sizes { layers: Some(99), ..Sizes::default() }), "--layers 99 of the model's", "nearest legal");
-        let pattern = LlamaConfig { sliding_window_pattern: Some(2), ..model.clone() };
-        says!(Sizes { layers: Some(1), ..Sizes::default() }.check(&pattern).unwrap_err(), "sliding_window_pattern");
+    }
+
+    #[test]
+    fn layers_keep_their_kinds() {
+        let model = LlamaConfig {
+            variant: LlamaVariant::Gemma3,
+            num_hidden_layers: 6,
+            sliding_window: Some(8),
+            sliding_window_pattern: Some(LayerPattern::Every(3)),
+            ..LlamaConfig::tiny()
+        };
+        let of = |layers: &[usize]| Kept { layers: layers.to_vec(), ..Kept::all(&model) }.config(&model).unwrap();
+        assert_eq!(of(&[0, 2, 3, 5]).sliding_window_pattern, Some(LayerPattern::Every(2)));
+        assert_eq!(of(&[2, 3, 4]).sliding_window_pattern, Some(LayerPattern::At(vec![0])));
+        assert_eq!(of(&[0, 1]).sliding_window_pattern, None);
     }
 }

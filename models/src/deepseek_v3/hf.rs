@@ -55,7 +55,7 @@ impl DeepSeekV3Config {
             num_experts_per_tok: config.size("num_experts_per_tok")?,
             n_group: config.size_or("n_group", 8)?,
             topk_group: config.size_or("topk_group", 4)?,
-            norm_topk_prob: config.flag_or("norm_topk_prob", true)?,
+            norm_topk_prob: config.norm_topk_prob(config.size("num_experts_per_tok")?)?,
             router_aux_loss_coef,
             router_balance,
             routed_scaling_factor: config.number("routed_scaling_factor")?.unwrap_or(2.5),
@@ -87,6 +87,7 @@ impl DeepSeekV3Config {
             "model_type": "deepseek_v3",
             "hidden_act": "silu",
             "rope_parameters": rope,
+            "norm_topk_prob": self.norm_topk_prob && self.num_experts_per_tok > 1,
             "aux_loss_alpha": self.router_aux_loss_coef,
             "seq_aux": self.router_balance == BalanceOver::Sequence,
             "num_key_value_heads": self.num_attention_heads,
@@ -122,8 +123,6 @@ fn rotary(config: &ConfigReader) -> Result<(f64, Option<YarnScaling>), HfError> 
     match scaling {
         None => Ok((theta, None)),
         Some(RopeScaling::Yarn(scaling)) => Ok((theta, Some(scaling))),
-        Some(RopeScaling::Linear(_)) => Err(config.unsupported("rope_type", "linear", "default, yarn")),
-        Some(RopeScaling::LongRope(_)) => Err(config.unsupported("rope_type", "longrope", "default, yarn")),
-        Some(RopeScaling::Llama3(_)) => Err(config.unsupported("rope_type", "llama3", "default, yarn")),
+        Some(other) => Err(config.unsupported("rope_type", other.name(), "default, yarn")),
     }
 }

@@ -1,6 +1,7 @@
 //! Keys of a `config.json` that tell layers apart.
 
 use super::{ConfigReader, HfError};
+use crate::layers::LayerPattern;
 
 /// Hugging Face's word for the attention of each layer.
 pub(crate) fn kinds(has_window: impl Fn(usize) -> bool, layers: usize) -> Vec<&'static str> {
@@ -8,14 +9,30 @@ pub(crate) fn kinds(has_window: impl Fn(usize) -> bool, layers: usize) -> Vec<&'
     (0..layers).map(kind).collect()
 }
 
-/// Every how many layers one has no window: by the list of all layers, else by the key, else `default`.
-pub(crate) fn window_pattern(config: &ConfigReader, layers: usize, default: usize) -> Result<Option<usize>, HfError> {
+/// Which of `layers` layers have no window: by the list of all layers, else by the key, else `default`.
+pub(crate) fn window_pattern(
+    config: &ConfigReader,
+    layers: usize,
+    default: impl Fn(usize) -> bool,
+) -> Result<Option<LayerPattern>, HfError> {
     // transformers 5 writes the second next to a list that need not follow it.
     let [pattern, before] = ["sliding_window_pattern", "_sliding_window_pattern"].map(|key| config.optional_size(key));
-    let of_key = pattern?.or(before?).unwrap_or(default);
-    let of_list = config.texts("layer_types")?.map(|types| types.iter().position(|kind| *kind == "full_attention"));
-    let pattern = of_list.map_or(Some(of_key), |first| first.map(|first| first + 1));
-    Ok(pattern.filter(|pattern| *pattern <= layers))
+    let of_key = pattern?.or(before?).map(LayerPattern::Every);
+    let of_list = kind_pattern(config, layers)?;
+    Ok(of_list.unwrap_or_else(|| {
+        LayerPattern::of(layers, |layer| of_key.as_ref().map_or_else(|| default(layer), |full| full.has(layer)))
+    }))
+}
+
+/// The layers of full attention by the list of all layers, if the file has it.
+pub(crate) fn kind_pattern(config: &ConfigReader, layers: usize) -> Result<Option<Option<LayerPattern>>, HfError> {
+    let full = |types: Vec<&str>| LayerPattern::of(layers, |layer| types.get(layer) == Some(&"full_attention"));
+    Ok(config.texts("layer_types")?.map(full))
+}
+
+/// The window of models that have one only where `use_sliding_window` is true.
+pub(crate) fn window_in_use(config: &ConfigReader) -> Result<Option<usize>, HfError> {
+    if config.flag("use_sliding_window")? { config.optional_size("sliding_window") } else { Ok(None) }
 }
 
 /// The attention of each layer, if the file lists it, must be what the other keys say.

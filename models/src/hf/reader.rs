@@ -229,6 +229,16 @@ impl<'a> ConfigReader<'a> {
     pub fn unsupported(&self, key: &str, value: &str, legal: &str) -> HfError {
         HfError::Unsupported { key: key.into(), value: value.into(), legal: legal.into() }
     }
+
+    /// Whether the sigmoids of a token's `top_k` experts are brought to a sum of one. One alone would become 1 whatever it
+    /// was in transformers, and stay as it is in DeepSeek's own code.
+    pub fn norm_topk_prob(&self, top_k: usize) -> Result<bool, HfError> {
+        let is_normalised = self.flag_or("norm_topk_prob", true)?;
+        if is_normalised && top_k == 1 {
+            return Err(self.unsupported("norm_topk_prob", "true with one expert for each token", "false"));
+        }
+        Ok(is_normalised)
+    }
 }
 
 /// A size that is not beyond its key's limit.

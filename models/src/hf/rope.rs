@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use super::{ConfigReader, HfError};
-use crate::layers::{LinearScaling, Llama3Scaling, LongRopeScaling, PairFactors, RopeScaling, YarnScaling};
+use crate::layers::{
+    DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, PairFactors, RopeScaling, YarnScaling,
+};
 
 /// What a configuration says of rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -82,6 +84,10 @@ fn parameters(config: &ConfigReader, rope: &ConfigReader, further: Option<&str>)
     let scaling = match rope.text("rope_type")?.or(rope.text("type")?) {
         None | Some("default") => None,
         Some("linear") => Some(RopeScaling::Linear(LinearScaling { factor: rope.required_number("factor")? })),
+        Some("dynamic") => Some(RopeScaling::Dynamic(DynamicScaling {
+            factor: rope.required_number("factor")?,
+            original_max_position_embeddings: config.size("max_position_embeddings")?,
+        })),
         Some("llama3") => Some(RopeScaling::Llama3(Llama3Scaling {
             factor: rope.required_number("factor")?,
             low_freq_factor: rope.required_number("low_freq_factor")?,
@@ -90,7 +96,9 @@ fn parameters(config: &ConfigReader, rope: &ConfigReader, further: Option<&str>)
         })),
         Some("yarn") => Some(RopeScaling::Yarn(YarnScaling::read_hf(rope)?)),
         Some("longrope" | "su") => Some(RopeScaling::LongRope(LongRopeScaling::read_hf(config, rope)?)),
-        Some(other) => return Err(rope.unsupported("rope_type", other, "default, linear, llama3, yarn, longrope")),
+        Some(other) => {
+            return Err(rope.unsupported("rope_type", other, "default, linear, dynamic, llama3, yarn, longrope"));
+        }
     };
     let (theta, further) = (rope.number("rope_theta")?, further.map(|key| rope.number(key)).transpose()?.flatten());
     rope.finish(&[])?;
@@ -99,15 +107,13 @@ fn parameters(config: &ConfigReader, rope: &ConfigReader, further: Option<&str>)
 
 /// `rope_parameters`.
 pub(crate) fn written(theta: f64, scaling: Option<RopeScaling>) -> Value {
-    // Those of the others have their type.
-    let kind = match scaling {
-        Some(RopeScaling::Llama3(_)) => "llama3",
-        Some(RopeScaling::Yarn(_)) => "yarn",
-        _ => "default",
-    };
-    let mut rope = json!({"rope_theta": theta, "rope_type": kind});
+    let mut rope = json!({"rope_theta": theta, "rope_type": scaling.map_or("default", |scaling| scaling.name())});
     if let (Some(rope), Value::Object(keys)) = (rope.as_object_mut(), json!(scaling)) {
         rope.extend(keys.into_iter().filter(|(_, value)| !value.is_null()));
+        if matches!(scaling, Some(RopeScaling::Dynamic(_))) {
+            // There it is the model's `max_position_embeddings`.
+            rope.remove("original_max_position_embeddings");
+        }
     }
     rope
 }

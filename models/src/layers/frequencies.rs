@@ -9,6 +9,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use super::dynamic::DynamicScaling;
 use super::longrope::LongRopeScaling;
 use super::yarn::YarnScaling;
 
@@ -61,6 +62,8 @@ pub struct LinearScaling {
 pub enum RopeScaling {
     /// All frequencies alike.
     Linear(LinearScaling),
+    /// Of sequences beyond the model's context, by their length.
+    Dynamic(DynamicScaling),
     /// Llama 3.1's.
     Llama3(Llama3Scaling),
     /// YaRN.
@@ -79,6 +82,7 @@ impl<'de> Deserialize<'de> for RopeScaling {
         let yarn = has("original_max_position_embeddings") && !llama3;
         let read = match kind.as_ref().map(|kind| kind.as_str().unwrap_or_default()) {
             Some("linear") => serde_json::from_value(keys).map(Self::Linear),
+            Some("dynamic") => serde_json::from_value(keys).map(Self::Dynamic),
             Some("llama3") => serde_json::from_value(keys).map(Self::Llama3),
             Some("yarn") => serde_json::from_value(keys).map(Self::Yarn),
             Some("longrope") => serde_json::from_value(keys).map(Self::LongRope),
@@ -87,7 +91,7 @@ impl<'de> Deserialize<'de> for RopeScaling {
             Some(_) => {
                 let kind = kind.unwrap_or_default();
                 return Err(D::Error::custom(format!(
-                    "rope_type = {kind}; there are linear, llama3, yarn and longrope"
+                    "rope_type = {kind}; there are linear, dynamic, llama3, yarn and longrope"
                 )));
             }
         };
@@ -96,21 +100,34 @@ impl<'de> Deserialize<'de> for RopeScaling {
 }
 
 impl RopeScaling {
+    /// Hugging Face's word.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Linear(_) => "linear",
+            Self::Dynamic(_) => "dynamic",
+            Self::Llama3(_) => "llama3",
+            Self::Yarn(_) => "yarn",
+            Self::LongRope(_) => "longrope",
+        }
+    }
+
     /// How far the longest waves are stretched.
     pub(crate) fn factor(&self) -> f64 {
         match self {
             Self::Linear(scaling) => scaling.factor,
+            Self::Dynamic(scaling) => scaling.factor,
             Self::Llama3(scaling) => scaling.factor,
             Self::Yarn(scaling) => scaling.factor,
             Self::LongRope(scaling) => scaling.factor,
         }
     }
 
-    /// Most positions of a sequence whose keys are cached: with LongRoPE the angles of all change when it outgrows the
-    /// original context.
+    /// Most positions of a sequence whose keys are cached: with LongRoPE and dynamic NTK scaling the angles of all change
+    /// when it outgrows the original context.
     pub(crate) fn cached_positions(&self) -> Option<usize> {
         match self {
             Self::LongRope(scaling) => Some(scaling.original_max_position_embeddings),
+            Self::Dynamic(scaling) => Some(scaling.original_max_position_embeddings),
             _ => None,
         }
     }
@@ -134,11 +151,11 @@ pub struct RopeConfig {
 }
 
 impl RopeConfig {
-    /// Radians per position of each of the `head_dim / 2` rotated pairs; with LongRoPE those within the original context.
+    /// Radians per position of each of the `head_dim / 2` rotated pairs, of sequences within the original context.
     pub fn frequencies(&self) -> Vec<f32> {
-        let waves = self.waves();
+        let waves = self.waves(self.theta as f32);
         match self.scaling {
-            None => waves.into_iter().map(f32::recip).collect(),
+            None | Some(RopeScaling::Dynamic(_)) => waves.into_iter().map(f32::recip).collect(),
             Some(RopeScaling::Linear(scaling)) => waves.iter().map(|w| w.recip() / scaling.factor as f32).collect(),
             Some(RopeScaling::Llama3(scaling)) => waves.iter().map(|wave| scaling.apply(wave.recip())).collect(),
             Some(RopeScaling::Yarn(scaling)) => scaling.frequencies(&waves, self.theta),
@@ -146,17 +163,24 @@ impl RopeConfig {
         }
     }
 
-    /// LongRoPE: the frequencies of sequences of more positions than this.
-    pub(super) fn long_frequencies(&self) -> Option<(usize, Vec<f32>)> {
-        let Some(RopeScaling::LongRope(scaling)) = self.scaling else { return None };
-        Some((scaling.original_max_position_embeddings, scaling.frequencies(&self.waves(), true)))
+    /// The frequencies of sequences of so many positions, if they are others than [`frequencies`](Self::frequencies).
+    pub(super) fn frequencies_of(&self, length: usize) -> Option<Vec<f32>> {
+        let scaling = self.scaling.filter(|of| of.cached_positions().is_some_and(|original| length > original))?;
+        match scaling {
+            RopeScaling::LongRope(scaling) => Some(scaling.frequencies(&self.waves(self.theta as f32), true)),
+            RopeScaling::Dynamic(scaling) => {
+                let waves = self.waves(scaling.base(self.theta, length, self.head_dim));
+                Some(waves.into_iter().map(f32::recip).collect())
+            }
+            _ => None,
+        }
     }
 
     /// Positions per radian without scaling.
-    fn waves(&self) -> Vec<f32> {
+    fn waves(&self, base: f32) -> Vec<f32> {
         let wave = |pair: usize| {
             let exponent = (2 * pair) as f32 / self.head_dim as f32;
-            f64::from(self.theta as f32).powf(exponent.into()) as f32
+            f64::from(base).powf(exponent.into()) as f32
         };
         (0..self.head_dim / 2).map(wave).collect()
     }
@@ -212,8 +236,8 @@ mod tests {
         assert_eq!(written, r#"{"rope_type":"linear","factor":2.0}"#);
         assert_eq!(read(&written), Ok(linear));
         assert!(read(r#"{"factor":2.0}"#).unwrap_err().contains("low_freq_factor"), "no type is guessed");
-        let said = read(r#"{"rope_type":"dynamic","factor":2.0}"#).unwrap_err();
-        assert!(said.contains("rope_type = \"dynamic\"; there are linear, llama3, yarn and longrope"), "{said}");
+        let said = read(r#"{"rope_type":"axial","factor":2.0}"#).unwrap_err();
+        assert!(said.contains("rope_type = \"axial\"; there are linear, dynamic, llama3, yarn and longrope"), "{said}");
         let yarn = r#"{"rope_type":"yarn","factor":2.0,"original_max_position_embeddings":64}"#;
         assert_eq!(read(yarn), Ok(RopeScaling::Yarn(YarnScaling::new(2.0, 64))));
     }

@@ -38,9 +38,9 @@ pub fn rotate(x: Tensor<4>, heads: usize, angles: &Angles) -> Tensor<4> {
 /// The angles of positions, cached for the next forward pass.
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
+    config: Arc<RopeConfig>,
+    /// Of sequences within the original context.
     frequencies: Vec<f32>,
-    /// Those of sequences of more positions than this.
-    long: Option<(usize, Vec<f32>)>,
     factor: f32,
     cached: Arc<Mutex<Cached>>,
 }
@@ -67,25 +67,26 @@ impl RotaryEmbedding {
     /// Angles for a configuration.
     pub fn new(config: &RopeConfig) -> Self {
         Self {
+            config: Arc::new(*config),
             frequencies: config.frequencies(),
-            long: config.long_frequencies(),
             factor: config.attention_factor(),
             cached: Arc::default(),
         }
     }
 
-    /// The angles of `positions` as tensors of a type on a device. With LongRoPE the sequence is within the original context.
+    /// The angles of `positions` as tensors of a type on a device. The sequence is within the original context.
     pub fn angles(&self, positions: Range<usize>, dtype: DType, device: &Device) -> Angles {
         self.at_positions(&mut self.cached(), Key::new(Vec::from([positions]), dtype, device))
     }
 
-    /// The angles of all positions of these ranges, one after the other, with the same of LongRoPE.
+    /// The angles of all positions of these ranges, one after the other, of such a sequence.
     pub fn angles_of(&self, positions: Vec<Range<usize>>, dtype: DType, device: &Device) -> Angles {
         self.at_positions(&mut self.cached(), Key::new(positions, dtype, device))
     }
 
-    /// The angles of this rank's `count` positions of the `samples` samples of a micro-batch. With LongRoPE the length of the
-    /// whole sequence decides about the frequencies, packed or not, so that they are the same in all layouts.
+    /// The angles of this rank's `count` positions of the `samples` samples of a micro-batch. With LongRoPE and dynamic NTK
+    /// scaling the length of the whole sequence decides about the frequencies, packed or not, so that they are the same in
+    /// all layouts.
     pub fn of_positions(
         &self,
         batch: &MicroBatch,
@@ -121,8 +122,8 @@ impl RotaryEmbedding {
             return angles.clone();
         }
         let positions: Vec<usize> = key.ranges.iter().cloned().flatten().collect();
-        let long = self.long.as_ref().filter(|(original, _)| key.length.is_some_and(|length| length > *original));
-        let frequencies = long.map_or(&self.frequencies, |(_, frequencies)| frequencies);
+        let of_length = key.length.and_then(|length| self.config.frequencies_of(length));
+        let frequencies = of_length.as_ref().unwrap_or(&self.frequencies);
         let table = |function: fn(f32) -> f32| {
             let of = |position: &usize, frequency: &f32| function(*position as f32 * frequency) * self.factor;
             let angles = positions.iter().flat_map(|p| frequencies.iter().map(move |f| of(p, f)));

@@ -46,7 +46,7 @@ impl LlamaConfig {
 
     /// The window of a layer, if it has one.
     pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| !is_last_of(self.sliding_window_pattern, layer))
+        self.sliding_window.filter(|_| !self.sliding_window_pattern.as_ref().is_some_and(|full| full.has(layer)))
     }
 
     /// Features of a head that are rotated.
@@ -54,8 +54,13 @@ impl LlamaConfig {
         (self.head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize
     }
 
+    /// Whether queries and keys of a layer are rotated.
+    pub(super) fn rotates(&self, layer: usize) -> bool {
+        !self.no_rope_layer_interval.as_ref().is_some_and(|without| without.has(layer))
+    }
+
     fn rope(&self, layer: usize) -> Option<RopeConfig> {
-        if is_last_of(self.no_rope_layer_interval, layer) {
+        if !self.rotates(layer) {
             return None;
         }
         let head_dim = self.rotated();
@@ -101,9 +106,4 @@ impl DecoderConfig for LlamaConfig {
             dropout: self.hidden_dropout,
         }
     }
-}
-
-/// Whether a layer is the last of a group of so many.
-pub(crate) fn is_last_of(group: Option<usize>, layer: usize) -> bool {
-    group.is_some_and(|group| (layer + 1).is_multiple_of(group))
 }

@@ -7,7 +7,7 @@ use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, base, divides, divisors, even, expect, not_negative, positive, rotary, share};
 use crate::frame::DecoderConfig;
 use crate::hf::{decoder, keys};
-use crate::layers::RopeScaling;
+use crate::layers::{DynamicScaling, LayerPattern, RopeScaling};
 use crate::layout::ModelDims;
 use crate::limits;
 use crate::names::NameMap;
@@ -44,10 +44,10 @@ pub struct LlamaConfig {
     pub max_position_embeddings: usize,
     /// A position sees itself and this many minus one before it (Mistral, Gemma, Phi-3); `None` is all of them.
     pub sliding_window: Option<usize>,
-    /// Every this many layers one has no window, the last of them (Gemma); `None` is no such layer.
-    pub sliding_window_pattern: Option<usize>,
-    /// Every this many layers one does not rotate queries and keys, the last of them (SmolLM3).
-    pub no_rope_layer_interval: Option<usize>,
+    /// Layers without the window: the last of every so many (Gemma), or a list; `None` is no such layer.
+    pub sliding_window_pattern: Option<LayerPattern>,
+    /// Layers that do not rotate queries and keys: the last of every so many (SmolLM3), or a list.
+    pub no_rope_layer_interval: Option<LayerPattern>,
     /// Share of a head's features that are rotated, the first ones (Phi-3, GLM-4).
     pub partial_rotary_factor: Option<f64>,
     /// Base of the rotary frequencies of layers with a window, which have no scaling (Gemma 3).
@@ -85,7 +85,7 @@ impl LlamaConfig {
     /// Keys that only some relatives have are set in these alone.
     fn check_owned(&self) -> Result<(), ConfigError> {
         let fields = serde_json::to_value(self).unwrap_or_default();
-        let foreign = |key: &&&'static str| !self.variant.has(key) && fields[**key].is_number();
+        let foreign = |key: &&&'static str| !self.variant.has(key) && !fields[**key].is_null();
         match OWNED.iter().find(foreign) {
             None => Ok(()),
             Some(key) => {
@@ -129,14 +129,25 @@ impl ModelConfig for LlamaConfig {
             ("num_attention_heads", self.num_attention_heads),
             ("max_position_embeddings", self.max_position_embeddings),
             ("sliding_window", self.sliding_window.unwrap_or(1)),
-            ("sliding_window_pattern", self.sliding_window_pattern.unwrap_or(1)),
-            ("no_rope_layer_interval", self.no_rope_layer_interval.unwrap_or(1)),
         ])?;
+        for (key, pattern) in [
+            ("sliding_window_pattern", &self.sliding_window_pattern),
+            ("no_rope_layer_interval", &self.no_rope_layer_interval),
+        ] {
+            LayerPattern::check(pattern.as_ref(), key, self.num_hidden_layers)?;
+        }
         self.check_owned()?;
         divides("num_key_value_heads", self.num_key_value_heads, "num_attention_heads", self.num_attention_heads)?;
         even("head_dim", self.head_dim)?;
         self.check_rotated()?;
         rotary(self.rope_theta, self.rope_scaling, self.rotated())?;
+        if let Some(RopeScaling::Dynamic(DynamicScaling { original_max_position_embeddings: original, .. })) =
+            self.rope_scaling
+        {
+            let (given, most) =
+                (("rope_scaling.original_max_position_embeddings", original as f64), self.max_position_embeddings);
+            expect(original == most, given, "max_position_embeddings", most as f64)?;
+        }
         base("rope_local_base_freq", self.rope_local_base_freq.unwrap_or(1.0))?;
         divisors(&[
             ("query_pre_attn_scalar", self.query_pre_attn_scalar),

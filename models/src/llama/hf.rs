@@ -6,7 +6,7 @@ use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
 use crate::hf::decoder::{self, GROUPED_QUERIES};
 use crate::hf::{ConfigReader, HfError, layers, rope};
-use crate::layers::Activation;
+use crate::layers::{Activation, LayerPattern};
 
 /// GeGLU, in the words of `config.json`.
 const GELU_TANH: &str = "gelu_pytorch_tanh";
@@ -26,8 +26,12 @@ impl LlamaConfig {
         if gated {
             config.expect_or_absent("hidden_activation", GELU_TANH)?;
         }
-        for absent in ["use_mrope", "rope_interleaved", "lm_head_bias"] {
+        for absent in ["use_mrope", "rope_interleaved", "lm_head_bias", "use_bidirectional_attention"] {
             config.expect_flag(absent, false)?;
+        }
+        if variant == LlamaVariant::Gemma3 && config.number("attn_logit_softcapping")?.is_some() {
+            // transformers reads the key and computes without it.
+            return Err(config.unsupported("attn_logit_softcapping", "given", "null"));
         }
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let rope = read_rope(&config, variant)?;
@@ -80,11 +84,17 @@ impl LlamaConfig {
         for dropout in ["embd_pdrop", "resid_pdrop"].into_iter().filter(|_| variant == LlamaVariant::Phi3) {
             config.expect_number(dropout, 0.0, 0.0)?;
         }
-        if variant.has("sliding_window_pattern") {
-            let default = if variant == LlamaVariant::Gemma2 { 2 } else { 6 };
+        read.no_rope_layer_interval = no_rope_layers(&config, &read)?;
+        if variant.has("sliding_window_pattern") && read.sliding_window.is_some() {
+            let last_windowless = config.count_or("max_window_layers", 28)?;
+            let default = |layer: usize| match variant {
+                LlamaVariant::Gemma2 => LayerPattern::Every(2).has(layer),
+                LlamaVariant::Gemma3 => LayerPattern::Every(6).has(layer),
+                LlamaVariant::SmolLm3 => read.rotates(layer),
+                _ => layer < last_windowless,
+            };
             read.sliding_window_pattern = layers::window_pattern(&config, read.num_hidden_layers, default)?;
         }
-        read.no_rope_layer_interval = no_rope_interval(&config, &read)?;
         layers::expect_kinds(&config, &read.layer_types())?;
         config.finish(of.harmless)?;
         Ok(read)
@@ -108,7 +118,7 @@ impl LlamaConfig {
         }
         for key in of.keys {
             match *key {
-                "use_sliding_window" => config[*key] = json!(false),
+                "use_sliding_window" => config[*key] = json!(self.sliding_window.is_some()),
                 "sliding_window_pattern" => config["layer_types"] = json!(self.layer_types()),
                 "no_rope_layer_interval" => config["no_rope_layers"] = json!(self.no_rope_layers()),
                 "partial_rotary_factor" => config[*key] = json!(share),
@@ -126,7 +136,7 @@ impl LlamaConfig {
 
     /// 1 for each layer that rotates, 0 for each that does not, as transformers has it.
     fn no_rope_layers(&self) -> Vec<usize> {
-        (0..self.num_hidden_layers).map(|layer| usize::from(self.attention(layer).rope.is_some())).collect()
+        (0..self.num_hidden_layers).map(|layer| usize::from(self.rotates(layer))).collect()
     }
 }
 
@@ -159,26 +169,22 @@ fn window(config: &ConfigReader, variant: LlamaVariant) -> Result<Option<usize>,
             config.expect_number("sliding_window_size", window as f64, window as f64)?;
             Ok(Some(window))
         }
-        _ if variant.has("use_sliding_window") => config.expect_flag("use_sliding_window", false).map(|()| None),
+        _ if variant.has("use_sliding_window") => layers::window_in_use(config),
         _ if variant.has("sliding_window") => config.optional_size("sliding_window"),
         _ => Ok(None),
     }
 }
 
-/// Every so many layers one does not rotate; transformers has a list too, in which 0 is such a layer.
-fn no_rope_interval(config: &ConfigReader, read: &LlamaConfig) -> Result<Option<usize>, HfError> {
+/// The layers that do not rotate: by the list, in which 0 is such a layer, else the last of every so many.
+fn no_rope_layers(config: &ConfigReader, read: &LlamaConfig) -> Result<Option<LayerPattern>, HfError> {
     if !read.variant.has("no_rope_layer_interval") {
         return Ok(None);
     }
-    let of_key = config.size_or("no_rope_layer_interval", 4)?;
+    let layers = read.num_hidden_layers;
+    let of_key = LayerPattern::Every(config.size_or("no_rope_layer_interval", 4)?);
     let list = config.indices("no_rope_layers")?;
-    let first = list.as_ref().map(|list| list.iter().position(|rotates| *rotates == 0).map(|first| first + 1));
-    let interval = first.unwrap_or(Some(of_key)).filter(|interval| *interval <= read.num_hidden_layers);
-    let legal = LlamaConfig { no_rope_layer_interval: interval, ..read.clone() }.no_rope_layers();
-    match list {
-        Some(list) if list != legal => {
-            Err(config.unsupported("no_rope_layers", &format!("{list:?}"), &format!("{legal:?}")))
-        }
-        _ => Ok(interval),
+    if let Some(list) = list.as_ref().filter(|list| list.len() != layers || list.iter().any(|rotates| *rotates > 1)) {
+        return Err(config.unsupported("no_rope_layers", &format!("{list:?}"), &format!("{layers} times 0 or 1")));
     }
+    Ok(LayerPattern::of(layers, |layer| list.as_ref().map_or_else(|| of_key.has(layer), |list| list[layer] == 0)))
 }

@@ -7,7 +7,6 @@ mod presets;
 mod published;
 mod variant;
 
-pub(crate) use block::is_last_of;
 pub use config::LlamaConfig;
 pub use variant::LlamaVariant;
 

@@ -2,7 +2,7 @@
 
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
-use crate::layers::{LinearScaling, RopeScaling};
+use crate::layers::{LayerPattern, LinearScaling, RopeScaling};
 use crate::sized;
 
 impl LlamaConfig {
@@ -62,7 +62,7 @@ fn smollm3_3b() -> LlamaConfig {
     sized! { LlamaConfig::llama3_8b();
         variant: LlamaVariant::SmolLm3, hidden_size: 2048, intermediate_size: 11_008, num_hidden_layers: 36,
         num_attention_heads: 16, num_key_value_heads: 4, max_position_embeddings: 65_536,
-        no_rope_layer_interval: Some(4), rope_theta: 5_000_000.0, rms_norm_eps: 1e-6, tie_word_embeddings: true
+        no_rope_layer_interval: Some(LayerPattern::Every(4)), rope_theta: 5_000_000.0, rms_norm_eps: 1e-6, tie_word_embeddings: true
     }
 }
 
@@ -84,7 +84,7 @@ fn gemma2_2b() -> LlamaConfig {
     sized! { LlamaConfig::llama3_8b();
         variant: LlamaVariant::Gemma2, vocab_size: 256_000, hidden_size: 2304, intermediate_size: 9216,
         num_hidden_layers: 26, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 256,
-        sliding_window: Some(4096), sliding_window_pattern: Some(2), query_pre_attn_scalar: Some(256.0),
+        sliding_window: Some(4096), sliding_window_pattern: Some(LayerPattern::Every(2)), query_pre_attn_scalar: Some(256.0),
         attn_logit_softcapping: Some(50.0), final_logit_softcapping: Some(30.0), rope_theta: 10_000.0,
         rms_norm_eps: 1e-6, tie_word_embeddings: true
     }
@@ -101,7 +101,7 @@ fn gemma3_1b() -> LlamaConfig {
     sized! { gemma2_2b();
         variant: LlamaVariant::Gemma3, vocab_size: 262_144, hidden_size: 1152, intermediate_size: 6912,
         num_attention_heads: 4, num_key_value_heads: 1, max_position_embeddings: 32_768, sliding_window: Some(512),
-        sliding_window_pattern: Some(6), rope_theta: 1_000_000.0, rope_local_base_freq: Some(10_000.0),
+        sliding_window_pattern: Some(LayerPattern::Every(6)), rope_theta: 1_000_000.0, rope_local_base_freq: Some(10_000.0),
         attn_logit_softcapping: None, final_logit_softcapping: None
     }
 }

@@ -102,7 +102,7 @@ const UNUSED_WINDOW: &[&str] = &["max_window_layers", "sliding_window"];
 
 const QWEN2: Architecture = Architecture {
     model_type: "qwen2",
-    keys: &["use_sliding_window"],
+    keys: &["use_sliding_window", "sliding_window", "sliding_window_pattern"],
     harmless: UNUSED_WINDOW,
     attention_biases: [Bias::Always, Bias::Never],
     ..LLAMA
@@ -110,7 +110,7 @@ const QWEN2: Architecture = Architecture {
 
 const QWEN3: Architecture = Architecture {
     model_type: "qwen3",
-    keys: &["attention_bias", "use_sliding_window"],
+    keys: &["attention_bias", "use_sliding_window", "sliding_window", "sliding_window_pattern"],
     harmless: UNUSED_WINDOW,
     query_key_norm: Some(NormOver::Head),
     ..LLAMA
@@ -118,7 +118,14 @@ const QWEN3: Architecture = Architecture {
 
 const SMOLLM3: Architecture = Architecture {
     model_type: "smollm3",
-    keys: &["attention_bias", "mlp_bias", "use_sliding_window", "no_rope_layer_interval"],
+    keys: &[
+        "attention_bias",
+        "mlp_bias",
+        "use_sliding_window",
+        "sliding_window",
+        "sliding_window_pattern",
+        "no_rope_layer_interval",
+    ],
     harmless: UNUSED_WINDOW,
     tied: true,
     ..LLAMA
@@ -143,7 +150,7 @@ const GEMMA2: Architecture = Architecture {
         "attn_logit_softcapping",
         "final_logit_softcapping",
     ],
-    harmless: &["cache_implementation", "use_bidirectional_attention"],
+    harmless: &["cache_implementation"],
     norm: NormKind::RmsPlusOne,
     placement: NormPlacement::Both,
     activation: Activation::GeGlu(GeluKind::Tanh),
@@ -168,7 +175,6 @@ const GEMMA3: Architecture = Architecture {
         "sliding_window",
         "sliding_window_pattern",
         "query_pre_attn_scalar",
-        "attn_logit_softcapping",
         "final_logit_softcapping",
         "rope_local_base_freq",
     ],

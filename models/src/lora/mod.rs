@@ -82,6 +82,9 @@ pub enum LoraError {
     /// No module has this name.
     #[error("target_modules: the model has no linear layer `{target}`; it has {known}, or {ALL_LINEAR}")]
     Target { target: String, known: String },
+    /// Exceptions and a choice of layers leave nothing.
+    #[error("target_modules: `{targets}` leaves no linear layer of this model that has an adapter")]
+    NoTarget { targets: String },
     /// A module that is stored in another form than a matrix of its own.
     #[error("target_modules: adapters of `{module}` are not supported: {why}")]
     Unsupported { module: String, why: &'static str },
@@ -176,6 +179,11 @@ impl Linear<'_> {
             _ => None,
         }
     }
+}
+
+/// Hugging Face's names of all linear layers of a model with these names.
+pub fn modules(names: &NameMap) -> impl Iterator<Item = &str> {
+    linear_layers(names).into_iter().map(|layer| layer.theirs)
 }
 
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {

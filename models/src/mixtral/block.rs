@@ -1,22 +1,20 @@
 //! What a layer of each relative is.
 
-use super::config::{MixtralConfig, SWIGLU_LIMIT};
+use super::config::{MixtralConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use super::variant::MixtralVariant;
 use crate::frame::{DecoderConfig, Frame};
 use crate::layers::{Balance, BlockConfig, ExpertKind, Ffn, MoeConfig, RouterConfig, SharedExperts};
-use crate::llama::is_last_of;
 
 impl MixtralConfig {
     /// The window of a layer, if it has one.
     pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| !is_last_of(self.sliding_window_pattern, layer))
+        self.sliding_window.filter(|_| !self.sliding_window_pattern.as_ref().is_some_and(|full| full.has(layer)))
     }
 
     fn expert_kind(&self) -> ExpertKind {
         match self.variant {
-            // `alpha` is no key of transformers'.
             MixtralVariant::GptOss => {
-                ExpertKind::Clamped { alpha: 1.702, limit: self.swiglu_limit.unwrap_or(SWIGLU_LIMIT) }
+                ExpertKind::Clamped { alpha: SWIGLU_ALPHA, limit: self.swiglu_limit.unwrap_or(SWIGLU_LIMIT) }
             }
             _ => ExpertKind::SwiGlu,
         }

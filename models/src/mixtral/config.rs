@@ -7,7 +7,7 @@ use crate::causal_lm::ModelConfig;
 use crate::config::{ConfigError, common_divisor, divisors, positive};
 use crate::frame::DecoderConfig;
 use crate::hf::decoder;
-use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeScaling};
+use crate::layers::{BalanceOver, Capacity, Dispatcher, LayerPattern, RopeScaling};
 use crate::layout::{ExpertDims, ModelDims, StateDims};
 use crate::llama::{LlamaConfig, LlamaVariant};
 use crate::names::NameMap;
@@ -69,16 +69,17 @@ pub struct MixtralConfig {
     pub moe_capacity: Option<Capacity>,
     /// How tokens are dispatched to the ranks of their experts (`--moe-token-dispatcher-type`).
     pub moe_dispatcher: Dispatcher,
-    /// A position sees itself and this many minus one before it (gpt-oss only); `None` is all of them.
+    /// A position sees itself and this many minus one before it; `None` is all of them.
     pub sliding_window: Option<usize>,
-    /// Every this many layers one has no window, the last of them (gpt-oss only).
-    pub sliding_window_pattern: Option<usize>,
+    /// Layers without the window: the last of every so many (gpt-oss), or a list; `None` is no such layer.
+    pub sliding_window_pattern: Option<LayerPattern>,
     /// Bound of an expert's gate, and with either sign of what it multiplies (gpt-oss, which always has one).
     pub swiglu_limit: Option<f64>,
     /// Share of a head's features that are rotated; `None` is 0.25 in a Qwen3-Next, 0.5 in a GLM-4.5.
     pub partial_rotary_factor: Option<f64>,
-    /// Every this many layers one has attention, the others Gated DeltaNet (Qwen3-Next); `None` is 4.
-    pub full_attention_interval: Option<usize>,
+    /// Layers with attention, the others have Gated DeltaNet (Qwen3-Next): the last of every so many, or a list; `None` is
+    /// 4.
+    pub full_attention_interval: Option<LayerPattern>,
     /// Heads of queries and keys of Gated DeltaNet; `None` is 16.
     pub linear_num_key_heads: Option<usize>,
     /// Heads of values of Gated DeltaNet; `None` is 32.
@@ -114,7 +115,8 @@ pub struct MixtralConfig {
     pub make_vocab_size_divisible_by: usize,
 }
 
-/// transformers' default.
+/// transformers' defaults.
+pub(super) const SWIGLU_ALPHA: f64 = 1.702;
 pub(super) const SWIGLU_LIMIT: f64 = 7.0;
 
 impl MixtralConfig {
@@ -198,8 +200,13 @@ impl ModelConfig for MixtralConfig {
         positive(&[
             ("decoder_sparse_step", self.decoder_sparse_step),
             ("sliding_window", self.sliding_window.unwrap_or(1)),
-            ("sliding_window_pattern", self.sliding_window_pattern.unwrap_or(1)),
         ])?;
+        for (key, pattern) in [
+            ("sliding_window_pattern", &self.sliding_window_pattern),
+            ("full_attention_interval", &self.full_attention_interval),
+        ] {
+            LayerPattern::check(pattern.as_ref(), key, self.num_hidden_layers)?;
+        }
         divisors(&[("swiglu_limit", self.swiglu_limit)])?;
         self.check_variant()?;
         LlamaConfig { partial_rotary_factor: None, ..self.llama() }.check()?;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::config::{MixtralConfig, SWIGLU_LIMIT};
+use super::config::{MixtralConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use super::variant::MixtralVariant;
 use super::{glm, linear};
 use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LayerNames, USUAL};
@@ -60,7 +60,6 @@ impl MixtralConfig {
             ..Self::tiny()
         };
         let sparse = |common: Self, norm_topk_prob: bool| -> Result<Self, HfError> {
-            config.expect_flag("use_sliding_window", false)?;
             Ok(Self {
                 moe_intermediate_size: Some(config.size("moe_intermediate_size")?),
                 norm_topk_prob: config.flag_or("norm_topk_prob", norm_topk_prob)?,
@@ -72,17 +71,18 @@ impl MixtralConfig {
         let read = match variant {
             MixtralVariant::Mixtral => {
                 config.expect_number("router_jitter_noise", 0.0, 0.0)?;
-                if let Some(window) = config.optional_size("sliding_window")? {
-                    return Err(config.unsupported("sliding_window", &window.to_string(), "null"));
-                }
-                Self { head_dim: config.size_or("head_dim", hidden_size / heads)?, ..common }
+                let sliding_window = config.optional_size("sliding_window")?;
+                Self { head_dim: config.size_or("head_dim", hidden_size / heads)?, sliding_window, ..common }
             }
             MixtralVariant::GptOss => {
                 config.quantisation("mxfp4")?;
+                config.expect_number("swiglu_alpha", SWIGLU_ALPHA, SWIGLU_ALPHA)?;
                 let read = Self {
                     head_dim: config.size("head_dim")?,
                     sliding_window: Some(config.size("sliding_window")?),
-                    sliding_window_pattern: layers::window_pattern(&config, common.num_hidden_layers, 2)?,
+                    sliding_window_pattern: layers::window_pattern(&config, common.num_hidden_layers, |layer| {
+                        layer % 2 == 1
+                    })?,
                     swiglu_limit: config.number("swiglu_limit")?.filter(|limit| *limit != SWIGLU_LIMIT),
                     attention_bias: config.flag_or("attention_bias", true)?,
                     ..common
@@ -92,6 +92,12 @@ impl MixtralConfig {
             }
             MixtralVariant::Glm4Moe => glm::read(&config, Self { partial_rotary_factor: rope.partial, ..common })?,
             MixtralVariant::Qwen2Moe => {
+                let (sliding_window, last) =
+                    (layers::window_in_use(&config)?, config.count_or("max_window_layers", 28)?);
+                let full = |layer| layer % 2 == 1 || layer >= last;
+                let pattern = layers::window_pattern(&config, common.num_hidden_layers, full)?;
+                let sliding_window_pattern = pattern.filter(|_| sliding_window.is_some());
+                let common = Self { sliding_window, sliding_window_pattern, ..common };
                 layers::expect_kinds(&config, &common.layer_types())?;
                 config.expect_flag("qkv_bias", true)?;
                 Self {
@@ -102,17 +108,18 @@ impl MixtralConfig {
             }
             MixtralVariant::Qwen3Moe => Self {
                 head_dim: config.size("head_dim")?,
+                sliding_window: layers::window_in_use(&config)?,
                 attention_bias: config.flag("attention_bias")?,
                 ..sparse(common, false)?
             },
             MixtralVariant::Qwen3Next => {
-                let layers = common.num_hidden_layers;
+                config.expect_flag("use_sliding_window", false)?;
                 let read = Self {
                     head_dim: config.size_or("head_dim", 256)?,
                     shared_expert_intermediate_size: Some(config.size("shared_expert_intermediate_size")?),
                     attention_bias: config.flag("attention_bias")?,
                     partial_rotary_factor: rope.partial,
-                    full_attention_interval: linear::read_interval(&config, layers)?,
+                    full_attention_interval: linear::read_full(&config, common.num_hidden_layers)?,
                     linear_num_key_heads: config.optional_size("linear_num_key_heads")?,
                     linear_num_value_heads: config.optional_size("linear_num_value_heads")?,
                     linear_key_head_dim: config.optional_size("linear_key_head_dim")?,
@@ -138,7 +145,7 @@ impl MixtralConfig {
         let ours = json!(self);
         let mut copy = |keys: &[&str]| keys.iter().for_each(|key| config[*key] = ours[*key].clone());
         match self.variant {
-            MixtralVariant::Mixtral => config["sliding_window"] = Value::Null,
+            MixtralVariant::Mixtral => copy(&["sliding_window"]),
             MixtralVariant::GptOss => {
                 copy(&["sliding_window", "attention_bias"]);
                 config["layer_types"] = json!(self.layer_types());
@@ -146,13 +153,16 @@ impl MixtralConfig {
             }
             MixtralVariant::Glm4Moe => self.write_glm(&mut config),
             MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe => {
-                copy(&["norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"]);
+                copy(&["norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "sliding_window"]);
                 match self.variant {
                     MixtralVariant::Qwen3Moe => copy(&["attention_bias"]),
-                    _ => config["shared_expert_intermediate_size"] = json!(self.shared_expert()),
+                    _ => {
+                        config["shared_expert_intermediate_size"] = json!(self.shared_expert());
+                        config["layer_types"] = json!(self.layer_types());
+                    }
                 }
                 config["moe_intermediate_size"] = json!(self.expert_size());
-                config["use_sliding_window"] = json!(false);
+                config["use_sliding_window"] = json!(self.sliding_window.is_some());
             }
             MixtralVariant::Qwen3Next => self.write_linear(&mut config),
         }

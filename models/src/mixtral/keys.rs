@@ -1,14 +1,18 @@
 //! Keys that only some variants have.
 
+use serde_json::json;
+
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
 use crate::config::ConfigError;
+use crate::layers::LayerPattern;
 
 impl MixtralConfig {
     /// Whether only keys are set that the variant has.
     pub(super) fn check_variant(&self) -> Result<(), ConfigError> {
-        use MixtralVariant::{Glm4Moe, GptOss, Qwen2Moe, Qwen3Moe, Qwen3Next};
+        use MixtralVariant::{Glm4Moe, GptOss, Mixtral, Qwen2Moe, Qwen3Moe, Qwen3Next};
         let size = |size: Option<usize>| size.map(|size| size.to_string());
+        let pattern = |pattern: &Option<LayerPattern>| pattern.as_ref().map(|pattern| json!(pattern).to_string());
         let number = |number: Option<f64>| number.map(|number| number.to_string());
         let foreign: [(_, Option<String>, &[MixtralVariant]); 22] = [
             ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe]),
@@ -25,8 +29,8 @@ impl MixtralConfig {
             ("mlp_only_layers", size(self.mlp_only_layers.first().copied()), &[Qwen2Moe, Qwen3Moe, Qwen3Next]),
             ("attention_bias", size(self.attention_bias.then_some(1)), &[Qwen3Moe, GptOss, Qwen3Next, Glm4Moe]),
             ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe]),
-            ("sliding_window", size(self.sliding_window), &[GptOss]),
-            ("sliding_window_pattern", size(self.sliding_window_pattern), &[GptOss]),
+            ("sliding_window", size(self.sliding_window), &[Mixtral, GptOss, Qwen2Moe, Qwen3Moe]),
+            ("sliding_window_pattern", pattern(&self.sliding_window_pattern), &[Mixtral, GptOss, Qwen2Moe]),
             ("swiglu_limit", number(self.swiglu_limit), &[GptOss]),
             ("partial_rotary_factor", number(self.partial_rotary_factor), &[Qwen3Next, Glm4Moe]),
             ("use_qk_norm", size(self.use_qk_norm.then_some(1)), &[Glm4Moe]),
@@ -39,7 +43,7 @@ impl MixtralConfig {
                 &[Glm4Moe],
             ),
             ("moe_router_bias_update_rate", number(self.moe_router_bias_update_rate), &[Glm4Moe]),
-            ("full_attention_interval", size(self.full_attention_interval), &[Qwen3Next]),
+            ("full_attention_interval", pattern(&self.full_attention_interval), &[Qwen3Next]),
             ("linear_num_key_heads", size(self.linear_num_key_heads), &[Qwen3Next]),
             ("linear_num_value_heads", size(self.linear_num_value_heads), &[Qwen3Next]),
             ("linear_key_head_dim", size(self.linear_key_head_dim), &[Qwen3Next]),

@@ -7,21 +7,20 @@ use super::config::MixtralConfig;
 use super::glm;
 use super::variant::MixtralVariant;
 use crate::config::{ConfigError, divides, positive, taps};
-use crate::hf::{ConfigReader, HfError};
-use crate::layers::{AttentionConfig, GatedDeltaConfig, LinearConfig, Mixer, NormKind, QueryKeyNorm};
+use crate::hf::{ConfigReader, HfError, layers};
+use crate::layers::{AttentionConfig, GatedDeltaConfig, LayerPattern, LinearConfig, Mixer, NormKind, QueryKeyNorm};
 use crate::limits;
-use crate::llama::is_last_of;
 
 /// Every so many layers one has attention.
-const INTERVAL: usize = 4;
+const INTERVAL: LayerPattern = LayerPattern::Every(4);
 /// Share of a head's features that are rotated.
 const ROTATED: f64 = 0.25;
 
 impl MixtralConfig {
     /// Whether a layer has linear attention.
     pub fn is_linear(&self, layer: usize) -> bool {
-        let interval = self.full_attention_interval.unwrap_or(INTERVAL);
-        self.variant == MixtralVariant::Qwen3Next && !is_last_of(Some(interval), layer)
+        let full = self.full_attention_interval.as_ref().unwrap_or(&INTERVAL);
+        self.variant == MixtralVariant::Qwen3Next && !full.has(layer)
     }
 
     /// The layers with linear attention.
@@ -87,7 +86,6 @@ impl MixtralConfig {
         let values = [("linear_num_value_heads", value_heads), ("linear_value_head_dim", value_dim)];
         positive(&[keys, values].concat())?;
         taps("linear_conv_kernel_dim", kernel)?;
-        positive(&[("full_attention_interval", self.full_attention_interval.unwrap_or(1))])?;
         let layers = [("num_hidden_layers", self.num_hidden_layers), ("hidden_size", self.hidden_size)];
         for heads in [keys, values] {
             limits::elements(&[layers, heads].concat())?;
@@ -135,10 +133,10 @@ impl MixtralConfig {
     }
 }
 
-/// Every how many layers one has attention: by the list of all layers, else by the key.
-pub(super) fn read_interval(config: &ConfigReader, layers: usize) -> Result<Option<usize>, HfError> {
-    let of_key = config.optional_size("full_attention_interval")?;
-    let first = config.texts("layer_types")?.map(|types| types.iter().position(|kind| *kind == "full_attention"));
-    // Without a layer of attention: any interval that is longer than the model.
-    Ok(first.map_or(of_key, |first| Some(first.unwrap_or(layers) + 1)))
+/// The layers of attention: by the list of all layers, else by the key.
+pub(super) fn read_full(config: &ConfigReader, layers: usize) -> Result<Option<LayerPattern>, HfError> {
+    let of_key = config.optional_size("full_attention_interval")?.map(LayerPattern::Every);
+    // Without a layer of attention: the last of more layers than the model has.
+    let of_list = layers::kind_pattern(config, layers)?.map(|full| full.unwrap_or(LayerPattern::Every(layers + 1)));
+    Ok(of_list.or(of_key))
 }

@@ -2,7 +2,7 @@
 
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
-use crate::layers::{BalanceOver, Dispatcher, RopeScaling, YarnScaling};
+use crate::layers::{BalanceOver, Dispatcher, LayerPattern, RopeScaling, YarnScaling};
 use crate::sized;
 
 /// [`MixtralConfig::tiny`].
@@ -98,7 +98,7 @@ impl MixtralConfig {
         sized! { Self::tiny();
             variant: MixtralVariant::Qwen3Next, moe_intermediate_size: Some(32),
             shared_expert_intermediate_size: Some(32), num_hidden_layers: 3, head_dim: 16,
-            partial_rotary_factor: Some(0.5), full_attention_interval: Some(2), linear_num_key_heads: Some(4),
+            partial_rotary_factor: Some(0.5), full_attention_interval: Some(LayerPattern::Every(2)), linear_num_key_heads: Some(4),
             linear_num_value_heads: Some(8), linear_key_head_dim: Some(8), linear_value_head_dim: Some(8),
             linear_conv_kernel_dim: Some(4)
         }
@@ -110,7 +110,7 @@ impl MixtralConfig {
             variant: MixtralVariant::Qwen3Next, vocab_size: 151_936, hidden_size: 2048, intermediate_size: 5120,
             moe_intermediate_size: Some(512), shared_expert_intermediate_size: Some(512), num_hidden_layers: 48,
             num_attention_heads: 16, num_key_value_heads: 2, head_dim: 256, partial_rotary_factor: Some(0.25),
-            full_attention_interval: Some(4), linear_num_key_heads: Some(16), linear_num_value_heads: Some(32),
+            full_attention_interval: Some(LayerPattern::Every(4)), linear_num_key_heads: Some(16), linear_num_value_heads: Some(32),
             linear_key_head_dim: Some(128), linear_value_head_dim: Some(128), linear_conv_kernel_dim: Some(4),
             num_experts: 512, num_experts_per_tok: 10, router_aux_loss_coef: 0.001, max_position_embeddings: 262_144,
             rope_theta: 10_000_000.0, rms_norm_eps: 1e-6, make_vocab_size_divisible_by: 128
@@ -123,7 +123,7 @@ impl MixtralConfig {
             variant: MixtralVariant::GptOss, vocab_size: 201_088, hidden_size: 2880, intermediate_size: 2880,
             num_hidden_layers: 24, num_attention_heads: 64, num_key_value_heads: 8, head_dim: 64, num_experts: 32,
             num_experts_per_tok: 4, router_aux_loss_coef: 0.9, sliding_window: Some(128),
-            sliding_window_pattern: Some(2), max_position_embeddings: 131_072, rope_theta: 150_000.0,
+            sliding_window_pattern: Some(LayerPattern::Every(2)), max_position_embeddings: 131_072, rope_theta: 150_000.0,
             rope_scaling: Some(RopeScaling::Yarn(YarnScaling { truncate: false, ..YarnScaling::new(32.0, 4096) })),
             attention_bias: true, make_vocab_size_divisible_by: 128
         }

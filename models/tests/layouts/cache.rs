@@ -3,6 +3,7 @@
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{Device, FloatDType};
+use models::layers::LayerPattern;
 use models::layers::paged::{Chunk, Outputs, Step};
 use models::{
     CausalLm, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant, ModelConfig,
@@ -64,7 +65,7 @@ fn moe_with_a_cache() {
     };
     let gpt_oss = models::sized! { config.clone();
         variant: MixtralVariant::GptOss, moe_intermediate_size: None, mlp_only_layers: Vec::new(),
-        sliding_window: Some(4), sliding_window_pattern: Some(2), attention_bias: true
+        sliding_window: Some(4), sliding_window_pattern: Some(LayerPattern::Every(2)), attention_bias: true
     };
     for config in [config, gpt_oss] {
         assert_cache_changes_nothing::<Mixtral>(&config, &["TP1", "TP2", "TP4 SP", "TP4 EP4 ETP1", "TP4 SP EP2 ETP2"]);

@@ -13,7 +13,7 @@ mod recompute;
 
 use burn::tensor::FloatDType;
 use harness::{Batch, Noise, Outcome, assert_close, assert_within, initial_weights, largest, run, run_on};
-use models::layers::{DropoutKey, Llama3Scaling, RopeScaling};
+use models::layers::{DropoutKey, LayerPattern, Llama3Scaling, RopeScaling};
 use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, LlamaVariant, ModelConfig};
 
 const LIMIT: f64 = 1e-10;
@@ -127,7 +127,7 @@ fn qwen3_with_head_norms() {
 fn relatives() -> Vec<LlamaConfig> {
     let of = |variant| LlamaConfig { variant, num_hidden_layers: 3, ..llama() };
     let gemma2 = models::sized! { of(LlamaVariant::Gemma2);
-        sliding_window: Some(5), sliding_window_pattern: Some(2), query_pre_attn_scalar: Some(10.0),
+        sliding_window: Some(5), sliding_window_pattern: Some(LayerPattern::Every(2)), query_pre_attn_scalar: Some(10.0),
         attn_logit_softcapping: Some(2.0), final_logit_softcapping: Some(3.0), tie_word_embeddings: true
     };
     let gemma3 = models::sized! { gemma2.clone();
@@ -136,7 +136,7 @@ fn relatives() -> Vec<LlamaConfig> {
     };
     vec![
         of(LlamaVariant::Qwen2),
-        LlamaConfig { no_rope_layer_interval: Some(2), ..of(LlamaVariant::SmolLm3) },
+        LlamaConfig { no_rope_layer_interval: Some(LayerPattern::Every(2)), ..of(LlamaVariant::SmolLm3) },
         of(LlamaVariant::Olmo2),
         gemma2,
         gemma3,

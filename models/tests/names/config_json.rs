@@ -1,6 +1,6 @@
 //! Hugging Face's `config.json`: what it says, what is written, what is refused.
 
-use models::layers::RopeScaling;
+use models::layers::{LayerPattern, RopeScaling};
 use models::{
     DecoderConfig, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig,
 };
@@ -11,7 +11,7 @@ use crate::{
     QWEN3_MOE, QWEN3_NEXT, SMOLLM3, parse,
 };
 
-fn llama(text: &str) -> LlamaConfig {
+pub fn llama(text: &str) -> LlamaConfig {
     match FamilyConfig::from_hf(&parse(text)).unwrap() {
         FamilyConfig::Llama(config) => config,
         other => panic!("{other:?}"),
@@ -146,7 +146,7 @@ fn yarn_is_read_and_written() {
 }
 
 /// The message for a file in which one key was changed.
-fn refuse(base: &str, key: &str, value: Value) -> String {
+pub fn refuse(base: &str, key: &str, value: Value) -> String {
     let mut config = parse(base);
     config[key] = value;
     FamilyConfig::from_hf(&config).unwrap_err().to_string()
@@ -159,10 +159,10 @@ fn what_the_models_lack_is_refused() {
         "config.json: `scale_attn_weights` is false, which this model does not have; nearest legal: true"
     );
     assert!(refuse(LLAMA3, "hidden_act", json!("gelu")).contains("nearest legal: silu"));
-    for kind in ["dynamic", "proportional"] {
+    for kind in ["axial", "proportional"] {
         let said = refuse(LLAMA3, "rope_parameters", json!({"rope_type": kind, "factor": 2.0}));
         let words = format!(
-            "`rope_type` is {kind}, which this model does not have; nearest legal: default, linear, llama3, yarn, longrope"
+            "`rope_type` is {kind}, which this model does not have; nearest legal: default, linear, dynamic, llama3, yarn, longrope"
         );
         assert!(said.contains(&words), "{said}");
     }
@@ -170,9 +170,7 @@ fn what_the_models_lack_is_refused() {
     let yarn = json!({"rope_type": "yarn", "original_max_position_embeddings": 64});
     assert_eq!(refuse(LLAMA3, "rope_parameters", yarn), "config.json: `factor` is missing");
     assert!(refuse(LLAMA3, "rope_scaling", json!({"rope_type": "default"})).contains("`rope_scaling` is given twice"));
-    assert!(refuse(QWEN3, "use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
     assert!(refuse(QWEN3, "layer_types", json!(["sliding_attention"])).contains("nearest legal: 4 x full_attention"));
-    assert!(refuse(MIXTRAL, "sliding_window", json!(4096)).contains("`sliding_window` is 4096, which"));
     assert!(refuse(MIXTRAL, "router_jitter_noise", json!(0.1)).contains("nearest legal: 0"));
     assert!(refuse(QWEN3_MOE, "num_experts", json!(4)).contains("`num_experts` is given twice"));
     assert!(refuse(QWEN3_MOE, "mlp_only_layers", json!([-1])).contains("`mlp_only_layers` is [-1], not a list"));
@@ -216,7 +214,7 @@ fn an_architecture_that_is_not_here_is_refused() {
 #[test]
 fn layers_that_differ() {
     let gemma = llama(GEMMA3);
-    assert_eq!((gemma.sliding_window, gemma.sliding_window_pattern), (Some(8), Some(4)));
+    assert_eq!((gemma.sliding_window, gemma.sliding_window_pattern.clone()), (Some(8), Some(LayerPattern::Every(4))));
     assert_eq!((gemma.rope_theta, gemma.rope_local_base_freq), (1e6, Some(1e4)));
     assert_eq!((0..4).map(|layer| gemma.window(layer).is_some()).collect::<Vec<_>>(), [true, true, true, false]);
     // As transformers 4 wrote it.
@@ -226,11 +224,11 @@ fn layers_that_differ() {
     keys.extend([("sliding_window_pattern", json!(4)), ("rope_theta", json!(1e6))].map(|(k, v)| (k.to_string(), v)));
     keys.insert("rope_local_base_freq".into(), json!(1e4));
     assert_eq!(llama(&old.to_string()), gemma);
-    let mixed = json!(["full_attention", "sliding_attention", "sliding_attention", "full_attention"]);
-    assert!(refuse(GEMMA2, "layer_types", mixed).contains("`layer_types` is full_attention, sliding"));
+    let unknown = json!(["full_attention", "chunked_attention", "sliding_attention", "full_attention"]);
+    assert!(refuse(GEMMA2, "layer_types", unknown).contains("`layer_types` is full_attention, chunked"));
     let smollm3 = llama(SMOLLM3);
-    assert_eq!(smollm3.no_rope_layer_interval, Some(4));
-    assert!(refuse(SMOLLM3, "no_rope_layers", json!([1, 0, 1, 1])).contains("nearest legal: [1, 0, 1, 0]"));
+    assert_eq!(smollm3.no_rope_layer_interval, Some(LayerPattern::Every(4)));
+    assert!(refuse(SMOLLM3, "no_rope_layers", json!([1, 0, 1])).contains("nearest legal: 4 times 0 or 1"));
     let all = FamilyConfig::from_hf(&{
         let mut config = parse(SMOLLM3);
         config["no_rope_layers"] = json!([1, 1, 1, 1]);
@@ -245,7 +243,8 @@ fn layers_that_differ() {
 #[test]
 fn keys_of_other_relatives_are_refused() {
     assert!(refuse(QWEN2, "attention_bias", json!(true)).contains("`attention_bias` is true"));
-    assert!(refuse(QWEN2, "use_sliding_window", json!(true)).contains("`use_sliding_window` is true"));
+    assert!(refuse(GEMMA3, "use_bidirectional_attention", json!(true)).contains("nearest legal: false"));
+    assert!(refuse(GEMMA3, "attn_logit_softcapping", json!(20.0)).contains("`attn_logit_softcapping` is given"));
     assert!(refuse(GEMMA2, "hidden_activation", json!("gelu")).contains("nearest legal: gelu_pytorch_tanh"));
     assert!(refuse(GEMMA2, "sliding_window", Value::Null).contains("`sliding_window` is missing"));
     assert!(
@@ -266,7 +265,7 @@ fn keys_of_other_relatives_are_refused() {
     let rope = json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.2});
     assert!(refuse(GLM4, "rope_parameters", rope.clone()).contains("partial_rotary_factor"));
     assert!(refuse(LLAMA3, "rope_parameters", rope).contains("`partial_rotary_factor` is not a key"));
-    let tiny = LlamaConfig { no_rope_layer_interval: Some(4), ..LlamaConfig::tiny() };
+    let tiny = LlamaConfig { no_rope_layer_interval: Some(LayerPattern::Every(4)), ..LlamaConfig::tiny() };
     let said = tiny.check().unwrap_err().to_string();
     assert_eq!(said, "no_rope_layer_interval = 4: models of smollm3 have it, this model is llama; nearest legal: none");
 }

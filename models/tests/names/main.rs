@@ -2,6 +2,7 @@
 //! workspace for Hugging Face's.
 
 mod config_json;
+mod layer_kinds;
 mod published;
 mod published_files;
 mod tensors;
@@ -27,6 +28,7 @@ const PHI3: &str = hf!("phi3");
 const PHI3_LONGROPE: &str = hf!("phi3_longrope");
 const GPT_OSS: &str = hf!("gpt_oss");
 const GLM4: &str = hf!("glm4");
+const GLM4_MOE: &str = hf!("glm4_moe");
 const MIXTRAL: &str = hf!("mixtral");
 const QWEN3_MOE: &str = hf!("qwen3_moe");
 const QWEN3_NEXT: &str = hf!("qwen3_next");

@@ -1,7 +1,7 @@
 //! The models that `verify` trains.
 
 use clap::ValueEnum;
-use models::layers::BalanceOver;
+use models::layers::{BalanceOver, LayerPattern};
 use models::{
     DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
     NemotronHConfig,
@@ -103,8 +103,8 @@ fn llama(sizes: &Sizes, variant: LlamaVariant) -> LlamaConfig {
     LlamaConfig {
         variant,
         sliding_window: matches!(variant, Mistral | Gemma2 | Gemma3 | Phi3).then_some((sizes.seq / 4).max(1)),
-        sliding_window_pattern: gemma.then_some(2),
-        no_rope_layer_interval: (variant == SmolLm3).then_some(2),
+        sliding_window_pattern: gemma.then_some(LayerPattern::Every(2)),
+        no_rope_layer_interval: (variant == SmolLm3).then_some(LayerPattern::Every(2)),
         partial_rotary_factor: matches!(variant, Phi3 | Glm4).then_some(0.5),
         rope_local_base_freq: (variant == Gemma3).then_some(1000.0),
         query_pre_attn_scalar: gemma.then_some(24.0),
@@ -135,7 +135,7 @@ fn mixtral(sizes: &Sizes, variant: MixtralVariant) -> MixtralConfig {
         moe_intermediate_size: is_qwen.then_some(sizes.ffn / 2),
         mlp_only_layers: if is_qwen { vec![0] } else { Vec::new() },
         sliding_window: is_gpt_oss.then_some((sizes.seq / 4).max(1)),
-        sliding_window_pattern: is_gpt_oss.then_some(2),
+        sliding_window_pattern: is_gpt_oss.then_some(LayerPattern::Every(2)),
         swiglu_limit: is_gpt_oss.then(|| clamp_limit(sizes.hidden)),
         attention_bias: is_gpt_oss,
         router_balance: BalanceOver::Sequence,
@@ -164,7 +164,7 @@ fn qwen3_next(sizes: &Sizes) -> MixtralConfig {
         moe_intermediate_size: Some(sizes.ffn / 2),
         shared_expert_intermediate_size: Some(sizes.ffn / 2),
         partial_rotary_factor: Some(0.5),
-        full_attention_interval: Some(2),
+        full_attention_interval: Some(LayerPattern::Every(2)),
         linear_num_key_heads: Some(sizes.heads),
         linear_num_value_heads: Some(2 * sizes.heads),
         linear_key_head_dim: Some(head_dim),

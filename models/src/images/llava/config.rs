@@ -111,9 +111,9 @@ impl LlavaConfig {
             let dropout = text_config.attention_dropout.to_string();
             return Err(config.unsupported("attention_dropout", &dropout, "0").inside("text_config"));
         }
-        if text_config.cached_positions().is_some() {
+        if let Some(scaling) = text_config.rope_scaling.filter(|scaling| scaling.cached_positions().is_some()) {
             return Err(config
-                .unsupported("rope_type", "longrope", "default, linear, llama3, yarn")
+                .unsupported("rope_type", scaling.name(), "default, linear, llama3, yarn")
                 .inside("text_config"));
         }
         // Transformers 4 reads the language model's, 5 the whole model's.

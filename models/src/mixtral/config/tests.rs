@@ -4,7 +4,7 @@ use super::*;
 fn layers_without_experts() {
     let qwen = MixtralConfig { num_hidden_layers: 6, ..MixtralConfig::qwen3_30b_a3b() };
     assert!(qwen.dense_layers().is_empty());
-    let mixed = MixtralConfig { decoder_sparse_step: 2, mlp_only_layers: vec![3], ..qwen };
+    let mixed = MixtralConfig { decoder_sparse_step: 2, mlp_only_layers: vec![3], ..qwen.clone() };
     assert_eq!(mixed.dense_layers(), [0, 2, 3, 4]);
     assert_eq!((mixed.dims().intermediate, qwen.dims().intermediate), (6144, 0));
 }

@@ -1,0 +1,174 @@
+//! Which modules an `adapter_config.json` means: names or a regular expression, exceptions, and a choice of layers, as
+//! peft's `check_target_module_exists` tells them.
+
+use models::lora::{ALL_LINEAR, LoraConfig, LoraError, modules};
+use models::names::NameMap;
+use regex::Regex;
+use serde_json::Value;
+
+/// The modules that have adapters.
+#[derive(Debug)]
+pub(super) struct Targets {
+    names: Vec<String>,
+    /// In place of names.
+    pattern: Option<Regex>,
+    except: Option<Except>,
+    layers: Option<Layers>,
+}
+
+#[derive(Debug)]
+enum Except {
+    Pattern(Regex),
+    Names(Vec<String>),
+}
+
+/// Numbers of layers, which follow one of these expressions in a module's name.
+#[derive(Debug)]
+struct Layers {
+    numbers: Vec<u64>,
+    before: Vec<Regex>,
+}
+
+impl Targets {
+    /// Reads the keys of a file.
+    ///
+    /// # Errors
+    /// Names the key that is missing or no expression.
+    pub(super) fn read(json: &Value) -> Result<Self, String> {
+        let (names, pattern) = match &json["target_modules"] {
+            Value::String(word) if word == ALL_LINEAR => (vec![word.clone()], None),
+            Value::String(text) => (Vec::new(), Some(whole("target_modules", text)?)),
+            Value::Array(list) => (texts(list), None),
+            _ => return Err("target_modules is missing: the names of modules".into()),
+        };
+        let except = match &json["exclude_modules"] {
+            Value::String(text) => Some(Except::Pattern(whole("exclude_modules", text)?)),
+            Value::Array(list) if !list.is_empty() => Some(Except::Names(texts(list))),
+            _ => None,
+        };
+        Ok(Self { names, pattern, except, layers: Layers::read(json)? })
+    }
+
+    /// The names for [`LoraConfig`], of a model with these names.
+    ///
+    /// # Errors
+    /// If no module is left, or a name is none of a module that can have an adapter.
+    pub(super) fn of(&self, names: &NameMap) -> Result<Vec<String>, LoraError> {
+        if self.pattern.is_none() && self.except.is_none() && self.layers.is_none() {
+            return Ok(self.names.clone());
+        }
+        let named: Vec<String> = match &self.pattern {
+            Some(pattern) => modules(names).filter(|module| pattern.is_match(module)).map(String::from).collect(),
+            None => {
+                let config = LoraConfig { target_modules: self.names.clone(), ..LoraConfig::default() };
+                config.plan(names)?.targets().map(|(_, theirs, _)| theirs.to_string()).collect()
+            }
+        };
+        let is_meant = |module: &String| {
+            !self.except.as_ref().is_some_and(|except| except.has(module))
+                && self.layers.as_ref().is_none_or(|layers| layers.has(module))
+        };
+        let left: Vec<String> = named.into_iter().filter(is_meant).collect();
+        let asked = || self.pattern.as_ref().map_or_else(|| self.names.join(", "), |pattern| pattern.to_string());
+        if left.is_empty() { Err(LoraError::NoTarget { targets: asked() }) } else { Ok(left) }
+    }
+}
+
+impl Except {
+    fn has(&self, module: &str) -> bool {
+        match self {
+            Self::Pattern(pattern) => pattern.is_match(module),
+            Self::Names(names) => names.iter().any(|name| {
+                module.strip_suffix(name.as_str()).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+            }),
+        }
+    }
+}
+
+impl Layers {
+    fn read(json: &Value) -> Result<Option<Self>, String> {
+        let numbers = match &json["layers_to_transform"] {
+            Value::Array(list) if list.is_empty() => return Ok(None),
+            Value::Array(list) => list.iter().map(Value::as_u64).collect::<Option<Vec<_>>>(),
+            Value::Null => return Ok(None),
+            one => one.as_u64().map(|number| vec![number]),
+        };
+        let numbers = numbers.ok_or_else(|| {
+            format!("layers_to_transform = {} is no number of a layer, or a list of them", json["layers_to_transform"])
+        })?;
+        let lists = match &json["layers_pattern"] {
+            Value::String(list) if !list.is_empty() => vec![list.clone()],
+            Value::Array(lists) if !lists.is_empty() => texts(lists),
+            _ => vec!["[^.]*".into()],
+        };
+        let before = lists.iter().map(|list| expression("layers_pattern", list, &format!(r"^.*\.{list}\.(\d+)\.")));
+        Ok(Some(Self { numbers, before: before.collect::<Result<_, _>>()? }))
+    }
+
+    fn has(&self, module: &str) -> bool {
+        let found = self.before.iter().find_map(|before| before.captures(module));
+        found.and_then(|found| found[1].parse().ok()).is_some_and(|number| self.numbers.contains(&number))
+    }
+}
+
+fn texts(list: &[Value]) -> Vec<String> {
+    list.iter().filter_map(|name| name.as_str().map(String::from)).collect()
+}
+
+/// An expression of the whole name.
+fn whole(key: &str, text: &str) -> Result<Regex, String> {
+    expression(key, text, &format!("^(?:{text})$"))
+}
+
+fn expression(key: &str, text: &str, whole: &str) -> Result<Regex, String> {
+    let refused = |_| format!("{key} = {text} is no regular expression without look-around; legal: that, or names");
+    Regex::new(whole).map_err(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use models::{LlamaConfig, ModelConfig};
+    use serde_json::json;
+
+    use super::*;
+
+    fn chosen(json: Value) -> Vec<String> {
+        let config = LlamaConfig { num_hidden_layers: 12, ..LlamaConfig::tiny() };
+        Targets::read(&json).unwrap().of(&config.hf_names()).unwrap()
+    }
+
+    #[test]
+    fn an_expression_is_of_the_whole_name() {
+        let some = chosen(json!({"target_modules": r".*layers\.1\d\..*\.(q|v)_proj"}));
+        let of = |layer: usize| ["q", "v"].map(|what| format!("model.layers.{layer}.self_attn.{what}_proj"));
+        assert_eq!(some, [of(10), of(11)].concat());
+        assert!(Targets::read(&json!({"target_modules": "(?!q)"})).unwrap_err().contains("look-around"));
+    }
+
+    #[test]
+    fn exceptions_are_names_or_an_expression() {
+        let attention = chosen(json!({"target_modules": "all-linear", "exclude_modules": "model.*mlp.*"}));
+        assert!(attention.len() == 4 * 12 && attention.iter().all(|name| name.contains("self_attn")));
+        let names =
+            json!({"target_modules": ["q_proj", "k_proj"], "exclude_modules": ["k_proj", "layers.0.self_attn.q_proj"]});
+        assert!(chosen(names.clone()).iter().all(|name| name.ends_with("q_proj")));
+        assert_eq!(chosen(names).len(), 11);
+    }
+
+    #[test]
+    fn layers_are_chosen_by_number() {
+        let of = |key: Value| chosen(json!({"target_modules": ["o_proj"], "layers_to_transform": key}));
+        assert_eq!(of(json!(3)), ["model.layers.3.self_attn.o_proj"]);
+        assert_eq!(of(json!([0, 11])), ["model.layers.0.self_attn.o_proj", "model.layers.11.self_attn.o_proj"]);
+        assert_eq!(of(Value::Null), ["o_proj"]);
+        let named = json!({"target_modules": ["o_proj"], "layers_to_transform": [1], "layers_pattern": "layers"});
+        assert_eq!(chosen(named), ["model.layers.1.self_attn.o_proj"]);
+    }
+
+    #[test]
+    fn nothing_left_is_an_error() {
+        let json = json!({"target_modules": ["o_proj"], "exclude_modules": ["o_proj"]});
+        let said = Targets::read(&json).unwrap().of(&LlamaConfig::tiny().hf_names()).unwrap_err().to_string();
+        assert_eq!(said, "target_modules: `o_proj` leaves no linear layer of this model that has an adapter");
+    }
+}
