@@ -61,6 +61,12 @@ fn main() -> ExitCode {
 
 fn run(cluster: &Cluster) -> anyhow::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.iter().any(|word| ["-h", "--help"].contains(&word.as_str())) {
+        println!(
+            "Flags are the keys of a run's file: --training.steps 100, --parallel.dp 2; docs/reference/configuration.md"
+        );
+        return Ok(());
+    }
     let overrides = words.chunks(2).map(|pair| (pair[0].trim_start_matches("--").into(), pair[1..].concat()));
     let folder = Path::new("runs/grpo");
     cluster.first_then_others(|| -> anyhow::Result<()> {

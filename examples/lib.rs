@@ -70,6 +70,14 @@ pub fn tell(line: impl Display) {
     }
 }
 
+/// The number of a flag that must not be 0.
+///
+/// # Errors
+/// What is legal.
+pub fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "it is a whole number of at least 1".into())
+}
+
 /// Folders without text of the repository's own.
 const SKIPPED: [&str; 3] = ["target", "runs", "golden"];
 
@@ -112,6 +120,12 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_step_is_refused_as_a_flag() {
+        assert!(at_least_one("0").is_err() && at_least_one("-1").is_err());
+        assert_eq!(at_least_one("7"), Ok(7));
+    }
 
     #[test]
     fn finds_this_file_once_and_nothing_built() {

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! cargo run --release --example llama3_8b
-//! cargo run --release --example llama3_8b -- --tensor-parallel 4 --data-parallel 1 --data book.txt
+//! cargo run --release --example llama3_8b -- --tensor-parallel 4 --data-parallel 1 --data book.txt --out runs/tp4
 //! cargo run --release --example llama3_8b --features cuda
 //! ```
 
@@ -28,7 +28,7 @@ use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
 use clap::Parser;
 use examples::machine::{self, Task};
-use examples::{Text, repository_text, small_llama, tell};
+use examples::{Text, at_least_one, repository_text, small_llama, tell};
 
 /// Pretrains Llama 3 8B, or a smaller model that fits this machine, on the repository's own text or on yours.
 #[derive(Parser)]
@@ -46,7 +46,7 @@ struct Args {
     #[arg(long, value_name = "N")]
     gpus: Option<usize>,
     /// Optimizer steps [default: 600; on GPUs 200]
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one)]
     steps: Option<usize>,
     /// Sequence length [default: 128; on GPUs 8192]
     #[arg(long)]

@@ -22,7 +22,7 @@ use burn_megatron::console::format::duration;
 use burn_megatron::data::{RandomWindows, TokensInMemory};
 use burn_megatron::prelude::*;
 use clap::Parser;
-use examples::tell;
+use examples::{at_least_one, tell};
 
 /// Trains a character-level GPT with nanoGPT's recipe.
 #[derive(Parser)]
@@ -31,7 +31,7 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
     /// Optimizer steps
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 2000, value_parser = at_least_one)]
     steps: usize,
     /// Seed of initial weights and windows
     #[arg(long, default_value_t = 1337, allow_negative_numbers = true)]

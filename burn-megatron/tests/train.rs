@@ -54,6 +54,17 @@ fn a_sample_configuration_trains_and_leaves_its_logs() {
     assert_eq!(succeed(folder.path(), "train printed.toml --print-config"), printed);
 }
 
+/// Without its folder the sample would train a small random model.
+#[test]
+fn continued_pre_training_needs_the_folder_of_a_model() {
+    let folder = book(65);
+    let file = samples().join("finetune.toml");
+    let output = run(folder.path(), &format!("train {} --data.text book.txt", file.display()));
+    says!(text(&output.stderr), "model.hf: Llama-3.2-1B: there is no such folder; check the path");
+    let output = run(folder.path(), &format!("train {} --model.hf meta-llama/Llama-3.2-1B", file.display()));
+    says!(text(&output.stderr), "`hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B`");
+}
+
 #[test]
 fn a_moe_trains_with_its_experts_divided() {
     let folder = book(65);

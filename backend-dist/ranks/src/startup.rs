@@ -95,7 +95,10 @@ impl fmt::Display for Startup {
         };
         let phases: Vec<String> =
             phases.iter().map(|(phase, seconds)| format!("{phase} {seconds:.1}{}", read(phase))).collect();
-        write!(f, "started in {:.1} s: {}", self.seconds(), phases.join(", "))?;
+        write!(f, "started in {:.1} s", self.seconds())?;
+        if !phases.is_empty() {
+            write!(f, ": {}", phases.join(", "))?;
+        }
         let text = |what: &str, verb: &str, stats: &BuildStats| {
             let cached = if stats.cached > 0 { format!(", {} from disk", stats.cached) } else { String::new() };
             (stats.count + stats.cached > 0)
@@ -216,6 +219,12 @@ mod tests {
         let expected = "started in 16.3 s: weights 14.2 (2.4 GB read), NCCL 2.1; in them kernels 6.3 (82 compiled), \
                         GEMMs 0.4 (2 planned, 44 from disk)";
         assert_eq!(started.to_string(), expected);
+    }
+
+    #[test]
+    fn a_start_in_no_time_has_no_list_of_nothing() {
+        let started = Startup { phases: BTreeMap::from([(Phase::Weights, 0.01)]), ..Startup::default() };
+        assert_eq!(started.to_string(), "started in 0.0 s");
     }
 
     #[test]

@@ -117,8 +117,11 @@ pub enum LrError {
     #[error("learning rates need 0 <= min <= max and 0 <= init <= max, they are max {max}, min {min}, init {init}")]
     Order { max: f64, min: f64, init: f64 },
     /// The warm-up is not shorter than the decay.
-    #[error("`lr.warmup` ({warmup} samples) must be shorter than `lr.decay` ({decay} samples)")]
-    Warmup { warmup: u64, decay: u64 },
+    #[error(
+        "`lr.warmup` ({warmup}) must be shorter than `lr.decay` ({decay}; by default the length of the run); nearest legal: \
+         {nearest}"
+    )]
+    Warmup { warmup: Span, decay: Span, nearest: Span },
     /// The tail of a warm-up-stable-decay schedule is empty or starts inside the warm-up.
     #[error(
         "`lr.form.wsd.tail` ({tail} samples) must be between 1 and {longest} samples (`lr.decay` less `lr.warmup`)"
@@ -146,7 +149,8 @@ impl LrConfig {
         let batch = batch.into();
         let (warmup, decay) = (self.warmup.samples(batch), self.decay.samples(batch));
         if warmup >= decay && self.form != LrDecay::Constant {
-            return Err(LrError::Warmup { warmup, decay });
+            let nearest = self.warmup.longest_below(decay, batch);
+            return Err(LrError::Warmup { warmup: self.warmup, decay: self.decay, nearest });
         }
         let mut tail = 0;
         if let LrDecay::Wsd { tail: span, .. } = self.form {
@@ -256,7 +260,13 @@ mod tests {
         let bad = LrConfig { max: f64::NAN, ..config(LrDecay::Linear) };
         assert!(matches!(bad.schedule(1), Err(LrError::Order { .. })));
         let bad = LrConfig { warmup: Span::Steps(10), ..config(LrDecay::Linear) };
-        assert_eq!(bad.schedule(1), Err(LrError::Warmup { warmup: 10, decay: 10 }));
+        let said = |warmup, batch: usize| LrConfig { warmup, ..bad.clone() }.schedule(batch).unwrap_err().to_string();
+        assert_eq!(
+            said(Span::Steps(100), 12),
+            "`lr.warmup` (100 steps) must be shorter than `lr.decay` (10 steps; by default the length of the run); nearest \
+             legal: 9 steps"
+        );
+        assert!(said(Span::Samples(120), 12).ends_with("nearest legal: 119 samples"));
         let bad = config(LrDecay::Wsd { tail: Span::Steps(9), form: WsdDecay::Linear });
         assert_eq!(bad.schedule(1), Err(LrError::Tail { tail: 9, longest: 8 }));
     }

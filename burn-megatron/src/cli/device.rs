@@ -18,6 +18,7 @@ pub enum DeviceChoice {
     /// Threads on the CPU
     Cpu,
     /// Rank r on GPU r
+    #[value(alias = "gpu")]
     Cuda,
 }
 
@@ -39,6 +40,7 @@ pub enum DeviceKind {
     /// Threads on the CPU
     Cpu,
     /// Rank r on GPU r
+    #[value(alias = "gpu")]
     Cuda,
 }
 
@@ -193,6 +195,12 @@ mod tests {
         ] {
             assert_eq!(nearest(&layout.parse().unwrap(), ranks).to_string(), expected, "{layout} on {ranks}");
         }
+    }
+
+    #[test]
+    fn a_gpu_is_not_taken_for_a_misspelt_cpu() {
+        assert_eq!(DeviceChoice::from_str("gpu", false), Ok(DeviceChoice::Cuda));
+        assert_eq!(DeviceKind::from_str("gpu", false), Ok(DeviceKind::Cuda));
     }
 
     #[test]

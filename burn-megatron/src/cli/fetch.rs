@@ -9,7 +9,7 @@ use crate::checkpoint::{fetch, open_storage};
 /// Arguments of `fetch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What checkpoint.storage was: s3://BUCKET/FOLDER, gs://…, az://… or a folder
+    /// What checkpoint.storage was: s3://BUCKET/FOLDER, gs://…, az://… or an absolute path
     #[arg(value_name = "URL")]
     storage: String,
     /// Step of the checkpoint; by default the newest

@@ -54,7 +54,7 @@ pub struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Tokenize .txt and .jsonl files into Megatron's .bin/.idx files
+    /// Tokenize .txt, .jsonl and .parquet files into Megatron's .bin/.idx files
     Preprocess(preprocess::Args),
     /// Show the samples of .bin/.idx files, or the contents of a checkpoint
     Inspect(inspect::Args),

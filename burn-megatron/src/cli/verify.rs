@@ -84,7 +84,7 @@ pub struct Args {
     /// Layouts of more ranks than there are GPUs share them, their collectives going through the host
     #[arg(long)]
     share_gpus: bool,
-    /// Most ranks (threads) of a layout, 1 to 256
+    /// Most ranks (threads) of a layout that is tried without --layout, 1 to 256
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = ranks)]
     ranks: usize,
     /// A layout to try; may be given several times. For example "TP2 SP DP2 ZeRO1 x2" (x2: two micro-batches) or

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::keys::{SECTIONS, find};
+use super::keys::{KEYS, SECTIONS, find};
 use super::model::{kebab, size_names};
-use super::problem::{ConfigErrors, Problem};
+use super::problem::{ConfigErrors, Problem, did_you_mean};
 use super::resolve::unknown;
 use super::run::RunConfig;
 
@@ -32,7 +32,7 @@ impl RunConfig {
         for name in allowed {
             match known(name) {
                 Some(name) => allow.push(name),
-                None => problems.push(Problem::new(format!("--allow-change: {}", unknown(name)))),
+                None => problems.push(Problem::new(format!("--allow-change: {}", not_known(name)))),
             }
         }
         let is_allowed = |path: &str| {
@@ -62,6 +62,16 @@ fn known(name: &str) -> Option<String> {
     let size = name.strip_prefix("model.").map(kebab).filter(|size| size_names().contains(size));
     let key = find(name).map(|key| key.path.to_string());
     key.or(size.map(|size| format!("model.{size}"))).or(is_section.then(|| name.into()))
+}
+
+/// The message for a name that is none; sizes of models are no keys of their own.
+fn not_known(name: &str) -> String {
+    if !name.starts_with("model.") {
+        return unknown(name);
+    }
+    let sizes = size_names().into_iter().map(|size| format!("model.{size}"));
+    let paths: Vec<String> = sizes.chain(KEYS.iter().map(|key| key.path.into())).collect();
+    format!("unknown key `{name}`{}", did_you_mean(name, paths.iter().map(String::as_str)))
 }
 
 fn guarded(config: &Value) -> BTreeMap<String, Value> {

@@ -245,7 +245,8 @@ impl RunConfig {
         note(demand(held_out || self.evaluation.batches == 0, || {
             let split = &data.split;
             format!(
-                "data.split = {split} leaves no validation data for evaluation.batches = {}",
+                "data.split = {split} leaves no validation data for evaluation.batches = {}; give it a share (\"90,10\"), or \
+                 evaluation.batches = 0",
                 self.evaluation.batches
             )
         }));

@@ -12,7 +12,7 @@ use super::keys::KEYS;
 use super::kind::{Kind, NONE};
 use super::layer::{Entry, Written};
 use super::problem::{Problem, did_you_mean};
-use crate::refusal::{Access, advice};
+use crate::refusal::{Access, advice, no_config};
 
 /// The model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -147,6 +147,9 @@ fn start(base: &Base) -> Result<FamilyConfig, Problem> {
 /// The model's sizes by a folder's `config.json`.
 pub(super) fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
     let path = folder.join("config.json");
+    if !path.exists() {
+        return Err(no_config(folder));
+    }
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
     let text =
         std::fs::read_to_string(&path).map_err(|error| format!("{}{}", named(&error), advice(Access::Read, &error)))?;

@@ -173,5 +173,6 @@ fn what_decides_the_learning_must_not_change_silently() {
     }
     assert_eq!(check(&longer, &["model.hidden_size", "lr.lr-decay-iters", "data"]), Ok(()));
     assert!(check(&[], &["lr.deacy"]).unwrap_err().contains("did you mean `lr.decay`?"));
+    assert!(check(&[], &["model.hiden-size"]).unwrap_err().contains("did you mean `model.hidden-size`?"));
     assert_eq!(before.check_changes(&serde_json::Value::Null, &[]), Ok(()), "imported weights have no configuration");
 }

@@ -8,6 +8,7 @@ use tokenizers::Tokenizer;
 use super::EvalError;
 use super::likelihood::Request;
 use crate::data::chat::{ChatTokenizer, special_token};
+use crate::data::preprocess::end_of_document;
 use crate::data::{read_tokenizer, tokenizer_path};
 
 /// A tokenizer, and what conditions the first token of a text.
@@ -26,8 +27,9 @@ impl Encoder {
     }
 
     /// The `tokenizer.json` of a folder. The prefix is the `bos_token` of its `tokenizer_config.json`, or else the
-    /// `eos_token`, or else the first of `others`. With `chat`, contexts are rendered with the chat template. Fails if
-    /// a file is missing or wrong, or there is no prefix.
+    /// `eos_token`, or else the first of `others`, or else the usual end of a document, which a tokenizer that
+    /// was made here has. With `chat`, contexts are rendered with the chat template. Fails if a file is missing or
+    /// wrong, or there is no prefix.
     pub fn open(folder: &Path, others: &[u32], chat: bool) -> Result<Self, EvalError> {
         let path = tokenizer_path(folder);
         let refused = |error: &dyn std::fmt::Display| EvalError::Tokenizer(format!("{}: {error}", path.display()));
@@ -40,7 +42,8 @@ impl Encoder {
             let token = special_token(folder, name)?;
             prefix = prefix.or(token.and_then(|token| tokenizer.token_to_id(&token)));
         }
-        let Some(prefix) = prefix.or(others.first().copied()) else {
+        let end = || end_of_document(&tokenizer, None).and_then(|id| u32::try_from(id).ok());
+        let Some(prefix) = prefix.or(others.first().copied()).or_else(end) else {
             let what = "no bos_token or eos_token is known, which the first token of a text is conditioned on; name one in \
                         tokenizer_config.json";
             return Err(EvalError::Tokenizer(format!("{}: {what}", folder.display())));
@@ -135,6 +138,23 @@ mod tests {
             "model": {"type": "BPE", "vocab": vocab, "merges": [["a", "b"]], "unk_token": null},
         });
         Encoder::new(Tokenizer::from_bytes(json.to_string()).unwrap(), 0)
+    }
+
+    /// A folder that `export` makes of a run with a tokenizer of its own has no `tokenizer_config.json`.
+    #[test]
+    fn a_tokenizer_that_was_made_here_needs_no_configuration() {
+        let folder = tempfile::tempdir().unwrap();
+        let end = serde_json::json!({"id": 1, "content": "<|endoftext|>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true});
+        for (added, prefix) in [(vec![], None), (vec![end], Some(1))] {
+            let json = serde_json::json!({
+                "version": "1.0", "added_tokens": added,
+                "model": {"type": "BPE", "vocab": {"a": 0, "<|endoftext|>": 1}, "merges": []},
+            });
+            let json = if prefix.is_none() { json.to_string().replace("<|endoftext|>", "b") } else { json.to_string() };
+            std::fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+            assert_eq!(Encoder::open(folder.path(), &[], false).ok().map(|encoder| encoder.prefix), prefix);
+        }
     }
 
     #[test]

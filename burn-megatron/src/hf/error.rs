@@ -17,6 +17,9 @@ pub enum HfFolderError {
     /// The file system says no.
     #[error("cannot {action} {}: {source}{}", path.display(), advice(access(action), source))]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    /// There is no `config.json`.
+    #[error("{0}")]
+    NoConfig(String),
     /// Not the JSON that it should be.
     #[error("{}: {source}", path.display())]
     Json { path: PathBuf, source: serde_json::Error },

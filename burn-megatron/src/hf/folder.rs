@@ -22,6 +22,7 @@ use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
 use crate::data::find_tokenizer;
 use crate::element::Element;
+use crate::refusal::no_config;
 
 /// An opened folder: `config.json` is understood, and every weight is there with the shape that the model needs. The
 /// weights stay on disk: what is asked for is read.
@@ -179,6 +180,9 @@ impl Found<'_> {
 /// The `config.json` of a folder.
 pub(crate) fn read_config(folder: &Path) -> Result<Value, HfFolderError> {
     let path = folder.join("config.json");
+    if !path.exists() {
+        return Err(HfFolderError::NoConfig(no_config(folder)));
+    }
     let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
     parse_config(&text).map_err(|source| HfFolderError::Json { path, source })
 }

@@ -44,7 +44,10 @@ pub fn plan_folder(folder: impl AsRef<Path>, subject: &Subject, run: &ModuleRun)
     let known = FAMILIES.iter().find(|(kind, _)| *kind == found);
     let (_, plans) = known.ok_or_else(|| {
         let legal = FAMILIES.map(|(kind, _)| kind).join(", ");
-        format!("config.json: `model_type` {found} is no plain Burn module; legal: {legal}")
+        format!(
+            "config.json: `model_type` {found} is no plain Burn module; legal: {legal}; a causal language model is planned by \
+             `plan RUN.toml --model.hf DIR`"
+        )
     })?;
     plans(&config, subject, run)
 }

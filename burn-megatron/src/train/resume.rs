@@ -45,6 +45,10 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
     let state = checkpoint.state();
     let (path, step, steps) = (checkpoint.path().to_path_buf(), state.step, config.training.steps);
     let mut problems = config.check_changes(&state.config, allowed).err().map_or(Vec::new(), |errors| errors.0);
+    if !problems.is_empty() {
+        let what = "is what this run would resume from; for a new run give another output.directory";
+        problems.push(Problem::new(format!("{} {what}", path.display())));
+    }
     if step > steps as u64 {
         let what = format!("training.steps = {steps}, but {} has done {step} already", path.display());
         problems.push(Problem::new(what));

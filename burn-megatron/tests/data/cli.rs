@@ -138,6 +138,19 @@ fn options_that_cannot_work_are_refused_at_once() {
 }
 
 #[test]
+fn files_without_a_document_leave_what_was_there() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("one.txt"), "one document\n").unwrap();
+    fs::write(folder.path().join("empty.txt"), "").unwrap();
+    let prepare = |input: &str| format!("preprocess --input {input} --output-prefix one --tokenizer byte");
+    succeed(folder.path(), &prepare("one.txt"));
+    says!(fail(folder.path(), &prepare("empty.txt")), "there is no document in empty.txt");
+    says!(succeed(folder.path(), "inspect one_text_document"), "1 documents");
+    let said = fail(folder.path(), "preprocess --input one.txt --output-prefix two --tokenizer .");
+    says!(said, "tokenizer: . is a folder; name its tokenizer.json");
+}
+
+#[test]
 fn refusals_say_what_to_change() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("one.txt"), "one document\n").unwrap();

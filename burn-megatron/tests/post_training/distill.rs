@@ -115,6 +115,20 @@ fn every_layout_learns_from_a_file_as_one_device() {
     }
 }
 
+/// A checkpoint names its data by samples that the run need not read, and that a teacher's file lacks.
+#[test]
+fn a_run_that_saves_needs_no_sample_that_the_teachers_file_lacks() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let file = top_k(folder.path(), 8);
+    let checkpoints = folder.path().join("checkpoints").display().to_string();
+    let keys = [("distill.teacher", "none"), ("distill.logits", &file), ("checkpoint.directory", &checkpoints)];
+    let steps = trained(folder.path(), "saves", &keys);
+    assert_eq!(steps.iter().filter(|line| line["kind"] == "train").count(), 5, "{steps:?}");
+    // What a teacher says is not part of the data: the run resumes with the teacher itself.
+    trained(folder.path(), "resumes", &[("checkpoint.directory", checkpoints.as_str())]);
+}
+
 #[test]
 fn files_that_do_not_fit_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -69,6 +69,17 @@ pub trait TokenDataset: Send + Sync {
         Ok(self.sample(index))
     }
 
+    /// The sample at an index without what a teacher's file says of it, which may know the sequences of a run only.
+    ///
+    /// # Errors
+    /// As [`try_sample`](Self::try_sample).
+    ///
+    /// # Panics
+    /// When `index` is not below [`len`](Self::len).
+    fn untaught(&self, index: usize) -> Result<Sample, SampleError> {
+        self.try_sample(index)
+    }
+
     /// A hash that differs where the tokens do, from which a run that resumes knows its data again; `None` where none
     /// is known.
     fn content(&self) -> Result<Option<String>, SampleError> {

@@ -223,6 +223,10 @@ impl TokenDataset for TaughtDataset {
         Ok(sample)
     }
 
+    fn untaught(&self, index: usize) -> Result<Sample, SampleError> {
+        self.data.untaught(index)
+    }
+
     fn content(&self) -> Result<Option<String>, SampleError> {
         self.data.content()
     }

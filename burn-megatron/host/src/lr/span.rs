@@ -33,6 +33,17 @@ impl Span {
             Span::Samples(samples) => samples,
         }
     }
+
+    /// The longest length in the unit of this one, which is too long, that has fewer than `limit` samples.
+    pub(super) fn longest_below(self, limit: u64, batch: BatchSizes) -> Self {
+        let Span::Steps(too_many) = self else { return Span::Samples(limit.saturating_sub(1)) };
+        let (mut fits, mut not) = (0, too_many);
+        while not - fits > 1 {
+            let middle = fits + (not - fits) / 2;
+            if batch.samples(middle) < limit { fits = middle } else { not = middle }
+        }
+        Span::Steps(fits)
+    }
 }
 
 #[derive(Deserialize)]

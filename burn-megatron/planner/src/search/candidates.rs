@@ -68,7 +68,12 @@ fn variants(
     let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
     let all_but_attention = Recompute { keep_attention: true, ..full.clone() };
     let recomputes = [Recompute::default(), selective, all_but_attention, full];
-    let sizes = request.micro_batch.map_or(vec![1, 2, 4, 8, 16], |size| vec![size]);
+    // What was asked for is compared too, also if it is no power of two.
+    let mut sizes = vec![1, 2, 4, 8, 16];
+    if !sizes.contains(&request.job.micro_batch) {
+        sizes.push(request.job.micro_batch);
+    }
+    let sizes = request.micro_batch.map_or(sizes, |size| vec![size]);
     let most = if layout.dp * layout.cp > 1 { 3 } else { 0 };
     let stages = request.zero.map_or(0..=most, |zero| zero.min(most)..=zero.min(most));
     let with = |zero: u8| {

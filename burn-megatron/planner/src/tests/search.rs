@@ -157,6 +157,16 @@ fn long_sequences_get_context_parallelism() {
     assert_eq!(searched(&short.on_gpus(), 8, 131).best[0].job.layout.cp, 1);
 }
 
+/// Else the fastest of all layouts would be slower than that of the file.
+#[test]
+fn a_micro_batch_that_is_no_power_of_two_is_searched_too() {
+    let asked = Job { micro_batch: 6, ..job(llama3_1b(), "DP2", ScheduleKind::NoPipeline, 1) }.on_gpus();
+    let found = searched(&asked, 2, 140);
+    let step = Plan::new(asked, &h200()).unwrap().time.step;
+    assert!(found.best[0].time.step <= step, "{} > {step}", found.best[0].time.step);
+    assert!(found.best.iter().any(|candidate| candidate.job.micro_batch == 6));
+}
+
 #[test]
 fn a_search_may_fix_micro_batch_and_zero() {
     let asked = Job { seq: 8192, ..job(llama3_8b(), "DP8", ScheduleKind::NoPipeline, 2) };

@@ -26,9 +26,7 @@ pub(super) struct PipelineArgs {
     )]
     pub(super) schedule_file: Option<PathBuf>,
     /// Micro-batches per step
-    #[arg(
-        long, value_name = "N", required_unless_present_any = ["config", "schedule_file", "hf"], conflicts_with = "config"
-    )]
+    #[arg(long, value_name = "N", conflicts_with = "config")]
     pub(super) micro_batches: Option<usize>,
     /// Interleaved schedule: consecutive micro-batches per model chunk [default: the number of ranks]
     #[arg(long, alias = "microbatch-group-size-per-virtual-pipeline-stage", value_name = "N")]

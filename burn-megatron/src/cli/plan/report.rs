@@ -38,6 +38,11 @@ impl Plan {
         if let Some((key, _)) = args.overrides.0.first() {
             bail!("--{key} is for a run: name its CONFIG, the TOML file");
         }
+        if args.pipeline.schedule_file.is_none() && args.pipeline.micro_batches.is_none() {
+            bail!(
+                "plan needs the CONFIG of a run, a TOML file, or --hf; --micro-batches N simulates a pipeline schedule alone"
+            );
+        }
         let schedule = args.pipeline.wanted(&args.layout)?;
         let layout = args.stages.layout(&schedule.spec)?;
         let costs = args.durations.costs(&schedule.spec, layout.as_ref())?;

@@ -75,6 +75,19 @@ fn what_does_not_fit_is_refused() {
     }
 }
 
+/// Not the number of micro-batches, which a run's file has.
+#[test]
+fn without_a_file_the_file_is_asked_for() {
+    for (flags, words) in [
+        ("", "plan needs the CONFIG of a run"),
+        ("--schedule 1f1b", "plan needs the CONFIG of a run"),
+        ("--gpu h200", "--gpu is for a run: name its CONFIG"),
+        ("--model.preset llama3-8b", "--model.preset is for a run: name its CONFIG"),
+    ] {
+        says!(report(flags).unwrap_err(), words);
+    }
+}
+
 #[test]
 fn a_schedule_of_ones_own_is_proven_and_simulated() {
     let folder = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use crate::data::{SampleError, TokenDataset};
 /// What fixes the order of a run's samples: the size of the data set, a hash of three of its samples, and one of what
 /// they are drawn from.
 pub(super) fn fingerprint(data: &dyn TokenDataset) -> Result<Value, SampleError> {
-    let hash = |index: usize| Ok(format!("{:016x}", stable_hash(&as_read(&data.try_sample(index)?))));
+    let hash = |index: usize| Ok(format!("{:016x}", stable_hash(&as_read(&data.untaught(index)?))));
     let samples = [0, data.len() / 2, data.len().saturating_sub(1)];
     let hashes = samples.into_iter().filter(|_| !data.is_empty()).map(hash);
     let (hashes, content) = (hashes.collect::<Result<Vec<String>, SampleError>>()?, data.content()?);

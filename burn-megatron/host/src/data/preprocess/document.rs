@@ -14,10 +14,13 @@ pub(super) enum Field {
 /// The values of `keys`; what is wrong with the document if it has not all of them.
 pub(super) fn fields(body: Body, keys: &[String]) -> Result<Vec<Field>, String> {
     let value = match body {
-        Body::Text(bytes) => Value::String(
-            String::from_utf8(bytes)
-                .map_err(|error| format!("not UTF-8 at byte {} of the document", error.utf8_error().valid_up_to()))?,
-        ),
+        Body::Text(bytes) => Value::String(String::from_utf8(bytes).map_err(|error| {
+            // The first bytes of gzip and zstd.
+            let packed = [&[0x1f, 0x8b][..], &[0x28, 0xb5, 0x2f, 0xfd]];
+            let packed = packed.into_iter().any(|magic| error.as_bytes().starts_with(magic));
+            let advice = if packed { "; it is compressed, unpack it first" } else { "" };
+            format!("not UTF-8 at byte {} of the document{advice}", error.utf8_error().valid_up_to())
+        })?),
         Body::Json(bytes) => serde_json::from_slice(bytes.trim_ascii_end()).map_err(|error| {
             // The document is one line, so only the column of the parser's position says anything.
             let text = error.to_string();
@@ -90,5 +93,7 @@ mod tests {
         assert_eq!(wrong("[1]", &["a", "b"]), "one value, but 2 keys are wanted (a, b)");
         let error = fields(Body::Text(vec![b'a', 0xff]), &["text".into()]).unwrap_err();
         assert_eq!(error, "not UTF-8 at byte 1 of the document");
+        let error = fields(Body::Text(vec![0x1f, 0x8b, 8]), &["text".into()]).unwrap_err();
+        assert_eq!(error, "not UTF-8 at byte 1 of the document; it is compressed, unpack it first");
     }
 }

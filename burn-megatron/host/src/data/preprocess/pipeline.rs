@@ -85,8 +85,12 @@ pub fn prepare(options: &PreprocessOptions, progress: &mut (dyn FnMut(Progress) 
         progress(Progress { stage: Stage::Tokens, bytes, total_bytes, documents });
     }
 
-    if let (0, Some(first)) = (report.documents, &report.first_skipped) {
-        return Err(PreprocessError::Options(format!("no document can be read, the first not because: {first}")));
+    if report.documents == 0 {
+        let files: Vec<_> = options.inputs.iter().map(|input| input.display().to_string()).collect();
+        return Err(PreprocessError::Options(match &report.first_skipped {
+            Some(first) => format!("no document can be read, the first not because: {first}"),
+            None => format!("there is no document in {}; name files with text", files.join(", ")),
+        }));
     }
     // All files are complete before the first one gets its name.
     let made = tokenizer.as_ref().filter(|_| options.tokenizer.is_made_here());

@@ -59,6 +59,9 @@ impl TokenizerChoice {
     ) -> Result<Option<Tokenizer>> {
         let mut tokenizer = match self {
             Self::None => return Ok(None),
+            Self::File(path) if path.is_dir() => {
+                return Err(failed(format!("{} is a folder; name its tokenizer.json", path.display())));
+            }
             Self::File(path) => {
                 let tokenizer = read_tokenizer(path);
                 return tokenizer.map(Some).map_err(|error| failed(format!("{}: {error}", path.display())));
