@@ -6,8 +6,9 @@ use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::fp8::{
     AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe,
-    Fp8Scaling, Number, grouped_linear, grouped_swiglu_linear,
+    Fp8Scaling, Number, grouped_activated_linear, grouped_linear,
 };
+use backend_dist::ops::moe::ExpertActivation;
 use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, swiglu};
 use burn::tensor::{DType, Device, Tensor};
 use std::sync::Arc;
@@ -285,7 +286,7 @@ fn the_activation_in_front_of_experts_is_kept_quantised_or_made_again() {
         let (x, w) = (x.reshape([64, 2 * IN]), w.reshape([2 * OUT, IN]));
         let layer = experts(ExpertSharding::Inputs);
         let y = match fused {
-            Some(recompute) => grouped_swiglu_linear(x, p, w, &counts, recompute, &layer),
+            Some(recompute) => grouped_activated_linear(x, p, w, ExpertActivation::SwiGlu, &counts, recompute, &layer),
             None => grouped_linear(swiglu(x) * p.reshape([64, 1]), w, &counts, &layer),
         };
         let grads = pull_back(y.clone(), leaf(&grad, DType::F64, false).reshape([64, OUT]));
