@@ -20,7 +20,7 @@ fn forward_is_transformers() {
     [MODEL, "glm4_moe"].into_iter().for_each(|model| compare(model, "router_fp64.safetensors", 2e-7));
 }
 
-/// Next to Mamba-2's recurrence and the logits, which are fp32 too.
+/// Next to Mamba-2's recurrence, the logits and the weights of norms, which are fp32 too.
 #[test]
 fn forward_of_nemotron_3_is_transformers() {
     compare("nemotron3", "unrounded.safetensors", 1e-6);
@@ -34,6 +34,7 @@ fn compare(model: &str, without_casts: &str, rounding: f64) {
     for layout in ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1", "CP2"] {
         let settings = Settings {
             gradients: true,
+            exact: model == "nemotron3",
             ..Settings::new([Device::flex()], layout.parse::<ParallelLayout>().unwrap(), FloatDType::F64)
         };
         let output = forward(folder.config(), &folder, &input, &settings).unwrap();
@@ -65,6 +66,7 @@ fn modules_that_a_model_does_not_have_are_passed_over() {
     for (model, tensor, weight) in [
         ("glm4_moe", "model.layers.3.eh_proj.weight", "model.layers.2.eh_proj.weight"),
         ("qwen3_next", "mtp.fc.weight", "mtq.fc.weight"),
+        ("nemotron3", "mtp.layers.0.norm.weight", "mtq.layers.0.norm.weight"),
     ] {
         let with = |name: &str| changed(model, |tensors| drop(tensors.insert(name.into(), Stored::f32(&[2, 4], 1.0))));
         assert!(HfFolder::open(with(tensor).path()).is_ok(), "{model}");

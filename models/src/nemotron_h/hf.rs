@@ -6,13 +6,14 @@ use super::config::{HybridLayer, NemotronHConfig};
 use crate::hf::{ConfigReader, HfError, class_of, keys, written};
 
 /// Keys that say how a new model begins and how positions are chunked, of experts in a model without them and of
-/// multi-token prediction that no model has here, and `expand`, next to which the heads have sizes of their own.
-const HARMLESS: [&str; 24] = keys![
+/// multi-token prediction, whose modules are not read, and `expand`, next to which the heads have sizes of their own.
+const HARMLESS: [&str; 26] = keys![
     "auto_map" "chunk_size" "expand" "mamba_ssm_cache_dtype" "moe_intermediate_size" "moe_latent_size"
-    "moe_shared_expert_intermediate_size" "moe_shared_expert_overlap" "mtp_layers_block_type" "n_group"
-    "n_routed_experts" "n_shared_experts" "norm_topk_prob" "num_experts_per_tok" "num_logits_to_keep"
-    "output_router_logits" "rescale_prenorm_residual" "residual_in_fp32" "routed_scaling_factor" "time_step_floor"
-    "time_step_max" "time_step_min" "topk_group" "use_mamba_kernels"
+    "moe_shared_expert_intermediate_size" "moe_shared_expert_overlap" "mtp_hybrid_override_pattern"
+    "mtp_layers_block_type" "n_group" "n_routed_experts" "n_shared_experts" "norm_topk_prob" "num_experts_per_tok"
+    "num_logits_to_keep" "num_nextn_predict_layers" "output_router_logits" "rescale_prenorm_residual"
+    "residual_in_fp32" "routed_scaling_factor" "time_step_floor" "time_step_max" "time_step_min" "topk_group"
+    "use_mamba_kernels"
 ];
 
 /// The smallest step size of transformers, which takes the key `time_step_min` for it. Megatron-LM and NVIDIA's own code take
@@ -51,9 +52,7 @@ impl NemotronHConfig {
         for bias in ["attention_bias", "mamba_proj_bias"] {
             config.expect_flag(bias, false)?;
         }
-        for absent in ["hidden_dropout", "num_nextn_predict_layers"] {
-            config.expect_number(absent, 0.0, 0.0)?;
-        }
+        config.expect_number("hidden_dropout", 0.0, 0.0)?;
         if let Some(window) = config.optional_size("sliding_window")? {
             return Err(config.unsupported("sliding_window", &window.to_string(), "null"));
         }

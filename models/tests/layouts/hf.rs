@@ -24,7 +24,7 @@ const LOGITS_OF_QWEN3_NEXT: f64 = 1e-6;
 /// transformers computes the recurrence of Mamba-2 in fp32, in Mamba-2 alone the residual stream too, in Nemotron-H logits.
 const LOGITS_OF_MAMBA2: f64 = 1e-6;
 /// [`LOGITS_OF_MAMBA2`] next to [`LOGITS_OF_DEEPSEEK`]: Nemotron 3 has both. Without these casts to fp32
-/// (`unrounded.safetensors`) there is nothing between us but [`LOGITS`].
+/// (`unrounded.safetensors`), those of its norms among them, there is nothing between us but [`LOGITS`].
 const LOGITS_OF_NEMOTRON_3: f64 = 1e-6;
 /// In bf16, with the experts of fp64.
 const HALF: f64 = 0.03;
@@ -65,7 +65,9 @@ struct Transformers<'a> {
     gradients: f64,
     /// How far logits may be in bf16.
     half: f64,
-    /// What transformers computes without rounding in the router, where that is a file of its own.
+    /// Norms are in fp32 as in transformers' fp64.
+    fp32_norms: bool,
+    /// What transformers computes without rounding in the router, or anywhere, where that is a file of its own.
     unrounded: Option<&'a [u8]>,
 }
 
@@ -94,7 +96,10 @@ impl WithModel for Transformers<'_> {
         let legal = |layout: &&&str| config.dims().check(&layout.parse().unwrap(), seq).is_ok();
         for layout in ["TP1", "TP2", "TP2 SP", "TP4", "TP4 SP"].iter().chain(experts).filter(legal) {
             let dtype = FloatDType::F64;
-            let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| params.with_fp32_norms());
+            let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| match self.fp32_norms {
+                true => params.with_fp32_norms(),
+                false => params,
+            });
             let loss: f64 = outcome.losses.iter().zip(&batch.weights).map(|(loss, weight)| loss * weight).sum();
             assert_close(&format!("{layout}: loss"), &[loss], &oracle["loss"].data, self.loss);
             let (logits, expected) = (last(&outcome.logits, [seq, vocab]), &oracle["logits_last8"].data);
@@ -166,7 +171,10 @@ macro_rules! is_transformers {
                 _ => (LOSS, GRADIENTS, HALF),
             };
             let unrounded = unrounded.as_deref();
-            config.visit(Transformers { weights: &weights, oracle: &oracle, logits, loss, gradients, half, unrounded });
+            // Nemotron 3's norms multiply with their weight in fp32, which ours do not.
+            let fp32_norms = $folder != "nemotron3";
+            let (weights, oracle) = (&weights, &oracle);
+            config.visit(Transformers { weights, oracle, logits, loss, gradients, half, fp32_norms, unrounded });
         }
     )+};
 }

@@ -92,7 +92,7 @@ fn nemotron_h_with_states_keys_and_values() {
 /// Every kind of layer, experts in groups of which a token uses some, chosen by scores and a bias.
 fn nemotron_3() -> NemotronHConfig {
     let of = models::sized! { nemotron_h();
-        moe_intermediate_size: 12, moe_shared_expert_intermediate_size: 24, router_aux_loss_coef: 0.02
+        moe_intermediate_size: 16, moe_shared_expert_intermediate_size: 24, router_aux_loss_coef: 0.02
     };
     NemotronHConfig { hybrid_override_pattern: "ME*-E".into(), mlp_bias: false, initializer_range: 0.2, ..of }
 }

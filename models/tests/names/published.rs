@@ -122,11 +122,6 @@ fn nemotron_3_has_experts() {
             "`norm_topk_prob` is true with num_experts_per_tok 1",
         ),
         ("\"n_group\": 1", "\"n_group\": 3", "n_group = 3 does not divide n_routed_experts = 128; nearest legal: 2, 4"),
-        (
-            "\"tie_word_embeddings\"",
-            "\"num_nextn_predict_layers\": 1, \"tie_word_embeddings\"",
-            "`num_nextn_predict_layers` is 1",
-        ),
         ("MEMEM*", "MOMEM*", "layer 1 is `O`; legal: M (Mamba-2), * (attention), - (MLP), E (experts)"),
     ] {
         let refused = read(&file.replace(from, to)).unwrap_err().to_string();
