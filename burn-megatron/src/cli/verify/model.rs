@@ -56,8 +56,8 @@ pub enum Family {
     /// Mamba-2 and attention without positions in turn, each followed by an MLP with squared ReLU, all of them layers of
     /// their own; a group of B and C for every two heads
     NemotronH,
-    /// The same with experts and squared ReLU in the place of each second MLP: eight of them in four groups, chosen by
-    /// sigmoid scores and a bias, and a shared one
+    /// The same with experts in the place of every second MLP: eight in four groups, chosen by sigmoid scores and a bias,
+    /// and a shared one
     #[value(name = "nemotron-3", alias = "nemotron_3")]
     Nemotron3,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
@@ -256,7 +256,6 @@ fn nemotron_h(sizes: &Sizes, dropout: f64) -> NemotronHConfig {
     }
 }
 
-/// The first part of the pattern has an MLP, the second experts.
 fn nemotron_3(sizes: &Sizes, dropout: f64) -> NemotronHConfig {
     NemotronHConfig {
         hybrid_override_pattern: "M-*EME*E".chars().cycle().take(2 * sizes.layers).collect(),
