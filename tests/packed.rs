@@ -118,6 +118,11 @@ fn recurrent_layers_learn_what_their_documents_teach() {
         initializer_range: 0.2
     };
     packed_equals_unpacked::<NemotronH>(&nemotron_h, &layouts);
+    let nemotron_3 = models::sized! { nemotron_h; hybrid_override_pattern: "ME*E".into(), router_aux_loss_coef: 0.0 };
+    packed_equals_unpacked::<NemotronH>(
+        &nemotron_3,
+        &["TP1", "CP2 EP2", "TP2 SP CP2 EP2 ETP1", "PP2 CP2 DP2 ZeRO1 x2"],
+    );
 }
 
 /// The ranks that share a sequence, and so a layer's heads, are others in every pass.

@@ -116,6 +116,24 @@ fn nemotron_h() {
     }));
 }
 
+/// The same with experts, of which each stage has a layer.
+#[test]
+fn nemotron_3() {
+    every_pair(&FamilyConfig::NemotronH(NemotronHConfig {
+        vocab_size: 101,
+        hidden_size: 32,
+        hybrid_override_pattern: "ME*M-E".into(),
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        intermediate_size: 48,
+        moe_intermediate_size: 16,
+        moe_shared_expert_intermediate_size: 48,
+        mamba_num_heads: 4,
+        initializer_range: 0.2,
+        ..NemotronHConfig::tiny()
+    }));
+}
+
 /// ZeRO 3 and full recomputation with saved attention among them, with two modules of multi-token prediction.
 #[test]
 fn deepseek() {

@@ -68,10 +68,10 @@ impl WithModel for Likeliest<'_> {
 }
 
 /// Mistral's window of 16 tokens is shorter than the prompt; with TP 4, gpt2 has 2 heads to a rank. Qwen3-Next,
-/// Mamba-2 and Nemotron-H keep states, the first of two key heads.
+/// Mamba-2, Nemotron-H and Nemotron 3 keep states, the first of two key heads.
 #[test]
 fn greedy_is_the_argmax_of_the_whole_forward_pass_in_every_family_and_layout() {
-    for name in ["llama2", "llama3", "mistral", "qwen3", "qwen3_next", "mamba2", "nemotron_h", "gpt2"] {
+    for name in ["llama2", "llama3", "mistral", "qwen3", "qwen3_next", "mamba2", "nemotron_h", "nemotron3", "gpt2"] {
         let folder = HfFolder::open(golden(name)).unwrap();
         let stop = folder.generation().eos_token_id.iter().map(|id| i64::from(*id)).collect();
         let vocab = folder.config().vocab_size() as i64;

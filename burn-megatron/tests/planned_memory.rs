@@ -272,6 +272,8 @@ fn planned_memory_is_what_ranks_allocate() {
         (NEMOTRON_H, ""),
         (NEMOTRON_H, "model.hybrid-override-pattern *-*-"),
         (NEMOTRON_H, "model.hybrid-override-pattern MMM*-"),
+        (NEMOTRON_H, "model.hybrid-override-pattern ME*E"),
+        (NEMOTRON_H, "model.hybrid-override-pattern ME*E parallel.tp 2 parallel.sp true"),
         (NEMOTRON_H, "parallel.tp 2 parallel.sp true"),
         (NEMOTRON_H, "parallel.pp 2"),
         (NEMOTRON_H, "recompute.granularity full"),

@@ -16,7 +16,7 @@ pub enum ConfigError {
     #[error("{key} = {value}: {owner} have it, this model is {variant}; nearest legal: none")]
     Foreign { key: &'static str, value: String, owner: String, variant: String },
     /// A character of a pattern of layers is no layer.
-    #[error("{key} = {pattern}: layer {layer} is `{found}`; legal: M (Mamba-2), * (attention), - (MLP)")]
+    #[error("{key} = {pattern}: layer {layer} is `{found}`; legal: M (Mamba-2), * (attention), - (MLP), E (experts)")]
     Pattern { key: &'static str, pattern: String, layer: usize, found: char },
     /// A value is outside its range.
     #[error("{key} = {value} is not {range}; nearest legal: {nearest}")]

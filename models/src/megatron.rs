@@ -151,14 +151,14 @@ fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs: &str) {
         let theirs = format!("{theirs}.shared_experts.gate_weight");
         map.same(format!("{ours}.shared_experts.gate.weight"), theirs, &[1, hidden]);
     }
-    let mut gated = |width, ours: String, theirs: String| {
-        mlp(map, [hidden, width], Activation::SwiGlu, bias, &ours, &theirs);
+    let mut of_width = |width, ours: String, theirs: String| {
+        mlp(map, [hidden, width], kind.activation(), bias, &ours, &theirs);
     };
     for expert in 0..experts {
-        gated(intermediate, format!("{ours}.experts.{expert}"), format!("{theirs}.experts.local_experts.{expert}"));
+        of_width(intermediate, format!("{ours}.experts.{expert}"), format!("{theirs}.experts.local_experts.{expert}"));
     }
     if let Some(shared) = config.shared {
-        gated(shared.intermediate, format!("{ours}.shared_experts"), format!("{theirs}.shared_experts"));
+        of_width(shared.intermediate, format!("{ours}.shared_experts"), format!("{theirs}.shared_experts"));
     }
 }
 

@@ -6,9 +6,10 @@ use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::fp8::{
     AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe,
-    Fp8Scaling, Number, grouped_linear, grouped_swiglu_linear,
+    Fp8Scaling, Number, grouped_activated_linear, grouped_linear,
 };
-use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, swiglu};
+use backend_dist::ops::moe::ExpertActivation;
+use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, squared_relu, swiglu};
 use burn::tensor::{DType, Device, Tensor};
 use std::sync::Arc;
 
@@ -277,16 +278,22 @@ fn groups_of_experts_have_scales_of_their_own() {
 
 #[test]
 fn the_activation_in_front_of_experts_is_kept_quantised_or_made_again() {
-    let (x, p, w, grad) = (rows(2 * IN, 1), numbers(64, 4), numbers(2 * OUT * IN, 2), rows(OUT, 3));
+    kept_or_made_again(ExpertActivation::SwiGlu, swiglu);
+    kept_or_made_again(ExpertActivation::SquaredRelu, squared_relu);
+}
+
+fn kept_or_made_again(act: ExpertActivation, plain: fn(Tensor<2>) -> Tensor<2>) {
+    let features = act.inputs() * IN;
+    let (x, p, w, grad) = (rows(features, 1), numbers(64, 4), numbers(2 * OUT * IN, 2), rows(OUT, 3));
     let counts: Arc<[usize]> = COUNTS.into();
     let run = |fused: Option<bool>| {
         let leaves = [leaf(&x, DType::F64, true), leaf(&p, DType::F64, true), leaf(&w, DType::F64, true)];
         let [x, p, w] = leaves.clone();
-        let (x, w) = (x.reshape([64, 2 * IN]), w.reshape([2 * OUT, IN]));
+        let (x, w) = (x.reshape([64, features]), w.reshape([2 * OUT, IN]));
         let layer = experts(ExpertSharding::Inputs);
         let y = match fused {
-            Some(recompute) => grouped_swiglu_linear(x, p, w, &counts, recompute, &layer),
-            None => grouped_linear(swiglu(x) * p.reshape([64, 1]), w, &counts, &layer),
+            Some(recompute) => grouped_activated_linear(x, p, w, act, &counts, recompute, &layer),
+            None => grouped_linear(plain(x) * p.reshape([64, 1]), w, &counts, &layer),
         };
         let grads = pull_back(y.clone(), leaf(&grad, DType::F64, false).reshape([64, OUT]));
         let of_leaves = leaves.map(|leaf| values(leaf.grad(&grads).unwrap()));

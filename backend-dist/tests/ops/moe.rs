@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use backend_dist::ops::moe::{
-    ClampedSwiGlu, RowMap, gather_rows, grouped_clamped_linear, grouped_linear, grouped_swiglu_linear, inject,
-    router_logits,
+    ClampedSwiGlu, ExpertActivation, RowMap, gather_rows, grouped_activated_linear, grouped_clamped_linear,
+    grouped_linear, inject, router_logits,
 };
 use backend_dist::ops::weight_grads::Deferral;
-use backend_dist::ops::{PassContext, linear, swiglu};
+use backend_dist::ops::{PassContext, linear, squared_relu, swiglu};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Device, Tensor};
 
@@ -70,14 +70,17 @@ fn each_group_has_its_matrix() {
 #[test]
 fn factors_stand_in_front_of_the_second_matrix() {
     let counts: Arc<[usize]> = COUNTS.into();
-    for recompute in [false, true] {
+    let acts: [(_, fn(Tensor<2>) -> Tensor<2>); 2] =
+        [(ExpertActivation::SwiGlu, swiglu), (ExpertActivation::SquaredRelu, squared_relu)];
+    for ((act, plain), recompute) in acts.into_iter().flat_map(|act| [(act, false), (act, true)]) {
+        let features = 3 * act.inputs();
         let fused = |x: Vec<Tensor<1>>| {
-            let (w, p) = (x[2].clone().reshape([16, 3]), x[1].clone());
-            grouped_swiglu_linear(x[0].clone().reshape([5, 6]), p, w, &counts, recompute, &PassContext::default())
-                .reshape([20])
+            let (w, p, pass) = (x[2].clone().reshape([16, 3]), x[1].clone(), PassContext::default());
+            let x = x[0].clone().reshape([5, features]);
+            grouped_activated_linear(x, p, w, act, &counts, recompute, &pass).reshape([20])
         };
-        same("grouped_swiglu_linear", &[30, 5, 48], fused, |x| {
-            let h = swiglu(x[0].clone().reshape([5, 6])) * x[1].clone().reshape([5, 1]);
+        same(&format!("experts behind {act:?}"), &[5 * features, 5, 48], fused, |x| {
+            let h = plain(x[0].clone().reshape([5, features])) * x[1].clone().reshape([5, 1]);
             by_group(h, x[2].clone().reshape([16, 3])).reshape([20])
         });
     }

@@ -20,13 +20,13 @@ pub struct Experts {
     pub top_k: usize,
     /// Experts and router have biases.
     pub biases: bool,
-    /// Intermediate size of an expert. Experts are gated.
+    /// Intermediate size of an expert.
     pub intermediate: usize,
     /// Intermediate size of the shared experts, which all tokens use; 0 without any.
     pub shared: usize,
     /// The shared experts' output is gated by a function of the token.
     pub shared_gate: bool,
-    /// Layers with a dense MLP instead of experts.
+    /// Layers without experts: with a dense MLP instead, or without either.
     pub dense_layers: Vec<usize>,
 }
 
@@ -81,7 +81,7 @@ pub struct Decoder {
     pub window: Option<usize>,
     /// Layers with the window; without one nothing.
     pub windowed_layers: usize,
-    /// The MLP is `down(silu(gate) up)`, with three matrices instead of two.
+    /// The MLP and each expert are `down(silu(gate) up)`, with three matrices instead of two.
     pub gated: bool,
     /// Queries and keys are normalised head by head, with one weight for all heads.
     pub head_norm: bool,

@@ -211,6 +211,10 @@ mod tests {
             FamilyConfig::Mamba2(Mamba2Config { n_groups: 1, use_conv_bias: false, ..Mamba2Config::tiny() }),
             FamilyConfig::NemotronH(NemotronHConfig { mlp_bias: true, ..NemotronHConfig::tiny() }),
             FamilyConfig::NemotronH(NemotronHConfig {
+                hybrid_override_pattern: "EM-*E".into(),
+                ..NemotronHConfig::tiny()
+            }),
+            FamilyConfig::NemotronH(NemotronHConfig {
                 hybrid_override_pattern: "*-*".into(),
                 tie_word_embeddings: true,
                 ..NemotronHConfig::tiny()

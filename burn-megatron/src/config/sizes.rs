@@ -14,7 +14,10 @@ pub const SIZES: &[(&str, &str)] = &[
     ("num-key-value-heads", "Number of key-value heads; default of a family: num-attention-heads"),
     ("head-dim", "Head dimension; default of a family: hidden-size / num-attention-heads"),
     ("num-heads", "Mamba-2: number of heads"),
-    ("hybrid-override-pattern", "Layers, a character each: M (Mamba-2), * (attention), - (MLP) (nemotron_h)"),
+    (
+        "hybrid-override-pattern",
+        "Layers, a character each: M (Mamba-2), * (attention), - (MLP), E (experts) (nemotron_h)",
+    ),
     ("mamba-num-heads", "Mamba-2: number of heads (nemotron_h)"),
     ("mamba-head-dim", "Mamba-2: head dimension (nemotron_h)"),
     ("ssm-state-size", "Mamba-2: state dimension, the features of B and of C in a group (nemotron_h)"),
@@ -74,6 +77,7 @@ pub const SIZES: &[(&str, &str)] = &[
     ("n-shared-experts", "Number of shared experts of a layer, which every token uses"),
     ("num-experts-per-tok", "Routed experts per token (top-k)"),
     ("moe-intermediate-size", "Intermediate size of an expert"),
+    ("moe-shared-expert-intermediate-size", "Intermediate size of the shared expert (nemotron_h)"),
     (
         "shared-expert-intermediate-size",
         "Intermediate size of the shared expert (qwen2_moe, qwen3_next, glm4_moe); none: intermediate-size, in glm4_moe moe-intermediate-size",

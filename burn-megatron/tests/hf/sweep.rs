@@ -129,7 +129,7 @@ fn folder_of(model: &str) -> tempfile::TempDir {
 #[test]
 fn absurd_numbers_of_a_hugging_face_folder() {
     limited("sweep::absurd_numbers_of_a_hugging_face_folder", |note| {
-        for model in MODELS.split(' ').chain(["deepseek_v3"]) {
+        for model in MODELS.split(' ').chain(["deepseek_v3", "nemotron3"]) {
             let folder = folder_of(model);
             let hf = text(folder.path());
             let generate = |fits: &dyn Fn(&str) -> bool| {

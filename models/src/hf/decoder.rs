@@ -219,8 +219,12 @@ pub(super) fn dense(map: &mut NameMap, config: &MlpConfig, ours: &str, theirs: &
     if activation.is_gated() {
         return mlp(map, [hidden, width], input.bias, MLP, ours, theirs);
     }
-    map.linear(&format!("{ours}.up_proj"), &format!("{theirs}.up_proj"), [width, hidden], input.bias);
-    map.linear(&format!("{ours}.down_proj"), &format!("{theirs}.down_proj"), [hidden, width], output.bias);
+    ungated(map, [hidden, width], [input.bias, output.bias], ours, theirs);
+}
+
+fn ungated(map: &mut NameMap, [hidden, width]: [usize; 2], bias: [bool; 2], ours: &str, theirs: &str) {
+    map.linear(&format!("{ours}.up_proj"), &format!("{theirs}.up_proj"), [width, hidden], bias[0]);
+    map.linear(&format!("{ours}.down_proj"), &format!("{theirs}.down_proj"), [hidden, width], bias[1]);
 }
 
 /// transformers 5 puts the experts of a layer together in memory; in files each has its own matrices.
@@ -230,9 +234,9 @@ pub(super) fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs:
     if config.router.bias_rate.is_some() {
         map.same(format!("{ours}.router.expert_bias"), format!("{theirs}.gate.e_score_correction_bias"), &[experts]);
     }
-    for expert in 0..experts {
-        let (ours, theirs) = (format!("{ours}.experts.{expert}"), format!("{theirs}.experts.{expert}"));
-        mlp(map, [hidden, intermediate], false, matrices, &ours, &theirs);
+    for index in 0..experts {
+        let (ours, theirs) = (format!("{ours}.experts.{index}"), format!("{theirs}.experts.{index}"));
+        expert(map, config, intermediate, matrices, &ours, &theirs);
     }
     if let Some(shared) = config.shared {
         // Qwen2-MoE has one, with a gate; DeepSeek-V3 some, without.
@@ -242,7 +246,15 @@ pub(super) fn map_moe(map: &mut NameMap, config: &MoeConfig, ours: &str, theirs:
         }
         let called = if shared.gate { "shared_expert" } else { "shared_experts" };
         let (ours, theirs) = (format!("{ours}.shared_experts"), format!("{theirs}.{called}"));
-        mlp(map, [hidden, shared.intermediate], false, matrices, &ours, &theirs);
+        expert(map, config, shared.intermediate, matrices, &ours, &theirs);
+    }
+}
+
+/// An MLP as the experts of `config` are, of this width; its matrices are called gate, up and down.
+fn expert(map: &mut NameMap, config: &MoeConfig, width: usize, matrices: [&str; 3], ours: &str, theirs: &str) {
+    match config.kind.is_gated() {
+        true => mlp(map, [config.hidden, width], false, matrices, ours, theirs),
+        false => ungated(map, [config.hidden, width], [false; 2], ours, theirs),
     }
 }
 

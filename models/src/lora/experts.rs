@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use backend_dist::comm::Group;
-use backend_dist::ops::moe::{grouped_linear, grouped_swiglu_linear};
+use backend_dist::ops::moe::{ExpertActivation, grouped_activated_linear, grouped_linear};
 use backend_dist::ops::{PassContext, embedding, matmul, sum_dim};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -17,12 +17,13 @@ use layouts::sizes::EXPERT_WIDTH;
 
 use super::layers::{divided, init_a, named, squares, summed};
 use crate::layers::LinearWeight;
+use crate::layers::moe::ExpertKind;
 use crate::param::{ParamBuilder, Result};
 
 /// The adapters of a layer's experts.
 #[derive(Module, Debug)]
 pub(crate) struct ExpertAdapters {
-    /// Of gate and up, which read the same input.
+    /// Of gate and up, which read the same input; of up alone without gates.
     first: Option<Adapters>,
     down: Option<Adapters>,
 }
@@ -63,9 +64,10 @@ impl ExpertAdapters {
         params: &mut ParamBuilder,
         name: &str,
         [hidden, intermediate, experts]: [usize; 3],
+        kind: ExpertKind,
         [gate_up, down_w]: [&LinearWeight; 2],
     ) -> Result<Option<Self>> {
-        let first = Adapters::new(params, (name, experts), &["gate", "up"], [intermediate, hidden], (0, gate_up))?;
+        let first = Adapters::new(params, (name, experts), kind.first(), [intermediate, hidden], (0, gate_up))?;
         let down = Adapters::new(params, (name, experts), &["down"], [hidden, intermediate], (1, down_w))?;
         Ok((first.is_some() || down.is_some()).then_some(Self { first, down }))
     }
@@ -79,19 +81,20 @@ impl ExpertAdapters {
         adapters.add(base, low, &counts, w)
     }
 
-    /// The experts' outputs from `base`, what the weight `w` makes of `x [tokens, 2 intermediate] = [gate | up]` and
+    /// The experts' outputs from `base`, what the weight `w` makes of the first layer's output `x` behind `act` and
     /// probabilities `p [tokens]`. The activation is recomputed: its gradient is linear in that of its output.
     pub fn down(
         &self,
         base: Tensor<2>,
         (x, p): (Tensor<2>, Tensor<1>),
+        act: ExpertActivation,
         counts: &[usize],
         recompute: bool,
         w: &LinearWeight,
     ) -> Tensor<2> {
         let Some(adapters) = self.down.as_ref() else { return base };
         let counts = adapters.counts(counts);
-        let low = grouped_swiglu_linear(x, p, adapters.a(), &counts, recompute, &PassContext::default());
+        let low = grouped_activated_linear(x, p, adapters.a(), act, &counts, recompute, &PassContext::default());
         adapters.add(base, low, &counts, w)
     }
 }

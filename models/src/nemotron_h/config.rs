@@ -1,17 +1,13 @@
 //! The sizes of a Nemotron-H. Field names are Hugging Face's.
 
-use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
-use crate::config::{ConfigError, divides, not_negative, positive, share, taps};
-use crate::frame::{DecoderConfig, Frame};
+use crate::config::{ConfigError, common_divisor, divides, expect, factors, not_negative, positive, share, taps};
+use crate::frame::DecoderConfig;
 use crate::hf::backbone;
-use crate::layers::{
-    Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mamba2MixerConfig, Mixer, MlpConfig, NormKind,
-    NormPlacement, Vocab,
-};
-use crate::layout::{ModelDims, StateDims};
+use crate::layers::{BalanceOver, Capacity, Dispatcher};
+use crate::layout::{ExpertDims, ModelDims, StateDims};
 use crate::limits;
 use crate::names::NameMap;
 
@@ -24,18 +20,20 @@ pub enum HybridLayer {
     Attention,
     /// `-`: an MLP with squared ReLU.
     Mlp,
+    /// `E`: experts, each such an MLP, and a shared one.
+    Moe,
 }
 
-/// The sizes of a Nemotron-H (arXiv 2504.03624).
+/// The sizes of a Nemotron-H (arXiv 2504.03624), with experts those of a Nemotron 3.
 ///
 /// ```
 /// use models::{ModelConfig, NemotronHConfig};
 ///
 /// assert_eq!(NemotronHConfig::nemotron_h_8b().parameter_count(), 8_100_852_736);
-/// let refused = NemotronHConfig { hybrid_override_pattern: "ME*".into(), ..NemotronHConfig::tiny() };
+/// let refused = NemotronHConfig { hybrid_override_pattern: "MO*".into(), ..NemotronHConfig::tiny() };
 /// assert_eq!(
 ///     refused.check().unwrap_err().to_string(),
-///     "hybrid_override_pattern = ME*: layer 1 is `E`; legal: M (Mamba-2), * (attention), - (MLP)"
+///     "hybrid_override_pattern = MO*: layer 1 is `O`; legal: M (Mamba-2), * (attention), - (MLP), E (experts)"
 /// );
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,7 +43,7 @@ pub struct NemotronHConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// The layers, a character each: `M` is Mamba-2, `*` attention, `-` an MLP.
+    /// The layers, a character each: `M` is Mamba-2, `*` attention, `-` an MLP, `E` experts.
     pub hybrid_override_pattern: String,
     /// Query heads of attention.
     pub num_attention_heads: usize,
@@ -55,6 +53,32 @@ pub struct NemotronHConfig {
     pub head_dim: usize,
     /// Width of the MLPs.
     pub intermediate_size: usize,
+    /// Width of an expert.
+    pub moe_intermediate_size: usize,
+    /// Width of the shared expert, which all tokens use.
+    pub moe_shared_expert_intermediate_size: usize,
+    /// Routed experts of a layer.
+    pub n_routed_experts: usize,
+    /// Experts that a token uses.
+    pub num_experts_per_tok: usize,
+    /// Groups of neighbouring experts.
+    pub n_group: usize,
+    /// Groups that a token may use.
+    pub topk_group: usize,
+    /// The scores of a token's experts are brought to a sum of one.
+    pub norm_topk_prob: bool,
+    /// The factor of the scores.
+    pub routed_scaling_factor: f64,
+    /// How much a step moves the bias that experts are chosen by (`--moe-router-bias-update-rate`).
+    pub moe_router_bias_update_rate: f64,
+    /// Coefficient of the load-balancing loss of each layer with experts (`--moe-aux-loss-coeff`).
+    pub router_aux_loss_coef: f64,
+    /// Over which tokens the load is balanced (`--moe-router-load-balancing-type`).
+    pub router_balance: BalanceOver,
+    /// The most tokens that an expert takes (`--moe-expert-capacity-factor`); without it nothing is dropped.
+    pub moe_capacity: Option<Capacity>,
+    /// How tokens are dispatched to the ranks of their experts (`--moe-token-dispatcher-type`).
+    pub moe_dispatcher: Dispatcher,
     /// Heads of a Mamba-2 layer, each with a state.
     pub mamba_num_heads: usize,
     /// Features of a Mamba-2 head.
@@ -102,57 +126,19 @@ impl NemotronHConfig {
         match self.hybrid_override_pattern.as_bytes()[layer] {
             b'M' => HybridLayer::Mamba2,
             b'*' => HybridLayer::Attention,
+            b'E' => HybridLayer::Moe,
             _ => HybridLayer::Mlp,
         }
+    }
+
+    /// Whether the pattern, of whatever characters, has layers with experts: without them their sizes mean nothing.
+    pub fn has_experts(&self) -> bool {
+        self.hybrid_override_pattern.contains('E')
     }
 
     /// The layers of a kind.
     pub fn layers_of(&self, kind: HybridLayer) -> Vec<usize> {
         (0..self.num_hidden_layers()).filter(|layer| self.kind(*layer) == kind).collect()
-    }
-
-    fn init(&self) -> Init {
-        Init::Normal { std: self.initializer_range }
-    }
-
-    fn linears(&self, bias: bool) -> [LinearConfig; 2] {
-        let residual = Init::Normal { std: self.initializer_range / (self.num_hidden_layers() as f64).sqrt() };
-        [self.init(), residual].map(|init| LinearConfig { bias, init })
-    }
-
-    /// The sizes of a Mamba-2 layer. As in Megatron-LM, step sizes have no limits.
-    fn mamba2(&self) -> Mamba2MixerConfig {
-        let [input, output] = self.linears(self.use_bias);
-        Mamba2MixerConfig {
-            hidden: self.hidden_size,
-            heads: self.mamba_num_heads,
-            head_dim: self.mamba_head_dim,
-            groups: self.n_groups,
-            state: self.ssm_state_size,
-            kernel: self.conv_kernel,
-            conv_bias: self.use_conv_bias,
-            step_limit: [0.0, f64::INFINITY],
-            norm_eps: self.layer_norm_epsilon,
-            input,
-            output,
-        }
-    }
-
-    fn attention(&self) -> AttentionConfig {
-        let heads = [self.num_attention_heads, self.num_key_value_heads];
-        let attention = AttentionConfig::new(self.hidden_size, heads, self.head_dim, self.linears(false));
-        AttentionConfig { dropout: self.attention_dropout, ..attention }
-    }
-
-    fn mlp(&self) -> MlpConfig {
-        let [input, output] = self.linears(self.mlp_bias);
-        MlpConfig {
-            hidden: self.hidden_size,
-            intermediate: self.intermediate_size,
-            activation: Activation::SquaredRelu,
-            input,
-            output,
-        }
     }
 
     fn check_pattern(&self) -> Result<(), ConfigError> {
@@ -161,38 +147,36 @@ impl NemotronHConfig {
         if pattern.len() as u64 > most {
             return Err(ConfigError::TooLarge { key: format!("layers of {key}"), value: pattern.len() as u64, most });
         }
-        match pattern.chars().enumerate().find(|(_, kind)| !matches!(kind, 'M' | '*' | '-')) {
+        match pattern.chars().enumerate().find(|(_, kind)| !matches!(kind, 'M' | '*' | '-' | 'E')) {
             Some((layer, found)) => Err(ConfigError::Pattern { key, pattern: pattern.clone(), layer, found }),
             None => positive(&[(key, pattern.len())]),
         }
     }
-}
 
-impl DecoderConfig for NemotronHConfig {
-    fn frame(&self) -> Frame {
-        let vocab =
-            Vocab { size: self.vocab_size, hidden: self.hidden_size, divisor: self.make_vocab_size_divisible_by };
-        Frame {
-            tied: self.tie_word_embeddings,
-            dropout: self.hidden_dropout,
-            ..Frame::new(vocab, self.num_hidden_layers(), self.init(), self.layer_norm_epsilon)
+    /// The sizes of the experts, if there are any.
+    fn check_experts(&self) -> Result<(), ConfigError> {
+        if !self.has_experts() {
+            return Ok(());
         }
-    }
-
-    fn block(&self, layer: usize) -> BlockConfig {
-        let (mixer, mlp) = match self.kind(layer) {
-            HybridLayer::Mamba2 => (Some(Mixer::Mamba2(self.mamba2())), None),
-            HybridLayer::Attention => (Some(Mixer::Attention(self.attention())), None),
-            HybridLayer::Mlp => (None, Some(Ffn::Dense(self.mlp()))),
-        };
-        BlockConfig {
-            mixer,
-            mlp,
-            norm: NormKind::Rms,
-            placement: NormPlacement::Before,
-            norm_eps: self.layer_norm_epsilon,
-            dropout: self.hidden_dropout,
-        }
+        let (layers, experts) = (self.layers_of(HybridLayer::Moe).len(), self.n_routed_experts);
+        let (layers, count) = (("num_hidden_layers", layers), ("n_routed_experts", experts));
+        let width = ("moe_intermediate_size", self.moe_intermediate_size);
+        let shared = ("moe_shared_expert_intermediate_size", self.moe_shared_expert_intermediate_size);
+        limits::experts(&[layers, count])?;
+        limits::elements(&[layers, ("hidden_size", self.hidden_size), width, count])?;
+        limits::elements(&[layers, ("hidden_size", self.hidden_size), shared])?;
+        positive(&[count, shared, ("n_group", self.n_group), ("topk_group", self.topk_group)])?;
+        divides("n_group", self.n_group, "n_routed_experts", experts)?;
+        let (groups, top_k) = (self.n_group, self.topk_group);
+        expect(top_k <= groups, ("topk_group", top_k as f64), "at most n_group", groups as f64)?;
+        let (per_token, most) = (self.num_experts_per_tok, experts as f64);
+        let chosen = ("num_experts_per_tok", per_token as f64);
+        expect(per_token <= experts, chosen, "at most n_routed_experts", most)?;
+        let biases = ("mlp_bias", f64::from(u8::from(self.mlp_bias)));
+        expect(!self.mlp_bias, biases, "0 next to experts, which have no biases", 0.0)?;
+        factors(&[("routed_scaling_factor", self.routed_scaling_factor)])?;
+        not_negative(&[("moe_router_bias_update_rate", self.moe_router_bias_update_rate)])?;
+        self.moe().check()
     }
 }
 
@@ -221,18 +205,23 @@ impl ModelConfig for NemotronHConfig {
         let numbers = [("layer_norm_epsilon", self.layer_norm_epsilon), ("initializer_range", self.initializer_range)];
         not_negative(&numbers)?;
         share("hidden_dropout", self.hidden_dropout)?;
-        share("attention_dropout", self.attention_dropout)
+        share("attention_dropout", self.attention_dropout)?;
+        self.check_experts()
     }
 
     fn dims(&self) -> ModelDims {
         let has = |kind: HybridLayer| !self.layers_of(kind).is_empty();
+        let mlp = if has(HybridLayer::Mlp) { self.intermediate_size } else { 0 };
+        // Ranks divide the MLPs and the shared expert.
+        let shared = if has(HybridLayer::Moe) { self.moe_shared_expert_intermediate_size } else { 0 };
+        let experts = ExpertDims { count: self.n_routed_experts, intermediate: self.moe_intermediate_size };
         ModelDims {
             vocab: self.vocab_size,
             hidden: self.hidden_size,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads,
-            intermediate: if has(HybridLayer::Mlp) { self.intermediate_size } else { 0 },
-            experts: None,
+            intermediate: common_divisor(mlp, shared),
+            experts: has(HybridLayer::Moe).then_some(experts),
             layers: self.num_hidden_layers(),
             max_positions: None,
             states: has(HybridLayer::Mamba2).then(|| StateDims::mamba2(self.mamba_num_heads, self.n_groups)),
@@ -256,44 +245,15 @@ impl ModelConfig for NemotronHConfig {
         Self::by_name()
     }
 
+    /// Modules of multi-token prediction are not read.
+    fn hf_is_derived(&self, name: &str) -> bool {
+        name.starts_with("mtp.")
+    }
+
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {
         self.tie_word_embeddings.then_some(["lm_head.weight", "backbone.embeddings.weight"])
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn contradictory_sizes_are_refused() {
-        let refuse = |config: NemotronHConfig| config.check().unwrap_err().to_string();
-        let tiny = NemotronHConfig::tiny;
-        let pattern = |pattern: &str| NemotronHConfig { hybrid_override_pattern: pattern.into(), ..tiny() };
-        assert!(refuse(pattern("")).contains("hybrid_override_pattern = 0 is not positive"));
-        assert!(refuse(pattern("M é")).contains("layer 1 is ` `; legal: M (Mamba-2), * (attention), - (MLP)"));
-        assert!(refuse(pattern(&"M".repeat(5000))).contains("nearest legal: 4096"));
-        assert_eq!(
-            refuse(NemotronHConfig { n_groups: 3, ..tiny() }),
-            "n_groups = 3 does not divide mamba_num_heads = 8; nearest legal: 2, 4"
-        );
-        assert_eq!(
-            refuse(NemotronHConfig { num_key_value_heads: 3, ..tiny() }),
-            "num_key_value_heads = 3 does not divide num_attention_heads = 8; nearest legal: 2, 4"
-        );
-        assert!(refuse(NemotronHConfig { ssm_state_size: 0, ..tiny() }).contains("nearest legal: 1"));
-        for (_, config) in NemotronHConfig::presets() {
-            assert_eq!(config.check(), Ok(()));
-        }
-    }
-
-    #[test]
-    fn sizes_of_kinds_that_the_pattern_lacks_divide_nothing() {
-        let of = |pattern: &str| NemotronHConfig { hybrid_override_pattern: pattern.into(), ..NemotronHConfig::tiny() };
-        let dims = of("M*").dims();
-        assert_eq!((dims.layers, dims.intermediate, dims.states.is_some()), (2, 0, true));
-        // Attention alone has no states, so any number of ranks may share sequences.
-        assert!(of("M*").dims().check_cp(1, 3).is_err());
-        assert_eq!(of("*-*-").dims().check_cp(1, 3), Ok(()));
-    }
-}
+mod tests;

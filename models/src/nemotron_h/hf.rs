@@ -5,14 +5,15 @@ use serde_json::{Value, json};
 use super::config::{HybridLayer, NemotronHConfig};
 use crate::hf::{ConfigReader, HfError, class_of, keys, written};
 
-/// Keys that say how a new model begins and how positions are chunked, of experts and multi-token prediction that the
-/// model does not have, and `expand`, next to which the heads have sizes of their own.
-const HARMLESS: [&str; 24] = keys![
+/// Keys that say how a new model begins and how positions are chunked, of experts in a model without them and of
+/// multi-token prediction, whose modules are not read, and `expand`, next to which the heads have sizes of their own.
+const HARMLESS: [&str; 26] = keys![
     "auto_map" "chunk_size" "expand" "mamba_ssm_cache_dtype" "moe_intermediate_size" "moe_latent_size"
-    "moe_shared_expert_intermediate_size" "moe_shared_expert_overlap" "mtp_layers_block_type" "n_group"
-    "n_routed_experts" "n_shared_experts" "norm_topk_prob" "num_experts_per_tok" "num_logits_to_keep"
-    "output_router_logits" "rescale_prenorm_residual" "residual_in_fp32" "routed_scaling_factor" "time_step_floor"
-    "time_step_max" "time_step_min" "topk_group" "use_mamba_kernels"
+    "moe_shared_expert_intermediate_size" "moe_shared_expert_overlap" "mtp_hybrid_override_pattern"
+    "mtp_layers_block_type" "n_group" "n_routed_experts" "n_shared_experts" "norm_topk_prob" "num_experts_per_tok"
+    "num_logits_to_keep" "num_nextn_predict_layers" "output_router_logits" "rescale_prenorm_residual"
+    "residual_in_fp32" "routed_scaling_factor" "time_step_floor" "time_step_max" "time_step_min" "topk_group"
+    "use_mamba_kernels"
 ];
 
 /// The smallest step size of transformers, which takes the key `time_step_min` for it. Megatron-LM and NVIDIA's own code take
@@ -20,8 +21,23 @@ const HARMLESS: [&str; 24] = keys![
 const NO_SMALLEST_STEP: f64 = 1e-9;
 
 /// transformers' words for the layers, those of older files too.
-const KINDS: [(char, &str, &str); 3] =
-    [('M', "linear_attention", "mamba"), ('*', "full_attention", "attention"), ('-', "mlp", "mlp")];
+const KINDS: [(char, &str, &str); 4] = [
+    ('M', "linear_attention", "mamba"),
+    ('*', "full_attention", "attention"),
+    ('-', "mlp", "mlp"),
+    ('E', "moe", "moe"),
+];
+
+/// What files do not have.
+const OURS: [&str; 7] = keys![
+    "hidden_dropout" "make_vocab_size_divisible_by" "moe_router_bias_update_rate" "router_aux_loss_coef"
+    "router_balance" "moe_capacity" "moe_dispatcher"
+];
+/// What the files of models without experts do not have either.
+const OF_EXPERTS: [&str; 8] = keys![
+    "moe_intermediate_size" "moe_shared_expert_intermediate_size" "n_routed_experts" "num_experts_per_tok" "n_group"
+    "topk_group" "norm_topk_prob" "routed_scaling_factor"
+];
 
 impl NemotronHConfig {
     /// Reads a `config.json` with `"model_type": "nemotron_h"`. An absent key has transformers' default.
@@ -36,9 +52,7 @@ impl NemotronHConfig {
         for bias in ["attention_bias", "mamba_proj_bias"] {
             config.expect_flag(bias, false)?;
         }
-        for absent in ["hidden_dropout", "num_nextn_predict_layers"] {
-            config.expect_number(absent, 0.0, 0.0)?;
-        }
+        config.expect_number("hidden_dropout", 0.0, 0.0)?;
         if let Some(window) = config.optional_size("sliding_window")? {
             return Err(config.unsupported("sliding_window", &window.to_string(), "null"));
         }
@@ -76,7 +90,9 @@ impl NemotronHConfig {
             hidden_dropout: 0.0,
             attention_dropout: config.number("attention_dropout")?.unwrap_or(0.0),
             make_vocab_size_divisible_by: 1,
+            ..Self::tiny()
         };
+        let read = if read.has_experts() { read.with_experts(&config)? } else { read };
         config.finish(&HARMLESS)?;
         Ok(read)
     }
@@ -87,8 +103,9 @@ impl NemotronHConfig {
             HybridLayer::Mamba2 => KINDS[0].1,
             HybridLayer::Attention => KINDS[1].1,
             HybridLayer::Mlp => KINDS[2].1,
+            HybridLayer::Moe => KINDS[3].1,
         };
-        let further = json!({
+        let mut further = json!({
             "architectures": [class_of("nemotron_h")],
             "model_type": "nemotron_h",
             "num_hidden_layers": self.num_hidden_layers(),
@@ -97,7 +114,40 @@ impl NemotronHConfig {
             "mamba_hidden_act": "silu",
             "time_step_min": NO_SMALLEST_STEP,
         });
-        written(self, &["hidden_dropout", "make_vocab_size_divisible_by"], further)
+        if self.has_experts() {
+            further["n_shared_experts"] = json!(1);
+            return written(self, &OURS, further);
+        }
+        written(self, &[&OURS[..], &OF_EXPERTS].concat(), further)
+    }
+}
+
+impl NemotronHConfig {
+    /// The same with the experts of the file. Those in a latent space, as larger models of the series have them, are
+    /// refused.
+    fn with_experts(self, config: &ConfigReader) -> Result<Self, HfError> {
+        if let Some(size) = config.optional_size("moe_latent_size")? {
+            return Err(config.unsupported("moe_latent_size", &size.to_string(), "null"));
+        }
+        config.expect_flag("mlp_bias", false)?;
+        // transformers' shared expert is one MLP, whatever this number is.
+        config.expect_number("n_shared_experts", 1.0, 1.0)?;
+        let read = Self {
+            moe_intermediate_size: config.size_or("moe_intermediate_size", 7688)?,
+            moe_shared_expert_intermediate_size: config.size_or("moe_shared_expert_intermediate_size", 7688)?,
+            n_routed_experts: config.size_or("n_routed_experts", 8)?,
+            num_experts_per_tok: config.size_or("num_experts_per_tok", 2)?,
+            n_group: config.size_or("n_group", 1)?,
+            topk_group: config.size_or("topk_group", 1)?,
+            norm_topk_prob: config.flag_or("norm_topk_prob", true)?,
+            routed_scaling_factor: config.number("routed_scaling_factor")?.unwrap_or(1.0),
+            ..self
+        };
+        // Here, as in Megatron-LM, one score stays as it is; transformers divides it by itself.
+        match read.norm_topk_prob && read.num_experts_per_tok == 1 {
+            true => Err(config.unsupported("norm_topk_prob", "true with num_experts_per_tok 1", "false")),
+            false => Ok(read),
+        }
     }
 }
 
@@ -108,7 +158,7 @@ fn read_pattern(config: &ConfigReader) -> Result<String, HfError> {
         return Ok(pattern.ok_or_else(|| HfError::Missing { key: "hybrid_override_pattern".into() })?.into());
     };
     let character = |word: &str| KINDS.iter().find(|(_, new, old)| [*new, *old].contains(&word)).map(|kind| kind.0);
-    let legal = "linear_attention, full_attention, mlp";
+    let legal = "linear_attention, full_attention, mlp, moe";
     let read = |word: &&str| character(word).ok_or_else(|| config.unsupported("layers_block_type", word, legal));
     let of_list: String = list.iter().map(read).collect::<Result<_, _>>()?;
     match pattern {

@@ -1,5 +1,7 @@
-//! Nemotron-H: a decoder whose layers are one mixer each, Mamba-2, attention or an MLP, in an order that a pattern gives.
+//! Nemotron-H: a decoder whose layers are one part each, Mamba-2, attention, an MLP or experts (Nemotron 3), in an order
+//! that a pattern gives.
 
+mod block;
 mod config;
 mod hf;
 mod presets;

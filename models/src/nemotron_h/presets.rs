@@ -1,6 +1,7 @@
 //! Known sizes: those of NVIDIA's own training code (Megatron-Bridge, `models/nemotronh/nemotron_h_provider.py`).
 
 use super::config::NemotronHConfig;
+use crate::layers::{BalanceOver, Dispatcher};
 use crate::sized;
 
 /// [`NemotronHConfig::tiny`].
@@ -11,7 +12,7 @@ impl Default for NemotronHConfig {
 }
 
 impl NemotronHConfig {
-    /// Small enough for tests: 0.1 million parameters, each kind of layer.
+    /// Small enough for tests: 0.1 million parameters, each kind of layer but experts.
     pub fn tiny() -> Self {
         Self {
             vocab_size: 256,
@@ -21,6 +22,19 @@ impl NemotronHConfig {
             num_key_value_heads: 4,
             head_dim: 8,
             intermediate_size: 128,
+            moe_intermediate_size: 32,
+            moe_shared_expert_intermediate_size: 96,
+            n_routed_experts: 8,
+            num_experts_per_tok: 3,
+            n_group: 4,
+            topk_group: 2,
+            norm_topk_prob: true,
+            routed_scaling_factor: 2.5,
+            moe_router_bias_update_rate: 0.001,
+            router_aux_loss_coef: 0.0001,
+            router_balance: BalanceOver::Sequence,
+            moe_capacity: None,
+            moe_dispatcher: Dispatcher::AllToAll,
             mamba_num_heads: 8,
             mamba_head_dim: 16,
             ssm_state_size: 16,
@@ -37,6 +51,11 @@ impl NemotronHConfig {
             attention_dropout: 0.0,
             make_vocab_size_divisible_by: 1,
         }
+    }
+
+    /// The same with experts and without MLPs, as Nemotron 3 has them.
+    pub fn nemotron_3_tiny() -> Self {
+        Self { hybrid_override_pattern: "MEM*EM".into(), ..Self::tiny() }
     }
 
     /// Nemotron-H-8B.
@@ -95,15 +114,28 @@ impl NemotronHConfig {
         }
     }
 
+    /// NVIDIA-Nemotron-3-Nano-30B-A3B, of whose 31.6 billion parameters a token uses 3.6 billion.
+    pub fn nemotron_3_nano_30b_a3b() -> Self {
+        sized! { Self::nemotron_h_8b();
+            hidden_size: 2688,
+            hybrid_override_pattern: "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME".into(),
+            num_key_value_heads: 2, intermediate_size: 1856, moe_intermediate_size: 1856,
+            moe_shared_expert_intermediate_size: 3712, n_routed_experts: 128, num_experts_per_tok: 6, n_group: 1,
+            topk_group: 1, mamba_num_heads: 64, max_position_embeddings: 262_144
+        }
+    }
+
     /// All presets by name, small ones for tests first.
     pub(super) fn by_name() -> Vec<(&'static str, Self)> {
         vec![
             ("nemotron-h-tiny", Self::tiny()),
+            ("nemotron-3-tiny", Self::nemotron_3_tiny()),
             ("nemotron-h-8b", Self::nemotron_h_8b()),
             ("nemotron-h-47b", Self::nemotron_h_47b()),
             ("nemotron-h-56b", Self::nemotron_h_56b()),
             ("nemotron-nano-9b-v2", Self::nemotron_nano_9b_v2()),
             ("nemotron-nano-12b-v2", Self::nemotron_nano_12b_v2()),
+            ("nemotron-3-nano-30b-a3b", Self::nemotron_3_nano_30b_a3b()),
         ]
     }
 }

@@ -23,6 +23,9 @@ const LOGITS_OF_GEMMA2: f64 = 1e-6;
 const LOGITS_OF_QWEN3_NEXT: f64 = 1e-6;
 /// transformers computes the recurrence of Mamba-2 in fp32, in Mamba-2 alone the residual stream too, in Nemotron-H logits.
 const LOGITS_OF_MAMBA2: f64 = 1e-6;
+/// [`LOGITS_OF_MAMBA2`] next to [`LOGITS_OF_DEEPSEEK`]: Nemotron 3 has both. Without these casts to fp32
+/// (`unrounded.safetensors`), those of its norms among them, there is nothing between us but [`LOGITS`].
+const LOGITS_OF_NEMOTRON_3: f64 = 1e-6;
 /// In bf16, with the experts of fp64.
 const HALF: f64 = 0.03;
 /// The small outputs of its recurrences are normalised, with their rounding.
@@ -62,7 +65,9 @@ struct Transformers<'a> {
     gradients: f64,
     /// How far logits may be in bf16.
     half: f64,
-    /// What transformers computes without rounding in the router, where that is a file of its own.
+    /// Norms are in fp32 as in transformers' fp64.
+    fp32_norms: bool,
+    /// What transformers computes without rounding in the router, or anywhere, where that is a file of its own.
     unrounded: Option<&'a [u8]>,
 }
 
@@ -91,13 +96,19 @@ impl WithModel for Transformers<'_> {
         let legal = |layout: &&&str| config.dims().check(&layout.parse().unwrap(), seq).is_ok();
         for layout in ["TP1", "TP2", "TP2 SP", "TP4", "TP4 SP"].iter().chain(experts).filter(legal) {
             let dtype = FloatDType::F64;
-            let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| params.with_fp32_norms());
+            let outcome = run_on::<M>(config, layout, dtype, &weights, &batch, None, |params| match self.fp32_norms {
+                true => params.with_fp32_norms(),
+                false => params,
+            });
             let loss: f64 = outcome.losses.iter().zip(&batch.weights).map(|(loss, weight)| loss * weight).sum();
             assert_close(&format!("{layout}: loss"), &[loss], &oracle["loss"].data, self.loss);
             let (logits, expected) = (last(&outcome.logits, [seq, vocab]), &oracle["logits_last8"].data);
             assert_close(&format!("{layout}: logits"), &logits, expected, self.logits);
             if let Some(unrounded) = &unrounded {
                 assert_close(&format!("{layout}: logits"), &logits, &unrounded["logits_last8"].data, LOGITS);
+                if let Some(exact) = unrounded.get("loss") {
+                    assert_close(&format!("{layout}: loss"), &[loss], &exact.data, LOGITS);
+                }
             }
             let mut gradients = outcome.gradients;
             // What no gradient changes is in files too.
@@ -141,22 +152,29 @@ macro_rules! is_transformers {
             let (weights, oracle) = (file("model.safetensors"), file("oracle.safetensors"));
             let (config, names) = (FamilyConfig::from_hf(&config).unwrap(), tensors(&weights));
             let config = config.hf_present(|name| names.contains_key(name));
-            // transformers has the router's GEMM in fp32.
-            let is_fp32 = ["deepseek_v3", "glm4_moe"].contains(&$folder);
+            // transformers has the router's GEMM in fp32, in Nemotron 3 what Mamba-2 has too.
+            let unrounded = match $folder {
+                "deepseek_v3" | "glm4_moe" => Some(file("router_fp64.safetensors")),
+                "nemotron3" => Some(file("unrounded.safetensors")),
+                _ => None,
+            };
             let logits = match $folder {
                 "deepseek_v3" | "glm4_moe" => LOGITS_OF_DEEPSEEK,
                 "gemma2" => LOGITS_OF_GEMMA2,
                 "qwen3_next" => LOGITS_OF_QWEN3_NEXT,
                 "mamba2" | "nemotron_h" => LOGITS_OF_MAMBA2,
+                "nemotron3" => LOGITS_OF_NEMOTRON_3,
                 _ => LOGITS,
             };
             let (loss, gradients, half) = match $folder {
                 "qwen3_next" => (LOGITS_OF_QWEN3_NEXT, GRADIENTS_OF_QWEN3_NEXT, HALF_OF_QWEN3_NEXT),
                 _ => (LOSS, GRADIENTS, HALF),
             };
-            let unrounded = is_fp32.then(|| file("router_fp64.safetensors"));
             let unrounded = unrounded.as_deref();
-            config.visit(Transformers { weights: &weights, oracle: &oracle, logits, loss, gradients, half, unrounded });
+            // Nemotron 3's norms multiply with their weight in fp32, which ours do not.
+            let fp32_norms = $folder != "nemotron3";
+            let (weights, oracle) = (&weights, &oracle);
+            config.visit(Transformers { weights, oracle, logits, loss, gradients, half, fp32_norms, unrounded });
         }
     )+};
 }
@@ -186,4 +204,5 @@ is_transformers! {
     gpt2_is_transformers: "gpt2",
     mamba2_is_transformers: "mamba2",
     nemotron_h_is_transformers: "nemotron_h",
+    nemotron_3_is_transformers: "nemotron3",
 }

@@ -89,6 +89,33 @@ fn nemotron_h_with_states_keys_and_values() {
     assert_cache_changes_nothing::<NemotronH>(&nemotron_h(), &["TP1", "TP2", "TP4 SP"]);
 }
 
+/// Every kind of layer, experts in groups of which a token uses some, chosen by scores and a bias.
+fn nemotron_3() -> NemotronHConfig {
+    let of = models::sized! { nemotron_h();
+        moe_intermediate_size: 16, moe_shared_expert_intermediate_size: 24, router_aux_loss_coef: 0.02
+    };
+    NemotronHConfig { hybrid_override_pattern: "ME*-E".into(), mlp_bias: false, initializer_range: 0.2, ..of }
+}
+
+#[test]
+fn nemotron_3_in_all_layouts() {
+    let experts = ["TP2 EP2 ETP1", "TP4 SP EP2 ETP2", "TP4 EP4 ETP1", "TP8 EP8 ETP1"];
+    let layouts = [&["TP2", "TP4", "TP8", "TP2 SP", "TP4 SP"][..], &experts].concat();
+    assert_layouts_agree::<NemotronH>(&nemotron_3(), &layouts, None);
+    let gradients = run::<NemotronH>(&nemotron_3(), "TP4 EP2 ETP2", None).gradients;
+    for part in
+        ["router.weight", "experts.5.up_proj.weight", "experts.0.down_proj.weight", "shared_experts.up_proj.weight"]
+    {
+        assert!(gradients[&format!("layers.1.mlp.{part}")].data.iter().any(|value| value.abs() > 1e-4), "{part}");
+    }
+    assert!(gradients.keys().all(|name| !name.contains("gate_proj")), "squared ReLU has no gate");
+}
+
+#[test]
+fn nemotron_3_with_states_keys_and_values() {
+    assert_cache_changes_nothing::<NemotronH>(&nemotron_3(), &["TP1", "TP2", "TP4 SP", "TP2 EP2 ETP1"]);
+}
+
 /// Taps have the shape of PyTorch's depthwise convolutions, so Muon leaves them to AdamW, as in Megatron-LM.
 #[test]
 fn taps_of_convolutions_are_no_matrices() {

@@ -35,6 +35,7 @@ const QWEN3_NEXT: &str = hf!("qwen3_next");
 const GPT2: &str = hf!("gpt2");
 const MAMBA2: &str = hf!("mamba2");
 const NEMOTRON_H: &str = hf!("nemotron_h");
+const NEMOTRON_3: &str = hf!("nemotron3");
 
 fn parse(text: &str) -> Value {
     serde_json::from_str(text).unwrap()

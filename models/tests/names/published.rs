@@ -93,6 +93,42 @@ fn mamba2_as_python_writes_it() {
     );
 }
 
+/// Nemotron 3 Nano is its preset, and what it would need besides is refused by name.
+#[test]
+fn nemotron_3_has_experts() {
+    let file = include_str!("../../../tests/golden/published/nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16/config.json");
+    let read = |file: &str| FamilyConfig::from_hf(&parse_config(file.as_bytes()).unwrap());
+    let expected = FamilyConfig::NemotronH(NemotronHConfig::nemotron_3_nano_30b_a3b());
+    assert_eq!(read(file), Ok(expected));
+    for (from, to, message) in [
+        (
+            "\"n_shared_experts\": 1",
+            "\"n_shared_experts\": 2",
+            "`n_shared_experts` is 2, which this model does not have; nearest legal: 1",
+        ),
+        (
+            "\"n_group\": 1",
+            "\"moe_latent_size\": 1024",
+            "`moe_latent_size` is 1024, which this model does not have; nearest legal: null",
+        ),
+        (
+            "\"n_group\": 1",
+            "\"mlp_bias\": true",
+            "`mlp_bias` is true, which this model does not have; nearest legal: false",
+        ),
+        (
+            "\"num_experts_per_tok\": 6",
+            "\"num_experts_per_tok\": 1",
+            "`norm_topk_prob` is true with num_experts_per_tok 1",
+        ),
+        ("\"n_group\": 1", "\"n_group\": 3", "n_group = 3 does not divide n_routed_experts = 128; nearest legal: 2, 4"),
+        ("MEMEM*", "MOMEM*", "layer 1 is `O`; legal: M (Mamba-2), * (attention), - (MLP), E (experts)"),
+    ] {
+        let refused = read(&file.replace(from, to)).unwrap_err().to_string();
+        assert!(refused.contains(message), "{refused}");
+    }
+}
+
 /// The keys of NVIDIA's own code, and the two forms of the pattern.
 #[test]
 fn nemotron_h_in_both_forms() {

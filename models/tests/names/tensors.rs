@@ -7,7 +7,9 @@ use models::names::NameMap;
 use models::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig, NemotronHConfig};
 use safetensors::SafeTensors;
 
-use crate::{GPT2, LLAMA2, LLAMA3, MAMBA2, MISTRAL, MIXTRAL, NEMOTRON_H, QWEN3, QWEN3_MOE, QWEN3_NEXT, parse};
+use crate::{
+    GPT2, LLAMA2, LLAMA3, MAMBA2, MISTRAL, MIXTRAL, NEMOTRON_3, NEMOTRON_H, QWEN3, QWEN3_MOE, QWEN3_NEXT, parse,
+};
 
 const DENSE: &str = include_str!("../golden/megatron/dense_shapes.json");
 const MOE: &str = include_str!("../golden/megatron/moe_shapes.json");
@@ -60,6 +62,7 @@ fn hugging_face_names() {
         ("qwen3_next", QWEN3_NEXT),
         ("mamba2", MAMBA2),
         ("nemotron_h", NEMOTRON_H),
+        ("nemotron3", NEMOTRON_3),
         ("gpt2", GPT2),
     ] {
         let config = FamilyConfig::from_hf(&parse(config)).unwrap();
@@ -136,7 +139,7 @@ fn megatron_names_of_a_gpt() {
 /// Megatron-Core's `MambaModel`: the norm of a Mamba-2 layer has another name, as has the last one.
 #[test]
 fn megatron_names_of_a_hybrid() {
-    let config = NemotronHConfig { hybrid_override_pattern: "M*-".into(), ..NemotronHConfig::tiny() };
+    let config = NemotronHConfig { hybrid_override_pattern: "M*-E".into(), ..NemotronHConfig::tiny() };
     let map = config.megatron_names();
     let mut names: Vec<&str> = map.iter().map(|(_, foreign)| foreign.name.as_str()).collect();
     names.dedup();
@@ -152,6 +155,11 @@ fn megatron_names_of_a_hybrid() {
         "decoder.layers.2.pre_mlp_layernorm.weight",
         "decoder.layers.2.mlp.linear_fc1.weight",
         "decoder.layers.2.mlp.linear_fc2.weight",
+        "decoder.layers.3.pre_mlp_layernorm.weight",
+        "decoder.layers.3.mlp.router.weight",
+        "decoder.layers.3.mlp.router.expert_bias",
+        "decoder.layers.3.mlp.experts.local_experts.7.linear_fc1.weight",
+        "decoder.layers.3.mlp.shared_experts.linear_fc2.weight",
         "decoder.final_norm.weight",
         "output_layer.weight",
     ];

@@ -26,6 +26,6 @@ pub use known_amax::KnownAmax;
 pub use layers::Fp8Layers;
 pub use linear::{Fp8Linear, MULTIPLE};
 pub(super) use linear::{Fp8Weight, Purpose, SavedFp8, backward, forward};
-pub use node::{grouped_linear, grouped_swiglu_linear};
+pub use node::{grouped_activated_linear, grouped_linear};
 pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, Number};
 pub use sharing::Sharing;

@@ -8,6 +8,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::experts::{self, Fp8Experts, Weight};
 use super::linear::{MULTIPLE, Purpose};
+use crate::moe::ExpertActivation;
 use crate::operation::{Parents, apply, operation};
 
 /// [`moe::grouped_linear`](crate::moe::grouped_linear) in FP8, with several groups of tokens for each of the
@@ -21,25 +22,26 @@ pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>, layer: 
     apply(GroupedLinear { counts: counts.clone(), layer: layer.clone() }, [x, w].map(Tensor::into_dispatch))
 }
 
-/// [`moe::grouped_swiglu_linear`](crate::moe::grouped_swiglu_linear) in FP8, with groups as [`grouped_linear`].
+/// [`moe::grouped_activated_linear`](crate::moe::grouped_activated_linear) in FP8, with groups as [`grouped_linear`].
 ///
 /// # Panics
 /// As [`grouped_linear`], or if the types do not fit.
-pub fn grouped_swiglu_linear(
+pub fn grouped_activated_linear(
     x: Tensor<2>,
     p: Tensor<1>,
     w: Tensor<2>,
+    act: ExpertActivation,
     counts: &Arc<[usize]>,
     recompute: bool,
     layer: &Fp8Experts,
 ) -> Tensor<2> {
-    let [rows, double] = x.dims();
-    assert!(double.is_multiple_of(2), "grouped_swiglu_linear: {double} features are not [gate | up]");
-    assert_eq!(p.dims(), [rows], "grouped_swiglu_linear: a probability for each of {rows} rows");
+    let ([rows, features], inputs) = (x.dims(), act.inputs());
+    assert!(features.is_multiple_of(inputs), "grouped_activated_linear: {features} features are not [gate | up]");
+    assert_eq!(p.dims(), [rows], "grouped_activated_linear: a probability for each of {rows} rows");
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    assert_eq!(p.dtype(), wide, "grouped_swiglu_linear: the type of the probabilities of {:?}", x.dtype());
-    check([rows, double / 2], w.dims(), counts, layer);
-    let operation = GroupedSwiGluLinear { counts: counts.clone(), recompute, layer: layer.clone() };
+    assert_eq!(p.dtype(), wide, "grouped_activated_linear: the type of the probabilities of {:?}", x.dtype());
+    check([rows, features / inputs], w.dims(), counts, layer);
+    let operation = GroupedActivatedLinear { act, counts: counts.clone(), recompute, layer: layer.clone() };
     apply(operation, [x.into_dispatch(), p.into_dispatch(), w.into_dispatch()])
 }
 
@@ -64,14 +66,14 @@ fn check([rows, inner]: [usize; 2], w: [usize; 2], counts: &[usize], layer: &Fp8
 /// Tokens of each group.
 type Counts = Arc<[usize]>;
 
-/// Saved for backward; `swiglu` are the operands of the activation before the GEMM.
+/// Saved for backward; `activation` are the operands of the one before the GEMM.
 #[derive(Clone, Debug)]
 struct State<B: Kernels, S> {
     layer: Fp8Experts,
     counts: Counts,
     saved: experts::SavedExperts<B>,
     w: FloatTensor<B>,
-    swiglu: S,
+    activation: S,
 }
 
 operation! {
@@ -82,7 +84,7 @@ operation! {
         }
         let purpose = Purpose::Train { keep: tracked.0[1] };
         let (y, saved) = experts::forward::<B>(&layer, x, w.clone(), &counts, purpose);
-        (y, Some(State { layer, counts, saved, w, swiglu: () }))
+        (y, Some(State { layer, counts, saved, w, activation: () }))
     },
     |State { layer, counts, saved, w, .. }, grad, parents| {
         let Parents { ops: Ops { parents: [x_node, w_node], .. }, grads } = parents;
@@ -97,26 +99,27 @@ operation! {
 }
 
 operation! {
-    GroupedSwiGluLinear { counts: Counts, recompute: bool, layer: Fp8Experts }, 3, State<B, SwiGlu<B>>,
+    GroupedActivatedLinear { act: ExpertActivation, counts: Counts, recompute: bool, layer: Fp8Experts }, 3,
+    State<B, Activation<B>>,
     |[x, p, w], _, tracked| {
         if !tracked.any() {
-            let input = B::weighted_swiglu(x, p);
+            let input = act.weighted::<B>(x, p);
             return (experts::forward::<B>(&layer, input, w, &counts, Purpose::Evaluate).0, None);
         }
         let purpose = Purpose::Train { keep: tracked.0[2] && !recompute };
-        let input = B::weighted_swiglu(x.clone(), p.clone());
+        let input = act.weighted::<B>(x.clone(), p.clone());
         let (y, saved) = experts::forward::<B>(&layer, input, w.clone(), &counts, purpose);
-        (y, Some(State { layer, counts, saved, w, swiglu: SwiGlu { x, p, recompute } }))
+        (y, Some(State { layer, counts, saved, w, activation: Activation { act, x, p, recompute } }))
     },
-    |State { layer, counts, saved, w, swiglu: SwiGlu { x, p, recompute } }, grad, parents| {
+    |State { layer, counts, saved, w, activation: Activation { act, x, p, recompute } }, grad, parents| {
         let Parents { ops: Ops { parents: [x_node, p_node, w_node], .. }, grads } = parents;
         let weight = w_node.map(|node| {
-            let input = recompute.then(|| B::weighted_swiglu(x.clone(), p.clone()));
+            let input = recompute.then(|| act.weighted::<B>(x.clone(), p.clone()));
             Weight { id: node.id, deferral: layer.pass.weight_grads.of(node.order), input }
         });
         let w = (x_node.is_some() || p_node.is_some()).then_some(w);
         let Some(grad) = experts::backward::<B>(&layer, saved, grad, w, weight, &counts, grads) else { return };
-        let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, grad);
+        let [x_grad, p_grad] = act.weighted_grads::<B>(x, p, grad);
         for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);
@@ -127,7 +130,8 @@ operation! {
 
 /// The operands of an activation, and whether it is recomputed.
 #[derive(Clone, Debug)]
-struct SwiGlu<B: Kernels> {
+struct Activation<B: Kernels> {
+    act: ExpertActivation,
     x: FloatTensor<B>,
     p: FloatTensor<B>,
     recompute: bool,

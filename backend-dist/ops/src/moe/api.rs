@@ -5,8 +5,9 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, Tensor};
 
+use super::activation::ExpertActivation;
 use super::expert_pipeline::{ExpertPipeline, ThroughExperts};
-use super::operations::{GatherRows, GroupedLinear, GroupedSwiGluLinear, Inject, RouterLogits};
+use super::operations::{GatherRows, GroupedActivatedLinear, GroupedLinear, Inject, RouterLogits};
 use super::{biased::ClampedSwiGlu, clamped_linear::GroupedClampedLinear, row_map::RowMap};
 use crate::operation::{Tensors, apply, apply_with};
 use crate::{blockwise::QuantizedWeight, fp8, pass::PassContext};
@@ -81,24 +82,25 @@ pub fn grouped_linear(
     apply(operation, [x, w].map(Tensor::into_dispatch))
 }
 
-/// [`grouped_linear`] of `silu(gate) up p` for `x [tokens, 2 in] = [gate | up]` and a probability `p [tokens]`, in f32
-/// or f64. With the probability before the GEMM, backward does not need the GEMM's output. With `recompute`, the GEMM's
-/// input is recomputed in the backward pass.
+/// [`grouped_linear`] of `act(x) p` for `x [tokens, inputs in]`, of SwiGLU `[gate | up]`, and a probability `p [tokens]`,
+/// in f32 or f64. With the probability before the GEMM, backward does not need the GEMM's output. With `recompute`, the
+/// GEMM's input is recomputed in the backward pass.
 ///
 /// # Panics
 /// If the shapes or types do not fit.
-pub fn grouped_swiglu_linear(
+pub fn grouped_activated_linear(
     x: Tensor<2>,
     p: Tensor<1>,
     w: impl Into<GroupWeights>,
+    act: ExpertActivation,
     counts: &Arc<[usize]>,
     recompute: bool,
     pass: &PassContext,
 ) -> Tensor<2> {
     let GroupWeights { value: w, stored } = w.into();
-    check_gated("grouped_swiglu_linear", &x, &p, &w, counts);
+    check_activated("grouped_activated_linear", &x, &p, &w, act, counts);
     let (counts, deferral) = (counts.clone(), pass.weight_grads.clone());
-    let operation = GroupedSwiGluLinear { stored, counts, recompute, deferral };
+    let operation = GroupedActivatedLinear { stored, act, counts, recompute, deferral };
     apply(operation, [x.into_dispatch(), p.into_dispatch(), w.into_dispatch()])
 }
 
@@ -120,7 +122,7 @@ pub fn grouped_clamped_linear(
     pass: &PassContext,
 ) -> Tensor<2> {
     let GroupWeights { value: w, stored } = w.into();
-    check_gated("grouped_clamped_linear", &x, &p, &w, counts);
+    check_activated("grouped_clamped_linear", &x, &p, &w, ExpertActivation::SwiGlu, counts);
     let (groups, [_, double]) = (counts.len(), x.dims());
     let biases = [first.dims(), second.dims()];
     assert_eq!(biases, [[groups * double], [w.dims()[0]]], "grouped_clamped_linear: the biases of {groups} groups");
@@ -131,7 +133,7 @@ pub fn grouped_clamped_linear(
 }
 
 /// The output of its expert, on whichever rank, for each of the tokens `x [tokens, hidden]` that `pipeline` dispatches:
-/// [`grouped_linear`] with `gate_up` and [`grouped_swiglu_linear`] with `down`, or the same in FP8, between two
+/// [`grouped_linear`] with `gate_up` and [`grouped_activated_linear`] with `down`, or the same in FP8, between two
 /// [`all_to_all`]s. These overlap the experts if every member has a GPU. `p [tokens, 1]` are the probabilities. All
 /// members must call it.
 ///
@@ -148,8 +150,10 @@ pub fn through_experts(
     assert_eq!(count, pipeline.rows(), "experts: tokens, and those that are sent");
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     assert_eq!((p.dims(), p.dtype()), ([count, 1], wide), "experts: a probability for each row of {:?}", x.dtype());
-    let fits =
-        inner == hidden && rows.is_multiple_of(2 * experts) && down.dims() == [experts * hidden, rows / experts / 2];
+    let inputs = pipeline.act.inputs();
+    let fits = inner == hidden
+        && rows.is_multiple_of(inputs * experts)
+        && down.dims() == [experts * hidden, rows / experts / inputs];
     assert!(fits, "{experts} experts: matrices {:?} and {:?}, {hidden} features", [rows, inner], down.dims());
     if pipeline.fp8.is_some() {
         let groups = pipeline.chunks.iter().flat_map(|chunk| chunk.counts.iter().copied());
@@ -202,14 +206,21 @@ fn is_gpu(_: &Device) -> bool {
     false
 }
 
-/// Of a layer behind an activation of `[gate | up]`, times factors.
-fn check_gated(operation: &str, x: &Tensor<2>, p: &Tensor<1>, w: &Tensor<2>, counts: &[usize]) {
-    let [rows, double] = x.dims();
-    assert!(double.is_multiple_of(2), "{operation}: {double} features are not [gate | up]");
+/// Of a layer behind an activation, times factors.
+fn check_activated(
+    operation: &str,
+    x: &Tensor<2>,
+    p: &Tensor<1>,
+    w: &Tensor<2>,
+    act: ExpertActivation,
+    counts: &[usize],
+) {
+    let ([rows, features], inputs) = (x.dims(), act.inputs());
+    assert!(features.is_multiple_of(inputs), "{operation}: {features} features are not [gate | up]");
     assert_eq!(p.dims(), [rows], "{operation}: a factor for each of {rows} rows");
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     assert_eq!(p.dtype(), wide, "{operation}: the type of the factors of {:?}", x.dtype());
-    check_groups([rows, double], double / 2, w.dims(), counts);
+    check_groups([rows, features], features / inputs, w.dims(), counts);
 }
 
 fn check_groups([rows, _]: [usize; 2], inner: usize, w: [usize; 2], counts: &[usize]) {

@@ -18,6 +18,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
+use super::activation::ExpertActivation;
 use super::expert_gemms::{ExpertGemms, ExpertRange, Plain};
 use super::kernels::MoeKernels;
 use super::row_map::RowMap;
@@ -33,6 +34,8 @@ pub struct ExpertPipeline {
     pub group: Group,
     /// The chunks of this rank's experts, in the order of the experts. Tokens of the first are sent first.
     pub chunks: Vec<ExpertChunk>,
+    /// What they compute between their layers.
+    pub act: ExpertActivation,
     /// Both layers of the rank's experts, if their GEMMs run in FP8.
     pub fp8: Option<[Fp8Experts; 2]>,
     /// The pass that the tokens are of.
@@ -112,7 +115,7 @@ fn forward<B: MoeKernels, P: ExpertGemms<B>>(
         let (x, p) = (B::sum_rows(x, B::table(&to)), flat::<B>(B::sum_rows(p, B::table(&to))));
         let y = B::sharing(shared, || {
             let (hidden, x) = first.forward(&matrices[0], x, &range, purposes[0]);
-            let input = B::weighted_swiglu(hidden.clone(), p.clone());
+            let input = pipeline.act.weighted::<B>(hidden.clone(), p.clone());
             let (y, input) = second.forward(&matrices[1], input, &range, purposes[1]);
             saved.push(SavedChunk { x, hidden, p, input });
             y
@@ -133,7 +136,7 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
     pipeline: &Arc<ExpertPipeline>,
     grads: &mut Gradients,
 ) -> [FloatTensor<B>; 2] {
-    let ([first, second], ExpertPipeline { group, chunks, .. }, sent) = (layers, &**pipeline, [grad]);
+    let ([first, second], ExpertPipeline { group, chunks, act, .. }, sent) = (layers, &**pipeline, [grad]);
     let pending: Vec<_> =
         pipeline.chunks_with_ranges().map(|(chunk, row, _)| B::start(&sent, row, &chunk.splits, group)).collect();
     let mut results = B::empty(pipeline.rows());
@@ -147,7 +150,7 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
         let SavedChunk { x, hidden, p, input } = saved;
         let [grad] = B::received(pending).try_into().expect("output gradients");
         let grad = B::sum_rows(grad, B::table(&to));
-        let recompute = || B::weighted_swiglu(hidden.clone(), p.clone());
+        let recompute = || act.weighted::<B>(hidden.clone(), p.clone());
         let (grad, pair) = second.gradient(grad, input, recompute, &range, wanted[1]);
         of_second.push(pair);
         let is_last = of_second.len() == chunks.len();
@@ -157,7 +160,7 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
             if is_last {
                 weight_grads::<B, P>(second_node.take(), std::mem::take(&mut of_second), pipeline, grads);
             }
-            let [grad, p_grad] = B::weighted_swiglu_grads(hidden, p, second.input_grad(grad, &matrices[1], &range));
+            let [grad, p_grad] = act.weighted_grads::<B>(hidden, p, second.input_grad(grad, &matrices[1], &range));
             let (grad, pair) = first.gradient(grad, x, || panic!("tokens of experts are saved"), &range, wanted[0]);
             of_first.push(pair);
             [first.input_grad(grad, &matrices[0], &range), column::<B>(p_grad)]

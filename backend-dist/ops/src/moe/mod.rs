@@ -4,6 +4,7 @@
 //! There is no scatter: a [`RowMap`] includes its transpose, so that a gradient is a sum over rows in a fixed order
 //! too. The same input gives the same bits, on GPUs as well.
 
+mod activation;
 mod api;
 mod biased;
 mod clamped_linear;
@@ -16,8 +17,9 @@ pub mod routing;
 mod row_map;
 mod token_all_to_all;
 
+pub use activation::ExpertActivation;
 pub use api::{
-    GroupWeights, all_to_all, gather_rows, grouped_clamped_linear, grouped_linear, grouped_swiglu_linear, inject,
+    GroupWeights, all_to_all, gather_rows, grouped_activated_linear, grouped_clamped_linear, grouped_linear, inject,
     is_faster_in_two_chunks, router_logits, row_multiple, through_experts,
 };
 pub use biased::ClampedSwiGlu;

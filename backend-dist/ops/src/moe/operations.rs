@@ -9,6 +9,7 @@ use burn::backend::{
     tensor::{FloatTensor, IntTensor},
 };
 
+use super::activation::ExpertActivation;
 use super::kernels::MoeKernels;
 use super::plain::cast;
 use crate::blockwise::{Kept, QuantizedWeight};
@@ -85,40 +86,42 @@ operation! {
     },
 }
 
-/// Saved by a grouped layer after a SwiGLU.
+/// Saved by a grouped layer after an activation.
 #[derive(Clone, Debug)]
-pub struct SavedSwiGlu<B: Kernels> {
+pub struct SavedActivated<B: Kernels> {
     x: FloatTensor<B>,
     p: FloatTensor<B>,
     /// The GEMM's input if the weight needs a gradient; `None` also if it is recomputed.
     input: Option<FloatTensor<B>>,
     w: Kept<B>,
+    act: ExpertActivation,
     counts: Counts,
     deferral: Deferral,
 }
 
 operation! {
-    pub GroupedSwiGluLinear { stored: Option<QuantizedWeight>, counts: Counts, recompute: bool, deferral: Deferral }, 3,
-    SavedSwiGlu<B>,
+    pub GroupedActivatedLinear {
+        stored: Option<QuantizedWeight>, act: ExpertActivation, counts: Counts, recompute: bool, deferral: Deferral,
+    }, 3, SavedActivated<B>,
     |[x, p, w], _, tracked| {
         if !tracked.any() {
-            return (B::grouped_forward(B::weighted_swiglu(x, p), w, &counts), None);
+            return (B::grouped_forward(act.weighted::<B>(x, p), w, &counts), None);
         }
-        let input = B::weighted_swiglu(x.clone(), p.clone());
+        let input = act.weighted::<B>(x.clone(), p.clone());
         let kept = (tracked.0[2] && !recompute).then(|| input.clone());
-        let saved = SavedSwiGlu { x, p, input: kept, w: Kept::of(&w, stored), counts: counts.clone(), deferral };
+        let saved = SavedActivated { x, p, input: kept, w: Kept::of(&w, stored), act, counts: counts.clone(), deferral };
         (B::grouped_forward(input, w, &counts), Some(saved))
     },
-    |SavedSwiGlu { x, p, input, w, counts, deferral }, grad, parents| {
+    |SavedActivated { x, p, input, w, act, counts, deferral }, grad, parents| {
         let Parents { ops: Ops { parents: [x_node, p_node, w_node], .. }, grads } = parents;
         if let Some(node) = w_node {
-            let input = input.unwrap_or_else(|| B::weighted_swiglu(x.clone(), p.clone()));
+            let input = input.unwrap_or_else(|| act.weighted::<B>(x.clone(), p.clone()));
             weight_grad::<B>((node.id, deferral.of(node.order)), grad.clone(), input, counts.clone(), grads);
         }
         if x_node.is_none() && p_node.is_none() {
             return;
         }
-        let [x_grad, p_grad] = B::weighted_swiglu_grads(x, p, B::grouped_input_grad(grad, w.value(), &counts));
+        let [x_grad, p_grad] = act.weighted_grads::<B>(x, p, B::grouped_input_grad(grad, w.value(), &counts));
         for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);

@@ -43,19 +43,35 @@ pub(crate) fn sum_rows<B: Backend>(x: Float<B>, index: IntTensor<B>) -> Float<B>
     cast::<B>(sum, dtype)
 }
 
-pub(crate) fn weighted_swiglu<B: LocalKernels>(x: Float<B>, p: Float<B>) -> Float<B> {
+/// An activation of each row times its factor, at least in f32 and rounded once.
+pub(super) fn weighted<B: LocalKernels>(x: Float<B>, p: Float<B>, act: fn(Float<B>) -> Float<B>) -> Float<B> {
     let ([count, _], dtype) = (size(&x), x.dtype());
-    let out = B::swiglu_forward(cast::<B>(x, wide(dtype)));
+    let out = act(cast::<B>(x, wide(dtype)));
     cast::<B>(B::float_mul(out, B::float_reshape(p, Shape::from([count, 1]))), dtype)
 }
 
-pub(crate) fn weighted_swiglu_grads<B: LocalKernels>(x: Float<B>, p: Float<B>, grad: Float<B>) -> [Float<B>; 2] {
+/// Gradients of [`weighted`] in `x` and `p`; `act_grad` is that of the activation, from its input.
+pub(super) fn weighted_grads<B: LocalKernels>(
+    x: Float<B>,
+    p: Float<B>,
+    grad: Float<B>,
+    act: fn(Float<B>) -> Float<B>,
+    act_grad: fn(Float<B>, Float<B>) -> Float<B>,
+) -> [Float<B>; 2] {
     let ([count, _], dtype) = (size(&x), x.dtype());
     let (x, grad) = (cast::<B>(x, wide(dtype)), cast::<B>(grad, wide(dtype)));
-    let products = B::float_mul(B::swiglu_forward(x.clone()), grad.clone());
+    let products = B::float_mul(act(x.clone()), grad.clone());
     let p_grad = B::float_reshape(B::sum_dim(products, 1), Shape::from([count]));
     let grad = B::float_mul(grad, B::float_reshape(p, Shape::from([count, 1])));
-    [cast::<B>(B::swiglu_grad(x, grad), dtype), p_grad]
+    [cast::<B>(act_grad(x, grad), dtype), p_grad]
+}
+
+pub(crate) fn weighted_swiglu<B: LocalKernels>(x: Float<B>, p: Float<B>) -> Float<B> {
+    weighted::<B>(x, p, B::swiglu_forward)
+}
+
+pub(crate) fn weighted_swiglu_grads<B: LocalKernels>(x: Float<B>, p: Float<B>, grad: Float<B>) -> [Float<B>; 2] {
+    weighted_grads::<B>(x, p, grad, B::swiglu_forward, B::swiglu_grad)
 }
 
 pub(super) fn router_logits<B: LocalKernels>(x: Float<B>, w: Float<B>) -> Float<B> {

@@ -136,11 +136,16 @@ impl UnitBuilder<'_> {
         chain.add();
     }
 
+    /// Outputs of the first layer of an MLP or expert of this intermediate size, and its first matrix.
+    pub(super) fn first_layer(&self, width: u64) -> (u64, &'static str) {
+        if self.decoder.gated { (2 * width, "gate") } else { (width, "up") }
+    }
+
     /// An MLP with a local intermediate size of `width`, by its name in a layer.
     pub(super) fn plain_mlp(&self, chain: &mut Chain, name: &str, width: u64) {
         let (decoder, local) = (self.decoder, self.local);
         let input = chain.enter_saving_shard();
-        let (outputs, first) = if decoder.gated { (2 * width, "gate") } else { (width, "up") };
+        let (outputs, first) = self.first_layer(width);
         chain.of(&format!("{name}.{first}_proj")).linear(outputs, local.hidden, decoder.mlp_bias, input);
         if let Some(adapters) = self.adapters {
             let outputs: Vec<_> = adapters.up.into_iter().map(|has| (width, has)).collect();

@@ -38,9 +38,11 @@ impl UnitBuilder<'_> {
         });
         self.to_experts(chain, local.rows);
         let input = chain.at;
-        self.grouped(chain.of("mlp.experts.0.gate_proj"), 2 * local.intermediate, hidden, experts.biases, input);
+        let (outputs, first) = self.first_layer(local.intermediate);
+        let first = format!("mlp.experts.0.{first}_proj");
+        self.grouped(chain.of(&first), outputs, hidden, experts.biases, input);
         if let Some(adapters) = self.adapters {
-            chain.adapt_experts([2 * local.intermediate, hidden], &adapters.expert_up, input);
+            chain.adapt_experts([outputs, hidden], &adapters.expert_up, input);
         }
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);

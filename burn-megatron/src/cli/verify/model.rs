@@ -56,6 +56,10 @@ pub enum Family {
     /// Mamba-2 and attention without positions in turn, each followed by an MLP with squared ReLU, all of them layers of
     /// their own; a group of B and C for every two heads
     NemotronH,
+    /// The same with experts in the place of every second MLP: eight in four groups, chosen by sigmoid scores and a bias,
+    /// and a shared one
+    #[value(name = "nemotron-3", alias = "nemotron_3")]
+    Nemotron3,
     /// LayerNorm, learned positions, GELU, biases, dropout, tied output
     Gpt,
 }
@@ -93,6 +97,7 @@ pub fn config(family: Family, sizes: &Sizes, dropout: f64) -> FamilyConfig {
         Family::DeepSeekV3 => FamilyConfig::DeepSeekV3(deepseek_v3(sizes)),
         Family::Mamba2 => FamilyConfig::Mamba2(mamba2(sizes, dropout)),
         Family::NemotronH => FamilyConfig::NemotronH(nemotron_h(sizes, dropout)),
+        Family::Nemotron3 => FamilyConfig::NemotronH(nemotron_3(sizes, dropout)),
         Family::Gpt => FamilyConfig::Gpt(gpt(sizes, dropout)),
     }
 }
@@ -248,6 +253,17 @@ fn nemotron_h(sizes: &Sizes, dropout: f64) -> NemotronHConfig {
         hidden_dropout: dropout,
         attention_dropout: dropout,
         ..NemotronHConfig::tiny()
+    }
+}
+
+fn nemotron_3(sizes: &Sizes, dropout: f64) -> NemotronHConfig {
+    NemotronHConfig {
+        hybrid_override_pattern: "M-*EME*E".chars().cycle().take(2 * sizes.layers).collect(),
+        moe_intermediate_size: sizes.ffn / 2,
+        moe_shared_expert_intermediate_size: sizes.ffn / 2,
+        moe_router_bias_update_rate: 0.01,
+        router_aux_loss_coef: 0.01,
+        ..nemotron_h(sizes, dropout)
     }
 }
 

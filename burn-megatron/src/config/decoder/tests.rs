@@ -76,6 +76,8 @@ fn flops_are_those_of_the_matrices_of_all_families() {
     // One layer of three has attention.
     let next_scores = whole(next.num_attention_heads, next.head_dim, 1);
     let nemotron = NemotronHConfig::tiny();
+    let experts = NemotronHConfig::nemotron_3_tiny();
+    let experts_used = of_experts(experts.num_experts_per_tok, experts.n_routed_experts);
     let gpt = GptConfig::tiny();
     let gpt_scores = whole(gpt.num_attention_heads, gpt.head_dim(), gpt.num_hidden_layers);
     let deepseek_used = of_experts(deepseek.num_experts_per_tok, deepseek.n_routed_experts);
@@ -89,6 +91,12 @@ fn flops_are_those_of_the_matrices_of_all_families() {
         (FamilyConfig::Mamba2(Mamba2Config::tiny()), 1.0, 1, 0),
         // One layer of six has attention.
         (FamilyConfig::NemotronH(nemotron.clone()), 1.0, 1, whole(nemotron.num_attention_heads, nemotron.head_dim, 1)),
+        (
+            FamilyConfig::NemotronH(experts.clone()),
+            experts_used,
+            1,
+            whole(experts.num_attention_heads, experts.head_dim, 1),
+        ),
         (FamilyConfig::Mixtral(mixtral.clone()), mixtral_used, 1, mixtral_scores),
         (FamilyConfig::Mixtral(qwen), mixtral_used, 1, mixtral_scores),
         (FamilyConfig::Mixtral(next), mixtral_used, 1, next_scores),

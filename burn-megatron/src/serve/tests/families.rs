@@ -38,6 +38,12 @@ fn nemotron_h() {
     assert_serves_what_generate_says::<NemotronH>(&config);
 }
 
+#[test]
+fn nemotron_3() {
+    let config = NemotronHConfig { vocab_size: 61, initializer_range: 0.4, ..NemotronHConfig::nemotron_3_tiny() };
+    assert_serves_what_generate_says::<NemotronH>(&config);
+}
+
 /// A sequence that gave its blocks up is read again as one chunk, by heads and not by latents.
 #[test]
 fn deepseek_v3() {

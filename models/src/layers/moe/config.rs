@@ -1,10 +1,11 @@
 //! What an MoE layer is made of. Plain data.
 
+use backend_dist::ops::moe::ExpertActivation;
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, divides, positive};
-use crate::layers::mlp::MlpConfig;
+use crate::layers::mlp::{Activation, MlpConfig};
 
 /// The feed-forward part of a block.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,8 @@ pub enum ExpertKind {
     /// SwiGLU MLPs without biases.
     #[default]
     SwiGlu,
+    /// MLPs with squared ReLU, without gates and biases (Nemotron 3).
+    SquaredRelu,
     /// `(up + 1) gate σ(alpha gate)` of a gate of at most `limit` and an up within `±limit`; all linear layers and the
     /// router have biases (gpt-oss).
     Clamped {
@@ -45,6 +48,26 @@ impl ExpertKind {
     /// Whether experts and router have biases.
     pub fn has_biases(self) -> bool {
         matches!(self, Self::Clamped { .. })
+    }
+
+    /// Whether an expert has a gate next to its up matrix.
+    pub fn is_gated(self) -> bool {
+        self != Self::SquaredRelu
+    }
+
+    /// The activation of an MLP that computes as an expert without biases does.
+    pub fn activation(self) -> Activation {
+        if self.is_gated() { Activation::SwiGlu } else { Activation::SquaredRelu }
+    }
+
+    /// The same between the two layers of the experts.
+    pub(super) fn between(self) -> ExpertActivation {
+        if self.is_gated() { ExpertActivation::SwiGlu } else { ExpertActivation::SquaredRelu }
+    }
+
+    /// Our names of the first layer's matrices.
+    pub fn first(self) -> &'static [&'static str] {
+        if self.is_gated() { &["gate", "up"] } else { &["up"] }
     }
 }
 

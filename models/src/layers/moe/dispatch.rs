@@ -157,8 +157,8 @@ impl Dispatch {
         let mut pieces: Vec<ExpertChunk> = pieces.into_iter().zip(maps).zip(groups).map(piece).collect();
         let (group, Sent { copies, x, p }) = (self.group.clone(), sent);
         if overlapped.is_some() {
-            let (fp8, pass) = (experts.fp8(batch), batch.pass_context());
-            let pipeline = Arc::new(ExpertPipeline { group, chunks: pieces, fp8, pass });
+            let (act, fp8, pass) = (experts.activation(), experts.fp8(batch), batch.pass_context());
+            let pipeline = Arc::new(ExpertPipeline { group, chunks: pieces, act, fp8, pass });
             return gather_rows(experts.through(x, p, &pipeline), &copies.reversed());
         }
         let ExpertChunk { splits, by_expert, counts, .. } = pieces.remove(0);

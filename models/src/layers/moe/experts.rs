@@ -1,11 +1,12 @@
-//! The routed experts that a rank holds: SwiGLU MLPs side by side.
+//! The routed experts that a rank holds: MLPs side by side.
 
 use std::sync::Arc;
 
 use backend_dist::ops::decode::FewTokens;
 use backend_dist::ops::fp8::{self, ExpertSharding, Fp8Experts};
 use backend_dist::ops::moe::{
-    ClampedSwiGlu, ExpertPipeline, grouped_clamped_linear, grouped_linear, grouped_swiglu_linear, through_experts,
+    ClampedSwiGlu, ExpertActivation, ExpertPipeline, grouped_activated_linear, grouped_clamped_linear, grouped_linear,
+    through_experts,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -59,15 +60,18 @@ impl Biases {
     }
 }
 
-/// `down_e(silu(gate_e x) up_e x)` for each of the rank's experts `e`, of which this rank may hold some of the
-/// features.
+/// `down_e(silu(gate_e x) up_e x)`, or what else [`ExpertKind`] says, for each of the rank's experts `e`, of which this
+/// rank may hold some of the features.
 #[derive(Module, Debug)]
 pub(super) struct Experts {
-    /// `[experts · 2 intermediate, hidden]`: gate and up of an expert, then of the next.
+    /// `[experts · 2 intermediate, hidden]`: gate and up of an expert, then of the next; half of it without gates.
     gate_up: LinearWeight,
     /// `[experts · hidden, intermediate]`.
     down: LinearWeight,
     biases: Option<Biases>,
+    /// Without biases.
+    #[module(skip)]
+    act: ExpertActivation,
     adapters: Option<ExpertAdapters>,
     #[module(skip)]
     recompute_activation: bool,
@@ -101,15 +105,18 @@ impl Experts {
             }
             false => None,
         };
-        let gate_up = own.clone().flat_map(|expert| [first(expert, "gate"), first(expert, "up")]).collect();
-        let gate_up = params.expert_weight(gate_up)?;
+        let parts = config.kind.first();
+        let gate_up = own.clone().flat_map(|expert| parts.iter().map(move |part| (expert, *part)));
+        let gate_up = params.expert_weight(gate_up.map(|(expert, part)| first(expert, part)).collect())?;
         let down = params.expert_weight(own.map(second).collect())?;
         let biases = Biases::new(params, name, config)?;
-        let adapters = ExpertAdapters::new(params, name, [hidden, intermediate, experts], [&gate_up, &down])?;
+        let adapters =
+            ExpertAdapters::new(params, name, [hidden, intermediate, experts], config.kind, [&gate_up, &down])?;
         Ok(Self {
             gate_up,
             down,
             biases,
+            act: config.kind.between(),
             adapters,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
             fp8,
@@ -138,7 +145,8 @@ impl Experts {
             let (w, again) = (self.down.of_groups(tracked), self.recompute_activation);
             return grouped_clamped_linear(h, p, w, biases.values(), biases.act, counts, again, &batch.pass);
         }
-        let (adapters, fp8, again) = (self.adapters.as_ref(), self.fp8(batch), self.recompute_activation);
+        let (adapters, fp8, again, act) =
+            (self.adapters.as_ref(), self.fp8(batch), self.recompute_activation, self.act);
         let h = match &fp8 {
             Some([first, _]) => fp8::grouped_linear(x.clone(), gate_up.value, counts, first),
             None => grouped_linear(x.clone(), gate_up, counts, &batch.pass),
@@ -149,18 +157,20 @@ impl Experts {
         };
         let down = self.down.of_groups(tracked);
         let y = match &fp8 {
-            Some([_, second]) => fp8::grouped_swiglu_linear(h.clone(), p.clone(), down.value, counts, again, second),
-            None => grouped_swiglu_linear(h.clone(), p.clone(), down, counts, again, &batch.pass),
+            Some([_, second]) => {
+                fp8::grouped_activated_linear(h.clone(), p.clone(), down.value, act, counts, again, second)
+            }
+            None => grouped_activated_linear(h.clone(), p.clone(), down, act, counts, again, &batch.pass),
         };
         match adapters {
-            Some(adapters) => adapters.down(y, (h, p), counts, again, &self.down),
+            Some(adapters) => adapters.down(y, (h, p), act, counts, again, &self.down),
             None => y,
         }
     }
 
     /// Whether a decode step of so many copies can leave the experts' numbers of tokens on the device.
     pub fn decodes(&self, copies: usize) -> bool {
-        if !self.can_overlap() || self.is_fp8() {
+        if !self.can_overlap() || self.is_fp8() || self.act != ExpertActivation::SwiGlu {
             return false;
         }
         let (w, few) = (self.gate_up.value(false), self.few(copies));
@@ -182,6 +192,11 @@ impl Experts {
     /// `p [tokens, 1]`. All-to-alls are overlapped with the GEMMs.
     pub fn through(&self, x: Tensor<2>, p: Tensor<2>, pipeline: &Arc<ExpertPipeline>) -> Tensor<2> {
         through_experts(x, p, [self.gate_up.value(false), self.down.value(false)], pipeline, self.recompute_activation)
+    }
+
+    /// What they compute between their layers.
+    pub fn activation(&self) -> ExpertActivation {
+        self.act
     }
 
     /// Whether all-to-alls can be overlapped with the experts' GEMMs.

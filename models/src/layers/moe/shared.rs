@@ -7,7 +7,7 @@ use burn::tensor::activation::sigmoid;
 
 use super::config::{MoeConfig, SharedExperts};
 use crate::layers::linear::LinearConfig;
-use crate::layers::mlp::{Activation, Mlp, MlpConfig};
+use crate::layers::mlp::{Mlp, MlpConfig};
 use crate::micro_batch::MicroBatch;
 use crate::param::{ParamBuilder, Result};
 
@@ -26,7 +26,7 @@ impl Shared {
         let sizes = MlpConfig {
             hidden: config.hidden,
             intermediate: shared.intermediate,
-            activation: Activation::SwiGlu,
+            activation: config.kind.activation(),
             input: linear(config.input),
             output: linear(config.output),
         };

@@ -143,6 +143,14 @@ fn tokens_cut_over_context_parallel_ranks() {
 }
 
 /// Without sequence parallelism the positions need not be a multiple of the ranks, and some ranks may have none.
+/// Nemotron 3: squared ReLU in routed and shared experts, whose all-to-alls are overlapped too.
+#[test]
+fn experts_without_gates() {
+    let mut case = deepseek();
+    case.config.kind = ExpertKind::SquaredRelu;
+    assert_layouts(case, &["TP1", "DP2 EP2", "DP4 EP2 ETP2", "TP2 SP EP2 ETP1", "TP2 EP2 ETP1", "CP2 EP2"]);
+}
+
 #[test]
 fn any_number_of_positions() {
     for seq in [5, 1] {

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::activation::{sigmoid, silu, softmax};
+use burn::tensor::activation::{relu, sigmoid, silu, softmax};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use models::layers::{BalanceOver, Capacity, DropPolicy, MoeConfig, Scores};
+use models::layers::{BalanceOver, Capacity, DropPolicy, ExpertKind, MoeConfig, Scores};
 
 use super::{Case, EPS, Found, HIDDEN, SAMPLES, element, weight};
 use crate::harness::host;
@@ -24,9 +24,8 @@ impl Model {
         let mut shapes = vec![("norm.weight".to_string(), [1, HIDDEN])];
         shapes.push(("layers.0.mlp.router.weight".into(), [config.experts, HIDDEN]));
         let mut mlp = |name: String, features| {
-            for (part, shape) in
-                [("gate", [features, HIDDEN]), ("up", [features, HIDDEN]), ("down", [HIDDEN, features])]
-            {
+            let gate = (config.kind == ExpertKind::SwiGlu).then_some(("gate", [features, HIDDEN]));
+            for (part, shape) in gate.into_iter().chain([("up", [features, HIDDEN]), ("down", [HIDDEN, features])]) {
                 shapes.push((format!("{name}.{part}_proj.weight"), shape));
             }
         };
@@ -59,7 +58,12 @@ impl Model {
 
     fn mlp(&self, x: Tensor<2>, name: &str) -> Tensor<2> {
         let part = |x: Tensor<2>, part: &str| x.matmul(self.leaf(&format!("{name}.{part}_proj.weight")).transpose());
-        part(silu(part(x.clone(), "gate")) * part(x, "up"), "down")
+        let up = part(x.clone(), "up");
+        match self.config.kind {
+            ExpertKind::SwiGlu => part(silu(part(x, "gate")) * up, "down"),
+            ExpertKind::SquaredRelu => part(relu(up).powi_scalar(2), "down"),
+            ExpertKind::Clamped { .. } => panic!("of no case"),
+        }
     }
 }
 
