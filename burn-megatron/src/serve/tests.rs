@@ -1,4 +1,5 @@
 mod families;
+mod prefix;
 
 use std::ops::ControlFlow;
 use std::sync::Mutex;
@@ -102,6 +103,7 @@ fn sizes() -> SchedulerConfig {
         max_model_len,
         block_size: 4,
         num_blocks: 40,
+        enable_prefix_caching: true,
         enforce_eager: false,
     }
 }
