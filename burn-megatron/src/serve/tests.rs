@@ -66,6 +66,15 @@ fn served_by<M: CausalLm>(
     config: SchedulerConfig,
     asked: &[Request],
 ) -> (Vec<Vec<Event>>, Statistics) {
+    served_by_models(|rank| vec![model(rank)], layout, config, asked)
+}
+
+fn served_by_models<M: CausalLm>(
+    models: impl Fn(&Rank) -> Vec<M> + Sync,
+    layout: &str,
+    config: SchedulerConfig,
+    asked: &[Request],
+) -> (Vec<Vec<Event>>, Statistics) {
     let (requests, queue) = Requests::channel();
     let (events, tickets): (Vec<Receiver<Event>>, Vec<Ticket>) = (asked.iter())
         .map(|request| {
@@ -80,7 +89,7 @@ fn served_by<M: CausalLm>(
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     launch(&mesh, &[Device::flex()], |rank: Rank| {
         let queue = if rank.rank == 0 { queue.lock().unwrap().take() } else { None };
-        Ok(run(&rank, &[model(&rank)], config, queue)?)
+        Ok(run(&rank, &models(&rank), config, queue)?)
     })
     .unwrap();
     drop(tickets);

@@ -141,19 +141,8 @@ fn models_share_nothing_with_each_other() {
             .expect("a legal model")
     };
     let asked = [of(0), of(1), of(0), of(1)];
-    let (requests, queue) = Requests::channel();
-    let (sent, tickets): (Vec<_>, Vec<_>) = (asked.iter())
-        .map(|request| {
-            let (send, receive) = channel();
-            let on_event = move |event| send.send(event).map_or(ControlFlow::Break(()), ControlFlow::Continue);
-            (receive, requests.submit(request.clone(), on_event).unwrap())
-        })
-        .unzip();
-    requests.finish();
-    let rank = Rank::single(Device::flex());
-    run(&rank, &[build(&rank, 11), build(&rank, 12)], sizes(), Some(queue)).unwrap();
-    drop(tickets);
-    let events: Vec<Vec<Event>> = sent.into_iter().map(|events| events.into_iter().collect()).collect();
+    let both = |rank: &Rank| vec![build(rank, 11), build(rank, 12)];
+    let (events, _) = served_by_models(both, "TP1", sizes(), &asked);
     let texts: Vec<Vec<i64>> = events.iter().map(|events| tokens(events)).collect();
     let expected = [11, 12].map(|seed| alone_by(|rank| build(rank, seed), &asked[0]));
     assert_eq!(texts, [0, 1, 0, 1].map(|model: usize| expected[model].clone()));
