@@ -23,7 +23,9 @@
 //! ```
 
 #[doc(inline)]
-pub use host::{batch, checkpoint, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace};
+pub use host::{
+    batch, block_pool, checkpoint, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace,
+};
 use host::{host_memory, local_time, positioned, refusal, safetensors_header};
 #[doc(inline)]
 pub use planner as plan;

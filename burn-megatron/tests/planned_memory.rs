@@ -158,12 +158,13 @@ impl WithModel for BuildTeacher<'_> {
     }
 }
 
-/// Draws completions as a step of GRPO does, of the longest prompts.
+/// Draws completions as a step of GRPO does, of the longest prompts; they share nothing, which is what is planned for.
 fn complete<M: CausalLm>(rank: &Rank, engine: &RankEngine<M>, grpo: &GrpoConfig, seq: usize) -> Result<(), BoxError> {
     let longest = grpo.max_completion_length;
     let sequences: usize = engine.sequences_of_step().iter().map(|sequences| sequences.len()).sum();
-    let prompt: Vec<i64> = (0..seq + 1 - longest).map(|at| (at * 31 % 1000) as i64).collect();
-    let prompts: Vec<(&[i64], u64)> = (0..sequences as u64).map(|seed| (prompt.as_slice(), seed)).collect();
+    let prompt = |sequence: usize| (0..seq + 1 - longest).map(|at| ((at * 31 + sequence) % 1000) as i64).collect();
+    let all: Vec<Vec<i64>> = (0..sequences).map(prompt).collect();
+    let prompts: Vec<(&[i64], u64)> = all.iter().zip(0..).map(|(prompt, seed)| (prompt.as_slice(), seed)).collect();
     let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
     let options = GenerateOptions { enforce_eager: true, ..GenerateOptions::new(longest, sampling) };
     let model = engine.stages().next().unwrap().valid();

@@ -1,5 +1,7 @@
 //! What the engine needs of a language model, whatever its family.
 
+use std::fmt;
+
 use backend_dist::shard::Registry;
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
@@ -55,6 +57,11 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
         self.dims().max_positions
     }
 
+    /// Why sequences that begin with the same tokens cannot share what a cache holds of these, if it is so.
+    fn unshared_prefixes(&self) -> Option<UnsharedPrefixes> {
+        self.dims().states.is_some().then_some(UnsharedPrefixes::States)
+    }
+
     /// Number of tokens.
     fn vocab_size(&self) -> usize {
         self.dims().vocab
@@ -101,6 +108,26 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
     }
 }
 
+/// Why sequences that begin with the same tokens do not share them in a cache of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnsharedPrefixes {
+    /// Recurrent layers keep one state of a sequence, that after its last token, and none of its blocks.
+    States,
+    /// Experts with a capacity drop tokens of a full step: keys and values depend on who else was in it.
+    Capacity,
+}
+
+impl fmt::Display for UnsharedPrefixes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::States => "recurrent layers keep the state after the last token only",
+            Self::Capacity => {
+                "experts with moe-expert-capacity-factor drop tokens, depending on the other sequences of a step"
+            }
+        })
+    }
+}
+
 /// A decoder that predicts the next token, or the [`Part`] of one that a pipeline stage holds.
 ///
 /// It is a chain: embedding, layers, head. Whoever trains it calls the links one by one; the activations between two of
@@ -137,6 +164,12 @@ pub trait CausalLm: Module {
 
     /// The part of the whole model that this is.
     fn part(&self) -> &Part;
+
+    /// Whether sequences that begin with the same tokens can have the same blocks of a cache for them, and read only what
+    /// follows: [`ModelConfig::unshared_prefixes`] says why not. The same for all parts of a model.
+    fn shares_prefixes(&self) -> bool {
+        false
+    }
 
     /// The activations before the first layer.
     ///

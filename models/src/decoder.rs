@@ -39,6 +39,8 @@ pub struct Decoder<C> {
     #[module(skip)]
     part: Part,
     #[module(skip)]
+    shares_prefixes: bool,
+    #[module(skip)]
     registry: Arc<Registry>,
     #[module(skip)]
     family: PhantomData<fn() -> C>,
@@ -107,6 +109,7 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
             ropes,
             parallel: params.parallel().clone(),
             part,
+            shares_prefixes: config.unshared_prefixes().is_none(),
             registry: Arc::new(params.take_registry()),
             family: PhantomData,
         })
@@ -114,6 +117,10 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
 
     fn part(&self) -> &Part {
         &self.part
+    }
+
+    fn shares_prefixes(&self) -> bool {
+        self.shares_prefixes
     }
 
     fn embed(&self, tokens: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {

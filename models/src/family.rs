@@ -4,7 +4,7 @@ mod hf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::causal_lm::{CausalLm, ModelConfig};
+use crate::causal_lm::{CausalLm, ModelConfig, UnsharedPrefixes};
 use crate::config::ConfigError;
 use crate::layout::ModelDims;
 use crate::names::NameMap;
@@ -105,6 +105,10 @@ impl ModelConfig for FamilyConfig {
 
     fn cached_positions(&self) -> Option<usize> {
         ask!(self, config => config.cached_positions())
+    }
+
+    fn unshared_prefixes(&self) -> Option<UnsharedPrefixes> {
+        ask!(self, config => config.unshared_prefixes())
     }
 
     fn vocab_size(&self) -> usize {

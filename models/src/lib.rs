@@ -54,7 +54,7 @@ pub mod param;
 pub mod part;
 
 pub use activation::Activation;
-pub use causal_lm::{CausalLm, ModelConfig};
+pub use causal_lm::{CausalLm, ModelConfig, UnsharedPrefixes};
 pub use config::ConfigError;
 pub use decoder::Decoder;
 pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config};

@@ -10,6 +10,7 @@
 pub use layouts::element;
 
 pub mod batch;
+pub mod block_pool;
 #[doc(hidden)]
 pub mod boxes;
 pub mod checkpoint;

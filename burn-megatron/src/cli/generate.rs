@@ -224,6 +224,7 @@ fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOption
         stop_tokens,
         sampling: args.sampling.over(&source.generation),
         window: args.window,
+        enable_prefix_caching: true,
         enforce_eager: false,
     })
 }

@@ -116,6 +116,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let http = std::thread::spawn(move || server.serve(handlers, async { drop(until.await) }));
     let served = job(&|| {
         app.ready.store(true, Ordering::Relaxed);
+        if let Some(why) = config.unshared_prefixes() {
+            say(format_args!("prefixes are not cached: {why}"));
+        }
         let SchedulerConfig { max_num_seqs, max_model_len, num_blocks, block_size, .. } = scheduler;
         say(format_args!(
             "{} at http://{address}/v1: up to {max_num_seqs} sequences of {max_model_len} tokens, {num_blocks} blocks of {block_size}",

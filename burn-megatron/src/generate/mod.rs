@@ -9,6 +9,7 @@ mod sampling;
 #[cfg(test)]
 mod tests;
 mod text;
+mod texts;
 
 pub use choose::{Choice, Likely, TokenLogprobs};
 pub(crate) use choose::{Chosen, choose};

@@ -1,6 +1,6 @@
 //! The loop: read, choose, repeat.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use backend_dist::launch::Rank;
@@ -11,10 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::{self, Choice, Chosen};
 use super::ranks::ModelRanks;
+use super::texts::{BLOCK_SIZE, Text};
 use super::{GenerateError, Sampling};
-
-/// Positions of a block of the cache.
-const BLOCK_SIZE: usize = 64;
 
 /// How much is written, and how.
 ///
@@ -41,6 +39,9 @@ pub struct GenerateOptions {
     /// Most tokens that the model sees at once. A text that gets longer resumes from its last half window, which is
     /// read anew. `None`: the model sees everything, and one with learned positions must have enough of them.
     pub window: Option<usize>,
+    /// Prompts that begin with the same tokens are read once, and have the same blocks of the cache for them. Left out where
+    /// a model cannot do it ([`CausalLm::shares_prefixes`]), and where a window moves on.
+    pub enable_prefix_caching: bool,
     /// GPUs: no CUDA graphs. Recording one needs a process in which nobody else calls the driver: no training, no other
     /// ranks. Where a process has several, and in pipelines, none is recorded in any case.
     pub enforce_eager: bool,
@@ -49,7 +50,8 @@ pub struct GenerateOptions {
 impl GenerateOptions {
     /// So many tokens, without a stop and without a window.
     pub fn new(max_new_tokens: usize, sampling: Sampling) -> Self {
-        Self { max_new_tokens, stop_tokens: Vec::new(), sampling, window: None, enforce_eager: false }
+        let (stop_tokens, window) = (Vec::new(), None);
+        Self { max_new_tokens, stop_tokens, sampling, window, enable_prefix_caching: true, enforce_eager: false }
     }
 
     /// Whether a model of this configuration can continue this prompt.
@@ -91,8 +93,13 @@ impl GenerateOptions {
         Err(GenerateError::Memory { new: self.max_new_tokens, positions, bytes, available, fitting, prompt })
     }
 
+    /// The same, without shared prefixes if the model cannot share them.
+    pub(crate) fn sharing_if(&self, possible: bool) -> Self {
+        Self { enable_prefix_caching: self.enable_prefix_caching && possible, ..self.clone() }
+    }
+
     /// Positions that the model reads at once at most: the last token is not read.
-    fn positions(&self, prompt: usize) -> usize {
+    pub(super) fn positions(&self, prompt: usize) -> usize {
         let all = prompt.saturating_add(self.max_new_tokens).saturating_sub(1).max(prompt);
         self.window.map_or(all, |window| window.min(all))
     }
@@ -168,7 +175,8 @@ pub fn generate_batch<M: CausalLm>(
     mut on_token: impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>, GenerateError> {
     let read = |step: &Step, cache: &mut PagedKvCache| Some(model.extend(step, cache));
-    generate_by(read, &ModelRanks::whole(rank), prompts, options, &mut on_token)
+    let options = options.sharing_if(model.shares_prefixes());
+    generate_by(read, &ModelRanks::whole(rank), prompts, &options, &mut on_token)
 }
 
 /// [`generate_batch`] with a model that `read` reads a step with; only ranks with the head get logits.
@@ -183,8 +191,7 @@ pub(crate) fn generate_by(
     if prompts.iter().any(|(prompt, _)| prompt.is_empty()) {
         return Err(GenerateError::EmptyPrompt);
     }
-    let mut blocks = 0;
-    let mut texts: Vec<Text> = prompts.iter().map(|prompt| Text::new(prompt, options, &mut blocks)).collect();
+    let (mut texts, blocks) = Text::all(prompts, options);
     // Of a rank that has nothing left to write, while others have: a token that is no text's.
     let idle = Chunk { tokens: vec![0], positions: 0..1, blocks: vec![blocks], outputs: Outputs::Last };
     let mut cache = PagedKvCache::new(blocks as usize + usize::from(ranks.together.is_some()), BLOCK_SIZE);
@@ -225,49 +232,6 @@ pub(crate) fn generate_by(
         decode_seconds,
     };
     Ok(texts.into_iter().map(generated).collect())
-}
-
-/// A text that is written.
-struct Text {
-    /// Those of the prompt first.
-    tokens: Vec<i64>,
-    prompt: usize,
-    seed: u64,
-    /// The tokens in the cache.
-    read: Range<usize>,
-    /// Most tokens in the cache.
-    capacity: usize,
-    blocks: Range<u32>,
-    ended: Option<Ended>,
-}
-
-impl Text {
-    /// A text of the prompt alone, with the next blocks.
-    fn new((prompt, seed): &(&[i64], u64), options: &GenerateOptions, blocks: &mut u32) -> Self {
-        let capacity = options.positions(prompt.len());
-        let first = *blocks;
-        *blocks += capacity.div_ceil(BLOCK_SIZE) as u32;
-        let (tokens, prompt, seed) = (prompt.to_vec(), prompt.len(), *seed);
-        let unread = prompt - prompt.min(capacity);
-        Self { tokens, prompt, seed, read: unread..unread, capacity, blocks: first..*blocks, ended: None }
-    }
-
-    /// What is read next: what is not in the cache, or, if there is no room for it, the last half window.
-    fn next_chunk(&mut self, options: &GenerateOptions) -> Chunk {
-        let len = self.tokens.len();
-        if len - self.read.start > self.capacity {
-            let start = len - (options.window.unwrap_or(self.capacity) / 2).max(1);
-            self.read = start..start;
-        }
-        let Range { start, end } = self.read.clone();
-        self.read.end = len;
-        Chunk {
-            tokens: self.tokens[end..].to_vec(),
-            positions: end - start..len - start,
-            blocks: self.blocks.clone().collect(),
-            outputs: Outputs::Last,
-        }
-    }
 }
 
 /// The next token of the texts `at`, told to the reader, and why it is the text's last if it is.

@@ -6,7 +6,8 @@ use std::ops::ControlFlow;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
-use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, ParamBuilder};
+use models::layers::paged::Step;
+use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, PagedKvCache, ParamBuilder};
 
 use super::*;
 
@@ -211,4 +212,50 @@ fn broken_weights_are_named() {
     let options = GenerateOptions::new(4, Sampling::greedy());
     let error = generate(&rank, &model, &PROMPT, &options, |_| ControlFlow::Continue(())).unwrap_err().to_string();
     assert!(error.starts_with("after 5 tokens the model gives a logit of NaN"), "{error}");
+}
+
+/// What GRPO draws: several texts of each of some prompts. Two prompts have one block in common, one has two full blocks.
+#[test]
+fn prompts_that_begin_alike_are_read_once() {
+    let prompt = |len: usize, last: i64| (0..len as i64).map(|at| at * 7 % 60).chain([last]).collect::<Vec<i64>>();
+    let prompts = [prompt(130, 1), prompt(130, 1), prompt(70, 2), prompt(127, 3), prompt(127, 3), prompt(20, 4)];
+    let batch: Vec<(&[i64], u64)> = prompts.iter().zip(7..).map(|(prompt, seed)| (prompt.as_slice(), seed)).collect();
+    let sampling = Sampling { temperature: 1.0, top_k: None, top_p: None, seed: 3 };
+    for layout in ["TP1", "TP2", "TP2 SP"] {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        let texts = |enable_prefix_caching: bool| {
+            let options = GenerateOptions { enable_prefix_caching, ..GenerateOptions::new(70, sampling) };
+            let ranks = launch(&mesh, &[Device::flex()], |rank: Rank| {
+                let model = Llama::build(&llama(), ParamBuilder::new(&rank, FloatDType::F64, SEED).without_autodiff())?;
+                let read = Mutex::new(Vec::new());
+                let step = |step: &Step, cache: &mut PagedKvCache| {
+                    read.lock().unwrap().push(step.len());
+                    Some(model.extend(step, cache))
+                };
+                let listen = &mut |_: usize, _: i64| ControlFlow::Continue(());
+                let texts = generate_by(step, &ModelRanks::whole(&rank), &batch, &options, listen)?;
+                let tokens: Vec<Vec<i64>> = texts.into_iter().map(|text| text.tokens).collect();
+                Ok((tokens, read.into_inner().unwrap()))
+            });
+            ranks.unwrap().remove(0)
+        };
+        let ((shared, read), (alone, all)) = (texts(true), texts(false));
+        assert_eq!(shared, alone, "{layout}");
+        // Two blocks of 64 are found by the second, one each by the third and fourth, and by the fifth, whose last token is read.
+        assert_eq!((all[0], read[0]), (131 + 131 + 71 + 128 + 128 + 21, 131 + 3 + 7 + 64 + 64 + 21), "{layout}");
+        assert_eq!(all[1..], read[1..]);
+    }
+}
+
+/// What a window moves on from is written over.
+#[test]
+fn a_window_shares_nothing() {
+    let prompt: Vec<i64> = (0..100).map(|at| at * 7 % 60).collect();
+    let options = GenerateOptions { window: Some(110), ..GenerateOptions::new(30, Sampling::greedy()) };
+    let rank = Rank::single(Device::flex());
+    let model = Llama::build(&llama(), ParamBuilder::new(&rank, FloatDType::F64, SEED).without_autodiff()).unwrap();
+    let batch = [(prompt.as_slice(), 0), (prompt.as_slice(), 0)];
+    let texts = generate_batch(&rank, &model, &batch, &options, |_, _| ControlFlow::Continue(())).unwrap();
+    let alone = generate(&rank, &model, &prompt, &options, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!([&texts[0].tokens, &texts[1].tokens], [&alone.tokens; 2]);
 }

@@ -62,6 +62,8 @@ pub fn run<M: CausalLm>(
     config: SchedulerConfig,
     queue: Option<Queue>,
 ) -> Result<(), SchedulerError> {
+    let shares = models.iter().all(CausalLm::shares_prefixes);
+    let config = SchedulerConfig { enable_prefix_caching: config.enable_prefix_caching && shares, ..config };
     let group = rank.group(Axis::Tp);
     let _sums = one_shot_sums(&group, &rank.device);
     let mut cache = PagedKvCache::new(config.num_blocks, config.block_size);

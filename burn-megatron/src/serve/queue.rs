@@ -69,8 +69,12 @@ pub struct Statistics {
     pub used_blocks: usize,
     /// Blocks of the cache.
     pub num_blocks: usize,
-    /// Tokens of the prompts that were read.
+    /// Tokens of the prompts that were read, or were in the cache.
     pub prompt_tokens: u64,
+    /// Tokens of prompts that were looked for in the cache: none of those whose log-probabilities are asked for.
+    pub prefix_cache_queries: u64,
+    /// Those of them that were there, and were not read.
+    pub prefix_cache_hits: u64,
     /// New tokens.
     pub generation_tokens: u64,
     /// Sequences that had to give up their blocks.

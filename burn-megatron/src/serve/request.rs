@@ -91,6 +91,8 @@ pub enum Finish {
 pub enum Event {
     /// The prompt was read, for a request that asks for the log-probabilities of its tokens: of all but the first.
     Prompt(Vec<TokenLogprobs>),
+    /// So many tokens of the prompt were in the cache, before the first token. Not said of none.
+    Cached(usize),
     /// A new token.
     Token {
         /// The token.

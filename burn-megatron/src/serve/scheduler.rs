@@ -1,104 +1,21 @@
-//! Which sequences a step reads, and which blocks of the cache they have. Numbers alone: no tokens, tensors or threads.
+//! Which sequences a step reads, and which blocks of the cache they have. No tensors or threads.
 
+mod config;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use thiserror::Error;
-
-/// Sizes of a scheduler, by vLLM's names.
-///
-/// ```
-/// use burn_megatron::serve::{Scheduler, SchedulerConfig};
-///
-/// let config = SchedulerConfig { max_num_seqs: 4, num_blocks: 64, ..SchedulerConfig::default() };
-/// let mut scheduler = Scheduler::new(config)?;
-/// scheduler.add(7, 100);
-/// // The whole prompt in one step, then one token at a time.
-/// assert_eq!(scheduler.schedule()[0].positions, 0..100);
-/// scheduler.append(7);
-/// assert_eq!(scheduler.schedule()[0].positions, 100..101);
-/// scheduler.remove(7);
-/// assert!(scheduler.schedule().is_empty());
-/// # Ok::<(), burn_megatron::serve::SchedulerError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SchedulerConfig {
-    /// Most sequences that run at a time.
-    pub max_num_seqs: usize,
-    /// Most tokens of a step: a longer prompt is read in several steps.
-    pub max_num_batched_tokens: usize,
-    /// Most positions of a sequence, prompt and new tokens together.
-    pub max_model_len: usize,
-    /// Positions of a block.
-    pub block_size: usize,
-    /// Blocks of the cache.
-    pub num_blocks: usize,
-    /// Decode steps are not recorded as CUDA graphs ([`PagedKvCache::eager`](models::PagedKvCache::eager)).
-    pub enforce_eager: bool,
-}
-
-impl Default for SchedulerConfig {
-    /// 64 sequences, 2048 tokens a step and a sequence, blocks of 64 positions, as many as all sequences need.
-    fn default() -> Self {
-        let (max_num_seqs, max_model_len, block_size) = (64, 2048, 64);
-        let num_blocks = max_num_seqs * max_model_len / block_size;
-        Self { max_num_seqs, max_num_batched_tokens: 2048, max_model_len, block_size, num_blocks, enforce_eager: false }
-    }
-}
-
-/// A size of which nothing can come.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{key} {value}: {why}; nearest legal: {nearest}")]
-pub struct SchedulerError {
-    /// Its name.
-    pub key: &'static str,
-    /// Its value.
-    pub value: usize,
-    /// What is wrong.
-    pub why: &'static str,
-    /// The closest value that would do.
-    pub nearest: usize,
-}
-
-impl SchedulerConfig {
-    /// Whether every sequence that fits `max-model-len` can be finished. The error names the size.
-    pub fn check(&self) -> Result<(), SchedulerError> {
-        let refuse = |key, value, why, nearest| Err(SchedulerError { key, value, why, nearest });
-        let Self { max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, .. } = *self;
-        for (key, value) in [("max-num-seqs", max_num_seqs), ("block-size", block_size)] {
-            if value == 0 {
-                return refuse(key, value, "at least one is needed", 1);
-            }
-        }
-        if max_model_len < 2 {
-            return refuse("max-model-len", max_model_len, "a prompt and a new token have two positions", 2);
-        }
-        if max_num_batched_tokens < max_num_seqs {
-            let why = "each of --max-num-seqs sequences reads a token in a step";
-            return refuse("max-num-batched-tokens", max_num_batched_tokens, why, max_num_seqs);
-        }
-        let room = num_blocks.saturating_mul(block_size);
-        if room < max_model_len {
-            let why = "the cache has no blocks for so many positions of one sequence";
-            return refuse("max-model-len", max_model_len, why, room.max(2));
-        }
-        Ok(())
-    }
-
-    fn blocks_of(&self, positions: usize) -> usize {
-        positions.div_ceil(self.block_size)
-    }
-}
+pub use self::config::{SchedulerConfig, SchedulerError};
+use crate::block_pool::BlockPool;
 
 /// What a step reads of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheduled {
     /// The sequence.
     pub id: u64,
-    /// The positions of the tokens that are read.
+    /// The positions of the tokens that are read. A sequence that starts behind 0 has all positions before from others.
     pub positions: Range<usize>,
     /// The blocks of the sequence, in order.
     pub blocks: Vec<u32>,
@@ -110,19 +27,44 @@ pub struct Scheduled {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sequence {
     id: u64,
+    model: usize,
     /// Its tokens so far.
-    len: usize,
+    tokens: Vec<i64>,
+    /// All of its tokens are read, whatever the cache holds.
+    reads_all: bool,
     /// Tokens whose keys and values are in the cache.
     computed: usize,
     blocks: Vec<u32>,
+    /// Full blocks that the pool knows of.
+    kept: usize,
 }
 
 /// First come, first served. A sequence takes blocks as it grows. When there are none left, the one that came last gives
-/// its blocks up and waits, at the front, to be read again (vLLM's preemption by recomputation).
+/// its blocks up and waits, at the front, to be read again (vLLM's preemption by recomputation). A sequence starts behind
+/// the tokens that the cache holds ([`BlockPool`]).
+///
+/// ```
+/// use burn_megatron::serve::{Scheduler, SchedulerConfig};
+///
+/// let config = SchedulerConfig { max_num_seqs: 4, num_blocks: 64, ..SchedulerConfig::default() };
+/// let mut scheduler = Scheduler::new(config)?;
+/// let prompt: Vec<i64> = (0..100).collect();
+/// scheduler.add(7, 0, &prompt);
+/// // The whole prompt in one step, then one token at a time.
+/// assert_eq!(scheduler.schedule()[0].positions, 0..100);
+/// scheduler.append(7, 5);
+/// assert_eq!(scheduler.schedule()[0].positions, 100..101);
+/// scheduler.remove(7);
+/// assert!(scheduler.schedule().is_empty());
+/// // A block of 64 of its tokens is in the cache.
+/// scheduler.add(8, 0, &prompt);
+/// assert_eq!(scheduler.schedule()[0].positions, 64..100);
+/// # Ok::<(), burn_megatron::serve::SchedulerError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     config: SchedulerConfig,
-    free: Vec<u32>,
+    pool: BlockPool,
     waiting: VecDeque<Sequence>,
     /// In the order in which they came.
     running: Vec<Sequence>,
@@ -135,8 +77,8 @@ impl Scheduler {
     /// A scheduler with all blocks free.
     pub fn new(config: SchedulerConfig) -> Result<Self, SchedulerError> {
         config.check()?;
-        let free = (0..config.num_blocks as u32).rev().collect();
-        Ok(Self { config, free, waiting: VecDeque::new(), running: Vec::new(), preemptions: 0, released: Vec::new() })
+        let pool = BlockPool::new(config.num_blocks, config.block_size, config.enable_prefix_caching);
+        Ok(Self { config, pool, waiting: VecDeque::new(), running: Vec::new(), preemptions: 0, released: Vec::new() })
     }
 
     /// Its sizes.
@@ -156,7 +98,7 @@ impl Scheduler {
 
     /// Blocks that no sequence has.
     pub fn free_blocks(&self) -> usize {
-        self.free.len()
+        self.pool.available()
     }
 
     /// How often a sequence had to give its blocks up.
@@ -164,23 +106,32 @@ impl Scheduler {
         self.preemptions
     }
 
-    /// Takes a sequence of `len` tokens, at least one and fewer than `max-model-len`, under an `id` that no other has.
-    pub fn add(&mut self, id: u64, len: usize) {
-        self.waiting.push_back(Sequence { id, len, computed: 0, blocks: Vec::new() });
+    /// Takes a sequence of these tokens of a `model`, at least one and fewer than `max-model-len`, under an `id` that no other
+    /// has.
+    pub fn add(&mut self, id: u64, model: usize, tokens: &[i64]) {
+        let (tokens, blocks) = (tokens.to_vec(), Vec::new());
+        let sequence = Sequence { id, model, tokens, reads_all: false, computed: 0, blocks, kept: 0 };
+        self.waiting.push_back(sequence);
+    }
+
+    /// The same for a sequence of which all tokens are read, whatever the cache holds: all of its logits are wanted.
+    pub fn add_to_read_all(&mut self, id: u64, model: usize, tokens: &[i64]) {
+        self.add(id, model, tokens);
+        self.waiting.iter_mut().filter(|sequence| sequence.id == id).for_each(|sequence| sequence.reads_all = true);
     }
 
     /// A sequence has one more token.
-    pub fn append(&mut self, id: u64) {
+    pub fn append(&mut self, id: u64, token: i64) {
         let all = self.running.iter_mut().chain(&mut self.waiting);
-        all.filter(|sequence| sequence.id == id).for_each(|sequence| sequence.len += 1);
+        all.filter(|sequence| sequence.id == id).for_each(|sequence| sequence.tokens.push(token));
     }
 
     /// Forgets a sequence: it has ended, or nobody wants more of it.
     pub fn remove(&mut self, id: u64) {
         self.waiting.retain(|sequence| sequence.id != id);
         if let Some(at) = self.running.iter().position(|sequence| sequence.id == id) {
-            let sequence = self.running.remove(at);
-            self.take_back(sequence.blocks);
+            let mut sequence = self.running.remove(at);
+            self.take_back(&mut sequence);
         }
     }
 
@@ -191,77 +142,110 @@ impl Scheduler {
         std::mem::take(&mut self.released)
     }
 
-    fn take_back(&mut self, blocks: Vec<u32>) {
-        self.released.extend(blocks.first());
-        self.free.extend(blocks);
+    fn take_back(&mut self, sequence: &mut Sequence) {
+        keep(&mut self.pool, sequence);
+        self.released.extend(sequence.blocks.first());
+        self.pool.give_back(&sequence.blocks);
+        (sequence.blocks, sequence.computed, sequence.kept) = (Vec::new(), 0, 0);
     }
 
     /// The next step, empty if there is nothing to read; its tokens count as read. Sequences that read one token come
     /// first.
+    ///
+    /// A sequence may begin with blocks that a longer chunk of the same step fills: a step writes the keys and values of all
+    /// of its tokens before it reads any. Kernels for steps of single tokens do both at once, so what single tokens fill is
+    /// found from the next step on.
     pub fn schedule(&mut self) -> Vec<Scheduled> {
         let (mut budget, mut step) = (self.config.max_num_batched_tokens, Vec::new());
         let (mut at, before) = (0, self.preemptions);
+        self.running.iter_mut().for_each(|sequence| keep(&mut self.pool, sequence));
         while at < self.running.len() {
-            let new = self.new_tokens(&self.running[at], budget);
+            let new = self.running[at].new_tokens(budget);
             if new > 0 && self.make_room(at, new) {
                 budget -= new;
-                step.push(read(&mut self.running[at], new));
+                step.push(self.read(at, new));
             }
             at += 1;
         }
         // What was preempted in this step is not read again in it.
         while before == self.preemptions && self.running.len() < self.config.max_num_seqs && budget > 0 {
-            let Some(next) = self.waiting.front() else { break };
-            // With the token that follows: a sequence that starts can read at least once more.
-            if self.config.blocks_of((next.len + 1).min(self.config.max_model_len)) > self.free.len() {
+            let Some(next) = self.waiting.pop_front() else { break };
+            if let Err(next) = self.start(next, budget) {
+                self.waiting.push_front(next);
                 break;
             }
-            let Some(mut next) = self.waiting.pop_front() else { break };
-            let new = self.new_tokens(&next, budget);
-            self.take_blocks(&mut next, new);
+            let at = self.running.len() - 1;
+            let new = self.running[at].new_tokens(budget);
             budget -= new;
-            step.push(read(&mut next, new));
-            self.running.push(next);
+            step.push(self.read(at, new));
         }
         step.sort_by_key(|scheduled| scheduled.positions.len() > 1);
         step
     }
 
-    fn new_tokens(&self, sequence: &Sequence, budget: usize) -> usize {
-        (sequence.len - sequence.computed).min(budget)
+    /// Runs a sequence that waits, behind what the cache holds of it; gives it back if there is no room.
+    fn start(&mut self, mut next: Sequence, budget: usize) -> Result<(), Sequence> {
+        let found = match next.reads_all {
+            true => Vec::new(),
+            false => self.pool.find(next.model, &next.tokens),
+        };
+        // With the token that follows: a sequence that starts can read at least once more.
+        let needed = self.config.blocks_of((next.tokens.len() + 1).min(self.config.max_model_len)) - found.len();
+        if needed + self.pool.idle_among(&found) > self.pool.available() {
+            return Err(next);
+        }
+        self.pool.share(&found);
+        next.computed = found.len() * self.config.block_size;
+        next.blocks = found;
+        let new = next.new_tokens(budget);
+        self.running.push(next);
+        self.take_blocks(self.running.len() - 1, new);
+        Ok(())
     }
 
     /// Blocks for `new` more tokens of the running sequence `at`, if need be those of younger ones. False if it had to
     /// give up its own.
     fn make_room(&mut self, at: usize, new: usize) -> bool {
         let needed = self.config.blocks_of(self.running[at].computed + new);
-        while needed > self.running[at].blocks.len() + self.free.len() {
+        while needed > self.running[at].blocks.len() + self.pool.available() {
             let Some(mut youngest) = self.running.pop() else { return false };
-            let blocks = std::mem::take(&mut youngest.blocks);
-            self.take_back(blocks);
-            youngest.computed = 0;
+            self.take_back(&mut youngest);
             self.waiting.push_front(youngest);
             self.preemptions += 1;
             if self.running.len() == at {
                 return false;
             }
         }
-        let mut sequence = self.running[at].clone();
-        self.take_blocks(&mut sequence, new);
-        self.running[at] = sequence;
+        self.take_blocks(at, new);
         true
     }
 
-    fn take_blocks(&mut self, sequence: &mut Sequence, new: usize) {
+    fn take_blocks(&mut self, at: usize, new: usize) {
+        let sequence = &mut self.running[at];
         let missing = self.config.blocks_of(sequence.computed + new).saturating_sub(sequence.blocks.len());
-        let rest = self.free.len().saturating_sub(missing);
-        sequence.blocks.extend(self.free.drain(rest..).rev());
+        sequence.blocks.extend(self.pool.take(missing).expect("there is room"));
+    }
+
+    fn read(&mut self, at: usize, new: usize) -> Scheduled {
+        let sequence = &mut self.running[at];
+        let positions = sequence.computed..sequence.computed + new;
+        sequence.computed = positions.end;
+        if new > 1 {
+            keep(&mut self.pool, sequence);
+        }
+        let (id, blocks) = (sequence.id, sequence.blocks.clone());
+        Scheduled { id, is_last: positions.end == sequence.tokens.len(), positions, blocks }
     }
 }
 
-fn read(sequence: &mut Sequence, new: usize) -> Scheduled {
-    let positions = sequence.computed..sequence.computed + new;
-    sequence.computed = positions.end;
-    let (id, blocks) = (sequence.id, sequence.blocks.clone());
-    Scheduled { id, is_last: positions.end == sequence.len, positions, blocks }
+impl Sequence {
+    fn new_tokens(&self, budget: usize) -> usize {
+        (self.tokens.len() - self.computed).min(budget)
+    }
+}
+
+/// The full blocks of a sequence can be found.
+fn keep(pool: &mut BlockPool, sequence: &mut Sequence) {
+    let Sequence { model, tokens, computed, blocks, kept, .. } = sequence;
+    pool.keep((*model, &tokens[..*computed]), blocks, kept);
 }

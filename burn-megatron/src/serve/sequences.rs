@@ -36,6 +36,8 @@ struct Sequence {
     cancelled: Arc<AtomicBool>,
     /// Prompt and new tokens.
     tokens: Vec<i64>,
+    /// Tokens of the prompt that were not read, because the cache had them; not known before its first step.
+    cached: Option<usize>,
     prompt_logprobs: Vec<TokenLogprobs>,
 }
 
@@ -91,9 +93,12 @@ impl Sequences {
     }
 
     pub fn add(&mut self, Submitted { request, on_event, cancelled }: Submitted) {
-        self.scheduler.add(self.next_id, request.prompt.len());
         let tokens = request.prompt.clone();
-        let sequence = Sequence { request, on_event, cancelled, tokens, prompt_logprobs: Vec::new() };
+        match request.prompt_logprobs {
+            true => self.scheduler.add_to_read_all(self.next_id, request.model, &tokens),
+            false => self.scheduler.add(self.next_id, request.model, &tokens),
+        }
+        let sequence = Sequence { request, on_event, cancelled, tokens, cached: None, prompt_logprobs: Vec::new() };
         self.all.insert(self.next_id, sequence);
         self.next_id += 1;
     }
@@ -113,7 +118,14 @@ impl Sequences {
         }
         let mut chunks: BTreeMap<usize, (Vec<u64>, Vec<Chunk>)> = BTreeMap::new();
         for Scheduled { id, positions, blocks, .. } in self.scheduler.schedule() {
-            let Some(sequence) = self.all.get(&id) else { continue };
+            let Some(sequence) = self.all.get_mut(&id) else { continue };
+            if sequence.cached.is_none() {
+                sequence.cached = Some(positions.start);
+                if self.scheduler.config().enable_prefix_caching && !sequence.request.prompt_logprobs {
+                    self.totals.prefix_cache_queries += sequence.tokens.len() as u64;
+                    self.totals.prefix_cache_hits += positions.start as u64;
+                }
+            }
             let outputs = if sequence.reads_logprobs() { Outputs::All } else { Outputs::Last };
             let tokens = sequence.tokens[positions.clone()].to_vec();
             let (ids, chunks) = chunks.entry(sequence.request.model).or_default();
@@ -159,9 +171,12 @@ impl Sequences {
         }
         if sequence.new_tokens() == 0 {
             self.totals.prompt_tokens += sequence.request.prompt.len() as u64;
+            if let Some(cached) = sequence.cached.filter(|cached| *cached > 0) {
+                // Whether somebody listens is known with the token.
+                let _ = (sequence.on_event)(Event::Cached(cached));
+            }
             if sequence.request.prompt_logprobs {
                 let all = std::mem::take(&mut sequence.prompt_logprobs);
-                // Whether somebody listens is known with the token.
                 let _ = (sequence.on_event)(Event::Prompt(all));
             }
         }
@@ -177,7 +192,7 @@ impl Sequences {
             Some(Finish::Stop) => self.totals.stopped += 1,
             Some(Finish::Length) => self.totals.full += 1,
             None if told == ControlFlow::Break(()) => self.totals.cancelled += 1,
-            None => return self.scheduler.append(id),
+            None => return self.scheduler.append(id, token),
         }
         self.remove(id);
     }

@@ -1,4 +1,5 @@
 mod families;
+mod prefix;
 
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
@@ -65,6 +66,15 @@ fn served_by<M: CausalLm>(
     config: SchedulerConfig,
     asked: &[Request],
 ) -> (Vec<Vec<Event>>, Statistics) {
+    served_by_models(|rank| vec![model(rank)], layout, config, asked)
+}
+
+fn served_by_models<M: CausalLm>(
+    models: impl Fn(&Rank) -> Vec<M> + Sync,
+    layout: &str,
+    config: SchedulerConfig,
+    asked: &[Request],
+) -> (Vec<Vec<Event>>, Statistics) {
     let (requests, queue) = Requests::channel();
     let (events, tickets): (Vec<Receiver<Event>>, Vec<Ticket>) = (asked.iter())
         .map(|request| {
@@ -79,7 +89,7 @@ fn served_by<M: CausalLm>(
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     launch(&mesh, &[Device::flex()], |rank: Rank| {
         let queue = if rank.rank == 0 { queue.lock().take() } else { None };
-        Ok(run(&rank, &[model(&rank)], config, queue)?)
+        Ok(run(&rank, &models(&rank), config, queue)?)
     })
     .unwrap();
     drop(tickets);
@@ -102,6 +112,7 @@ fn sizes() -> SchedulerConfig {
         max_model_len,
         block_size: 4,
         num_blocks: 40,
+        enable_prefix_caching: true,
         enforce_eager: false,
     }
 }

@@ -3,7 +3,7 @@
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
-use crate::causal_lm::ModelConfig;
+use crate::causal_lm::{ModelConfig, UnsharedPrefixes};
 use crate::config::{ConfigError, common_divisor, even, expect, factors, not_negative, positive, rotary};
 use crate::frame::DecoderConfig;
 use crate::layers::{BalanceOver, Capacity, Dispatcher, RopeScaling, YarnScaling};
@@ -164,6 +164,10 @@ impl ModelConfig for DeepSeekV3Config {
             [0, _] => Ok(()),
             _ => self.moe(self.init()).check(),
         }
+    }
+
+    fn unshared_prefixes(&self) -> Option<UnsharedPrefixes> {
+        self.moe_capacity.map(|_| UnsharedPrefixes::Capacity)
     }
 
     fn dims(&self) -> ModelDims {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::variant::MixtralVariant;
-use crate::causal_lm::ModelConfig;
+use crate::causal_lm::{ModelConfig, UnsharedPrefixes};
 use crate::config::{ConfigError, common_divisor, divisors, positive};
 use crate::frame::DecoderConfig;
 use crate::hf::decoder;
@@ -232,6 +232,11 @@ impl ModelConfig for MixtralConfig {
 
     fn cached_positions(&self) -> Option<usize> {
         self.llama().cached_positions()
+    }
+
+    fn unshared_prefixes(&self) -> Option<UnsharedPrefixes> {
+        let states = (!self.linear_layers().is_empty()).then_some(UnsharedPrefixes::States);
+        states.or(self.moe_capacity.map(|_| UnsharedPrefixes::Capacity))
     }
 
     /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.

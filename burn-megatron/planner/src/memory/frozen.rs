@@ -47,7 +47,7 @@ fn forward(job: &Job, unit: &Unit) -> u64 {
 }
 
 /// While completions are drawn, if they are: states, the keys and values of all positions, and what reading all prompts or
-/// one token of each needs.
+/// one token of each needs. As if no two prompts began with the same tokens: how long they are is not known here.
 pub(super) fn drawing(job: &Job, chunks: &[&StageMemory], (placement, rank): (Placement, usize)) -> Option<RankMemory> {
     let completions = job.post_training.completions?;
     let mut states = States::default();
@@ -81,5 +81,5 @@ pub(super) fn drawing(job: &Job, chunks: &[&StageMemory], (placement, rank): (Pl
 
 /// Bytes of a place in the cache.
 const ID: u64 = 8;
-/// Positions of a block of the cache (generate/run.rs).
+/// Positions of a block of the cache (generate/texts.rs).
 const BLOCK: usize = 64;

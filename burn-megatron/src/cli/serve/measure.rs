@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
+use backend_dist::shard::stable_hash;
 
 use crate::serve::{Event, Request, Requests, SchedulerConfig};
 
@@ -22,6 +23,9 @@ pub(super) struct Load {
     /// Tokens of each prompt
     #[arg(long, alias = "prompt", value_name = "N", default_value_t = 512)]
     prompt_tokens: usize,
+    /// Tokens with which all prompts begin, of --prompt-tokens
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    prefix_tokens: usize,
     /// Tokens of each answer
     #[arg(long, alias = "output", value_name = "N", default_value_t = 256)]
     output_tokens: usize,
@@ -33,8 +37,11 @@ pub(super) struct Play {
     requests: usize,
     concurrency: usize,
     prompt: usize,
+    prefix: usize,
     output: usize,
     vocab_size: usize,
+    /// Another one has other prompts.
+    round: u64,
 }
 
 /// When a request was made, and when each of its tokens came.
@@ -61,7 +68,7 @@ impl Load {
     /// # Errors
     /// If a size is zero, or a sequence would be longer than the server takes.
     pub fn resolve(&self, vocab_size: usize, sizes: &SchedulerConfig) -> Result<Play> {
-        let Self { prompt_tokens: prompt, output_tokens: output, .. } = *self;
+        let Self { prompt_tokens: prompt, prefix_tokens: prefix, output_tokens: output, .. } = *self;
         let concurrency = self.concurrency.unwrap_or(sizes.max_num_seqs);
         let requests = self.requests.unwrap_or(1);
         let flags = [
@@ -80,7 +87,10 @@ impl Load {
                 "--output-tokens {output}: {prompt} tokens of prompt leave less of the {most} of --max-model-len; nearest legal: {nearest}"
             );
         }
-        Ok(Play { requests, concurrency, prompt, output, vocab_size })
+        if prefix > prompt {
+            bail!("--prefix-tokens {prefix}: a prompt has {prompt} tokens (--prompt-tokens); nearest legal: {prompt}");
+        }
+        Ok(Play { requests, concurrency, prompt, prefix, output, vocab_size, round: 0 })
     }
 }
 
@@ -100,10 +110,11 @@ impl Play {
     }
 
     fn report(self, requests: &Requests) -> Result<String> {
-        // Once with all shapes, so that no kernel is compiled or tuned in the measurement.
+        // Once with all shapes, so that no kernel is compiled or tuned in the measurement, and with other prompts, so that the
+        // cache holds none of its.
         Self { requests: self.concurrency, ..self }.play(requests)?;
         let (before, start) = (requests.statistics(), Instant::now());
-        let timelines = self.play(requests)?;
+        let timelines = Self { round: 1, ..self }.play(requests)?;
         let seconds = start.elapsed().as_secs_f64();
         let after = requests.statistics();
         let Self { requests: count, concurrency, prompt, output, .. } = self;
@@ -117,7 +128,8 @@ impl Play {
         };
         Ok(format!(
             "{count} requests of {prompt} + {output} tokens, {concurrency} at a time: {seconds:.2} s\n\
-             {:<22}{:.1} tokens/s\n{:<22}{:.1} tokens/s\n{:<22}{:.2} requests/s\n{:<22}{}\n{:<22}{}\n{:<22}{} steps, {} preemptions\n",
+             {:<22}{:.1} tokens/s\n{:<22}{:.1} tokens/s\n{:<22}{:.2} requests/s\n{:<22}{}\n{:<22}{}\n{:<22}{} steps, {} preemptions\n\
+             {:<22}{} of {} tokens of prompts\n",
             "output",
             tokens / seconds,
             "prompts and output",
@@ -131,6 +143,9 @@ impl Play {
             "scheduler",
             after.steps - before.steps,
             after.preemptions - before.preemptions,
+            "prefix cache",
+            after.prefix_cache_hits - before.prefix_cache_hits,
+            after.prompt_tokens - before.prompt_tokens,
         ))
     }
 
@@ -153,7 +168,7 @@ impl Play {
                         }
                     }
                     Event::Failed(why) => drop(ended.send(Err(why))),
-                    Event::Prompt(_) => {}
+                    Event::Prompt(_) | Event::Cached(_) => {}
                 }
                 ControlFlow::Continue(())
             };
@@ -165,9 +180,12 @@ impl Play {
         Ok(timelines)
     }
 
-    /// Arbitrary tokens; no two prompts are alike.
+    /// Arbitrary tokens: the prefix of all requests of a round, then those of this one.
     fn request(&self, index: usize) -> Request {
-        let token = |at: usize| ((index * 7919 + at * 104_729 + at * at) % self.vocab_size) as i64;
+        let token = |at: usize| {
+            let of = if at < self.prefix { 0 } else { index + 1 };
+            (stable_hash(&format!("{} {of} {at}", self.round)) % self.vocab_size as u64) as i64
+        };
         Request::greedy((0..self.prompt).map(token).collect(), self.output)
     }
 }
@@ -200,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_measurement_of_nothing_is_refused() {
-        let load = Load { requests: Some(4), concurrency: None, prompt_tokens: 8, output_tokens: 8 };
+        let load = Load { requests: Some(4), concurrency: None, prompt_tokens: 8, prefix_tokens: 0, output_tokens: 8 };
         let sizes = SchedulerConfig { max_model_len: 16, ..SchedulerConfig::default() };
         assert_eq!(load.resolve(10, &sizes).unwrap().concurrency, 64);
         let refuse = |load: Load| load.resolve(10, &sizes).unwrap_err().to_string();
@@ -208,6 +226,17 @@ mod tests {
             refuse(Load { concurrency: Some(0), ..load.clone() }),
             "--concurrency 0 measures nothing; nearest legal: 1"
         );
+        assert!(refuse(Load { prefix_tokens: 9, ..load.clone() }).ends_with("nearest legal: 8"));
         assert!(refuse(Load { output_tokens: 9, ..load }).ends_with("nearest legal: 8"));
+    }
+
+    /// Else a cache of prefixes would make what is measured faster than it is.
+    #[test]
+    fn prompts_have_the_prefix_in_common_and_nothing_else() {
+        let play = Play { requests: 2, concurrency: 1, prompt: 40, prefix: 16, output: 1, vocab_size: 1000, round: 0 };
+        let common = |a: Request, b: Request| a.prompt.iter().zip(&b.prompt).take_while(|(a, b)| a == b).count();
+        assert_eq!(common(play.request(0), play.request(0)), 40);
+        assert_eq!(common(play.request(0), play.request(1)), 16);
+        assert_eq!(common(play.request(0), Play { round: 1, ..play }.request(0)), 0);
     }
 }

@@ -36,6 +36,9 @@ pub(super) struct SizeArgs {
     /// Share of the memory that weights and KV cache may take. Default: 0.85 of a GPU, 0.5 of what the host has
     #[arg(long, value_name = "SHARE")]
     pub gpu_memory_utilization: Option<f64>,
+    /// Read every prompt from its first token on. Else what begins with the same tokens as earlier sequences has their blocks
+    #[arg(long, alias = "no-enable-prefix-caching")]
+    pub no_prefix_caching: bool,
     /// GPUs: record no CUDA graphs. Else decode steps on one GPU are recorded, with kernels of their own
     #[arg(long)]
     pub enforce_eager: bool,
@@ -91,6 +94,7 @@ impl SizeArgs {
             max_model_len: self.max_model_len.unwrap_or(positions.min(room)),
             block_size: self.block_size,
             num_blocks,
+            enable_prefix_caching: !self.no_prefix_caching && config.unshared_prefixes().is_none(),
             enforce_eager: self.enforce_eager,
         };
         sizes.check()?;
@@ -170,6 +174,7 @@ mod tests {
             block_size: 16,
             num_blocks: None,
             gpu_memory_utilization: None,
+            no_prefix_caching: false,
             enforce_eager: false,
         }
     }

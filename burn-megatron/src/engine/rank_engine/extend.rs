@@ -16,6 +16,11 @@ impl<M: CausalLm> RankEngine<M> {
         self.stages().next().filter(|_| all)
     }
 
+    /// [`CausalLm::shares_prefixes`] of the model.
+    pub fn shares_prefixes(&self) -> bool {
+        self.stages().all(M::shares_prefixes)
+    }
+
     /// The pipeline rank that has the head.
     pub fn head_rank(&self) -> usize {
         let placement = self.pipeline.placement();

@@ -107,8 +107,8 @@ impl GrpoRun {
         Ok(Drawn { batch, micro_batches, rollouts, stats })
     }
 
-    /// The completions of `sequences`, all at once. The first of the ranks of a model
-    /// judges them.
+    /// The completions of `sequences`, all at once; a prompt of several is read once, but for its last block. The first of
+    /// the ranks of a model judges them.
     fn judged<'a, M: CausalLm>(
         &self,
         rank: &Rank,
@@ -120,6 +120,7 @@ impl GrpoRun {
         let sampling = Sampling { temperature: config.temperature, top_k: None, top_p: None, seed: 0 };
         let options = GenerateOptions {
             stop_tokens: self.stop_tokens.clone(),
+            enable_prefix_caching: engine.shares_prefixes(),
             enforce_eager: true,
             ..GenerateOptions::new(config.max_completion_length, sampling)
         };

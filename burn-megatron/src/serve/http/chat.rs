@@ -44,8 +44,8 @@ pub(super) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
         logprobs: wanted,
         app: Arc::clone(&app),
     };
-    let Common { stop, stream, include_usage, .. } = common;
-    Job { app, requests, stop, prompt_tokens, stream, include_usage }.answer(form).await
+    let Common { n, stop, stream, include_usage, .. } = common;
+    Job { app, requests, stop, n, prompt_tokens, stream, include_usage }.answer(form).await
 }
 
 fn prompt(app: &App, messages: &[(String, String)]) -> Result<Vec<i64>, ApiError> {

@@ -50,8 +50,8 @@ pub(super) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Res
         app: Arc::clone(&app),
     };
     let prompt_tokens = tokens.iter().map(Vec::len).sum();
-    let Common { stop, stream, include_usage, .. } = common;
-    Job { app, requests, stop, prompt_tokens, stream, include_usage }.answer(form).await
+    let Common { n, stop, stream, include_usage, .. } = common;
+    Job { app, requests, stop, n, prompt_tokens, stream, include_usage }.answer(form).await
 }
 
 /// A text or tokens, or a list of texts or of lists of tokens.

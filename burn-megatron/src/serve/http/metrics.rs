@@ -25,7 +25,15 @@ fn text(of: &Statistics) -> String {
     add("num_requests_running", "gauge", "Sequences that run.", &[("", of.running as f64)]);
     add("num_requests_waiting", "gauge", "Sequences that wait.", &[("", of.waiting as f64)]);
     add("kv_cache_usage_perc", "gauge", "Share of the blocks of the KV cache that sequences have.", &[("", usage)]);
-    add("prompt_tokens_total", "counter", "Tokens of prompts that were read.", &[("", of.prompt_tokens as f64)]);
+    add("prompt_tokens_total", "counter", "Tokens of prompts, read or cached.", &[("", of.prompt_tokens as f64)]);
+    let [queries, hits] = [of.prefix_cache_queries, of.prefix_cache_hits].map(|tokens| tokens as f64);
+    add(
+        "prefix_cache_queries_total",
+        "counter",
+        "Tokens of prompts that were looked for in the cache.",
+        &[("", queries)],
+    );
+    add("prefix_cache_hits_total", "counter", "Tokens of prompts that were in the cache.", &[("", hits)]);
     add("generation_tokens_total", "counter", "New tokens.", &[("", of.generation_tokens as f64)]);
     add("num_preemptions_total", "counter", "Sequences that gave up their blocks.", &[("", of.preemptions as f64)]);
     add("iterations_total", "counter", "Steps.", &[("", of.steps as f64)]);

@@ -24,11 +24,12 @@ pub(super) trait Form: Send + 'static {
     fn choice(&mut self, piece: Piece, is_part: bool) -> Option<Value>;
 }
 
-/// An answer to `requests`, the sequences of all choices; their prompts have `prompt_tokens` tokens, each counted once.
+/// An answer to `requests`, `n` sequences for each prompt; the prompts have `prompt_tokens` tokens, each counted once.
 pub(super) struct Job {
     pub app: Arc<App>,
     pub requests: Vec<Request>,
     pub stop: Vec<String>,
+    pub n: usize,
     pub prompt_tokens: usize,
     pub stream: bool,
     pub include_usage: bool,
@@ -44,21 +45,22 @@ impl Job {
     }
 
     async fn whole(self, running: Vec<Running>, mut form: impl Form) -> Result<Response, ApiError> {
-        let (mut choices, mut tokens) = (Vec::new(), 0);
+        let (mut choices, mut used) = (Vec::new(), Used::default());
         for (choice, running) in running.into_iter().enumerate() {
             let mut whole = Piece { choice, ..Piece::default() };
             speak(&self.app.tokenizer, choice, running, self.stop.clone(), |piece| {
                 whole.text += &piece.text;
                 whole.tokens.extend(piece.tokens);
                 whole.prompt = whole.prompt.take().or(piece.prompt);
+                whole.cached += piece.cached;
                 whole.finish = piece.finish;
             })
             .await?;
-            tokens += whole.tokens.len();
+            used.add(&whole, self.n);
             choices.extend(form.choice(whole, false));
         }
         let mut answer = form.envelope(choices, false);
-        answer["usage"] = self.usage(tokens);
+        answer["usage"] = self.usage(&used);
         Ok(Json(answer).into_response())
     }
 
@@ -70,11 +72,11 @@ impl Job {
         drop(pieces);
         let (send, parts) = unbounded_channel::<String>();
         tokio::spawn(async move {
-            let mut tokens = 0;
+            let mut used = Used::default();
             while let Some(piece) = receive.recv().await {
                 let part = match piece {
                     Ok(piece) => {
-                        tokens += piece.tokens.len();
+                        used.add(&piece, self.n);
                         form.choice(piece, true).map(|choice| form.envelope(vec![choice], true))
                     }
                     Err(error) => Some(ApiError::json(&error)),
@@ -86,7 +88,7 @@ impl Job {
             }
             if self.include_usage {
                 let mut last = form.envelope(Vec::new(), true);
-                last["usage"] = self.usage(tokens);
+                last["usage"] = self.usage(&used);
                 let _ = send.send(last.to_string());
             }
             let _ = send.send("[DONE]".into());
@@ -98,10 +100,35 @@ impl Job {
         Sse::new(events).keep_alive(KeepAlive::default()).into_response()
     }
 
-    fn usage(&self, completion_tokens: usize) -> Value {
+    fn usage(&self, used: &Used) -> Value {
         let prompt_tokens = self.prompt_tokens;
-        let total_tokens = prompt_tokens + completion_tokens;
-        json!({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total_tokens})
+        let total_tokens = prompt_tokens + used.tokens;
+        json!({
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": used.tokens,
+            "total_tokens": total_tokens,
+            "prompt_tokens_details": {"cached_tokens": used.cached},
+        })
+    }
+}
+
+/// Tokens of an answer.
+#[derive(Debug, Default)]
+struct Used {
+    /// New ones, of all choices.
+    tokens: usize,
+    /// Those of the prompts that were in the cache. A prompt is counted once, for its first choice: the others find what that
+    /// one has read.
+    cached: usize,
+}
+
+impl Used {
+    /// Counts a part of a choice, of which there are `n` for each prompt.
+    fn add(&mut self, piece: &Piece, n: usize) {
+        self.tokens += piece.tokens.len();
+        if piece.choice.is_multiple_of(n) {
+            self.cached += piece.cached;
+        }
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Piece {
     pub tokens: Vec<(i64, Option<TokenLogprobs>)>,
     /// Log-probabilities of the prompt's tokens but the first, with the first part.
     pub prompt: Option<Vec<TokenLogprobs>>,
+    /// Tokens of the prompt that were in the cache, with the first part.
+    pub cached: usize,
     /// With the last part.
     pub finish: Option<&'static str>,
 }
@@ -60,6 +62,10 @@ pub(super) async fn speak(
             Some(Event::Token { token, logprobs, finish }) => (token, logprobs, finish),
             Some(Event::Prompt(logprobs)) => {
                 piece.prompt = Some(logprobs);
+                continue;
+            }
+            Some(Event::Cached(tokens)) => {
+                piece.cached = tokens;
                 continue;
             }
             Some(Event::Failed(why)) => return Err(ApiError::internal(why)),

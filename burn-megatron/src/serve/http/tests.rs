@@ -29,7 +29,10 @@ fn answers_are_those_of_generate() {
                 let mut streamed = body;
                 (streamed["stream"], streamed["stream_options"]) = (json!(true), json!({"include_usage": true}));
                 let mut parts = events(address, COMPLETIONS, &streamed);
-                assert_eq!(parts.pop().unwrap()["usage"], whole["usage"]);
+                let usage = parts.pop().unwrap()["usage"].clone();
+                assert_eq!(usage["total_tokens"], whole["usage"]["total_tokens"]);
+                // The whole answer has read it all, if nobody needed the memory since.
+                assert!(usage["prompt_tokens_details"]["cached_tokens"].as_u64().is_some(), "{usage}");
                 assert_eq!(joined(&parts, |part| part["choices"][0]["text"].as_str()), text);
                 assert_eq!(parts.last().unwrap()["choices"][0]["finish_reason"], reason);
             };
@@ -131,6 +134,44 @@ fn choices_and_prompts_are_numbered() {
         }
         assert_eq!(whole["usage"]["prompt_tokens"], 5);
     });
+}
+
+/// Blocks have four positions; `a` is a token.
+#[test]
+fn usage_says_how_much_of_the_prompts_was_cached() {
+    let statistics = with_server("TP1", |address, _| {
+        let cached = |prompt: Value, n: usize, more: (&str, Value)| {
+            let mut body = completion("", 3, 1);
+            (body["prompt"], body["n"], body[more.0]) = (prompt, json!(n), more.1);
+            let usage = post(address, COMPLETIONS, &body).1["usage"].clone();
+            (
+                usage["prompt_tokens"].as_u64().unwrap(),
+                usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap(),
+            )
+        };
+        let none = || ("user", json!("me"));
+        // Of three choices the second and third find what the first has read, which a prompt is not charged less for.
+        assert_eq!(cached(json!("abcdefghij"), 3, none()), (10, 0));
+        assert_eq!(cached(json!("abcdefghij"), 3, none()), (10, 8));
+        assert_eq!(cached(json!("abcdefgh"), 1, none()), (8, 4), "the last token is read");
+        assert_eq!(cached(json!(["abcdexxx", "abcdefghijklm"]), 2, none()), (21, 4 + 8));
+        assert_eq!(cached(json!("abcdefghij"), 1, ("model", json!("other"))), (10, 0));
+        let body = json!({"prompt": "abcdefghij", "max_tokens": 2, "logprobs": 1, "echo": true});
+        let whole = post(address, COMPLETIONS, &body).1;
+        assert_eq!(whole["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "all logits are wanted");
+        let mut body = completion("abcdefghij", 3, 1);
+        (body["stream"], body["stream_options"]) = (json!(true), json!({"include_usage": true}));
+        let last = events(address, COMPLETIONS, &body).pop().unwrap();
+        assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], 8);
+        let metrics = ask(address, "GET", "/metrics", "").1;
+        let count = |name: &str| {
+            let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("burn_megatron_{name} ")));
+            line.unwrap_or_else(|| panic!("{metrics}")).parse::<u64>().unwrap()
+        };
+        assert_eq!(count("prefix_cache_queries_total"), 30 + 30 + 8 + 42 + 10 + 10);
+        assert_eq!(count("prefix_cache_hits_total"), 16 + 24 + 4 + (4 + 4 + 8 + 12) + 8);
+    });
+    assert_eq!((statistics.used_blocks, statistics.failed), (0, 0));
 }
 
 #[test]

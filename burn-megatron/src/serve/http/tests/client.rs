@@ -94,6 +94,7 @@ pub fn ranks(layout: &str, queue: Queue) {
         max_model_len: MAX_MODEL_LEN,
         block_size: 4,
         num_blocks: MAX_MODEL_LEN / 2,
+        enable_prefix_caching: true,
         enforce_eager: false,
     };
     let (queue, mesh) = (Mutex::new(Some(queue)), Mesh::new(layout.parse().unwrap()).unwrap());
