@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::keys::{SECTIONS, find};
+use super::keys::find;
 use super::model::{kebab, size_names};
 use super::problem::{ConfigErrors, Problem};
 use super::resolve::unknown;
 use super::run::RunConfig;
+use super::sections::SECTIONS;
 
 /// Sections that decide what a run learns; all others may change freely.
 const GUARDED: &str =

@@ -5,6 +5,7 @@
 mod says;
 
 mod chat;
+mod chat_runs;
 mod distill;
 mod eval;
 mod grpo;
@@ -12,6 +13,7 @@ mod lora;
 mod lora_experts;
 mod parquet;
 mod preference;
+mod preference_runs;
 mod prune;
 mod qlora;
 mod quantise;

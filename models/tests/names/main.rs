@@ -4,6 +4,7 @@
 mod config_json;
 mod published;
 mod published_files;
+mod rope_json;
 mod tensors;
 
 use serde_json::Value;

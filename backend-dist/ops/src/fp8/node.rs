@@ -7,7 +7,7 @@ use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::experts::{self, Fp8Experts, Weight};
-use super::linear::{MULTIPLE, Purpose};
+use super::{linear::MULTIPLE, linear_gemms::Purpose};
 use crate::operation::{Parents, apply, operation};
 
 /// [`moe::grouped_linear`](crate::moe::grouped_linear) in FP8, with several groups of tokens for each of the

@@ -3,6 +3,7 @@
 mod dynamic;
 mod memory;
 mod search;
+mod states;
 mod traffic;
 
 use layouts::mesh::ParallelLayout;
