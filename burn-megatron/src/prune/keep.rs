@@ -132,13 +132,9 @@ impl Kept {
     pub fn config(&self, model: &LlamaConfig) -> Result<LlamaConfig, ConfigError> {
         let group = model.num_attention_heads / model.num_key_value_heads;
         let (intermediate, groups) = (self.intermediate[0].len(), self.groups[0].len());
-        let config = LlamaConfig {
-            num_hidden_layers: self.layers.len(),
-            hidden_size: self.hidden.len(),
-            intermediate_size: intermediate,
-            num_key_value_heads: groups,
-            num_attention_heads: groups * group,
-            ..model.clone()
+        let config = models::sized! { model.clone();
+            num_hidden_layers: self.layers.len(), hidden_size: self.hidden.len(), intermediate_size: intermediate,
+            num_key_value_heads: groups, num_attention_heads: groups * group
         };
         config.check()?;
         Ok(config)
