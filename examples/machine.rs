@@ -4,16 +4,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use backend_dist::gpu::{self, GpuError, GpuInfo};
-use backend_dist::ops::LOGITS_AT_ONCE;
 use burn::tensor::Device;
 use burn_megatron::cli::layout::LayoutArgs;
 use burn_megatron::config::decoder_of;
 use burn_megatron::flops::AttentionCount;
 use burn_megatron::metrics::{FlopsPerToken, peak};
-use burn_megatron::plan::gpus::{GPUS, Hardware};
-use burn_megatron::plan::{
-    Candidate, Job, Moments, PostTraining, SearchRequest, StateBytes, bytes, describe, ladder, search,
-};
+use burn_megatron::plan::gpus::Hardware;
+use burn_megatron::plan::{Candidate, Job, SearchRequest, bytes, describe, ladder, search};
 use burn_megatron::prelude::*;
 use burn_megatron::schedule::PipelineConfig;
 
@@ -220,33 +217,8 @@ fn job(config: &LlamaConfig, seq: usize, sequences: usize) -> Job {
     let (schedule, stages) = PipelineConfig::default()
         .resolve(&layout, config.num_hidden_layers, sequences)
         .expect("one GPU holds all layers");
-    Job {
-        decoder: decoder_of(&FamilyConfig::Llama(config.clone())),
-        layout,
-        schedule,
-        passes: None,
-        stages,
-        micro_batch: 1,
-        seq,
-        element: 2,
-        moments: Moments { matrices: 2, others: 2 },
-        state_bytes: StateBytes::F32,
-        offload: 0.0,
-        newton_schulz: None,
-        fp8: 0..0,
-        fp8_weights: true,
-        fp8_experts: true,
-        recompute: Recompute::default(),
-        gpu: true,
-        gpu_model: GPUS[0],
-        overlap: true,
-        documents: None,
-        expert_chunks: Some(1),
-        dynamic: None,
-        logits_at_once: LOGITS_AT_ONCE,
-        adapters: None,
-        post_training: PostTraining::default(),
-    }
+    let decoder = decoder_of(&FamilyConfig::Llama(config.clone()));
+    Job { expert_chunks: Some(1), ..Job::new(decoder, layout, schedule, stages, seq) }
 }
 
 #[cfg(test)]

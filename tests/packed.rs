@@ -55,9 +55,12 @@ fn alone(batch: &TokenBatch) -> TokenBatch {
 
 fn packed_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
     let one = train_on::<M>(config, "TP1", &unpacked(config.vocab_size()));
-    for layout in layouts {
-        assert_equals_one_device(&one, layout, &train_on::<M>(config, layout, &packed(config.vocab_size())));
-    }
+    each_equals(&one, layouts, |layout| train_on::<M>(config, layout, &packed(config.vocab_size())));
+}
+
+/// What `train` gives for each layout is what one device gives.
+fn each_equals(one: &[RankTrace], layouts: &[&str], train: impl Fn(&str) -> Vec<RankTrace>) {
+    layouts.iter().for_each(|layout| assert_equals_one_device(one, layout, &train(layout)));
 }
 
 #[test]
@@ -205,32 +208,24 @@ fn whole_sequences_that_are_assigned_are_balanced_as_sequences() {
     let mixtral = MixtralConfig { router_aux_loss_coef: 0.1, router_z_loss_coef: 0.01, ..mixtral() };
     let job = SETTINGS.job(mixtral.vocab_size());
     let one = train_on::<Mixtral>(&mixtral, "TP1 x8", &job);
-    for layout in ["DP2 CP2 dynamic:16", "DP4 EP2 dynamic:4"] {
-        assert_equals_one_device(&one, layout, &train_on::<Mixtral>(&mixtral, layout, &job));
-    }
+    let layouts = ["DP2 CP2 dynamic:16", "DP4 EP2 dynamic:4"];
+    each_equals(&one, &layouts, |layout| train_on::<Mixtral>(&mixtral, layout, &job));
 }
 
 fn assigned_equals_unpacked<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
     let one = train_on::<M>(config, "TP1", &unpacked(config.vocab_size()));
-    for layout in layouts {
-        assert_equals_one_device(&one, layout, &assigned::<M>(config, layout));
-    }
+    each_equals(&one, layouts, |layout| assigned::<M>(config, layout));
 }
 
 fn assigned_equals_one_device<M: CausalLm>(config: &M::Config, layouts: &[&str]) {
-    let one = assigned::<M>(config, "TP1 dynamic:16");
-    for layout in layouts {
-        assert_equals_one_device(&one, layout, &assigned::<M>(config, layout));
-    }
+    each_equals(&assigned::<M>(config, "TP1 dynamic:16"), layouts, |layout| assigned::<M>(config, layout));
 }
 
 fn assigned<M: CausalLm>(config: &M::Config, layout: &str) -> Vec<RankTrace> {
     let mut job = packed(config.vocab_size());
     // Sequences are assigned whatever their number is.
     job.engine.global_batch = 12;
-    for batch in &mut job.batches {
-        *batch = three_times(batch);
-    }
+    job.batches.iter_mut().for_each(|batch| *batch = three_times(batch));
     train_on::<M>(config, layout, &job)
 }
 
@@ -252,9 +247,8 @@ fn three_times(batch: &TokenBatch) -> TokenBatch {
 fn a_packed_gpt_with_dropout_equals_one_device() {
     let job = packed(gpt().vocab_size());
     let one = train_on::<Gpt>(&gpt(), "TP1", &job);
-    for layout in ["TP2 SP", "CP2", "CP2 a2a DP2", "TP2 SP CP2 all_gather"] {
-        assert_equals_one_device(&one, layout, &train_on::<Gpt>(&gpt(), layout, &job));
-    }
+    let layouts = ["TP2 SP", "CP2", "CP2 a2a DP2", "TP2 SP CP2 all_gather"];
+    each_equals(&one, &layouts, |layout| train_on::<Gpt>(&gpt(), layout, &job));
 }
 
 /// Megatron's two options are independent: positions that continue change a GPT, attention that crosses borders changes

@@ -7,12 +7,15 @@ mod classifier;
 mod clip_grad_norm;
 #[path = "mesh_strategy/passes.rs"]
 mod passes;
+#[expect(dead_code, reason = "the tests in double precision use more of it")]
+#[path = "mesh_strategy/setup.rs"]
+mod setup;
 
 use burn::tensor::{Device, FloatDType};
 use burn::train::ExecutionStrategy;
 use burn_megatron::prelude::*;
 
-use classifier::{Setup, difference};
+use setup::{Setup, difference};
 
 /// AdamW moves a parameter by the learning rate however small its gradient is, so a rounded sign moves it the other way.
 const NEAR: f64 = 0.08;

@@ -1,27 +1,15 @@
 //! `burn-megatron train`, as a user types it.
 
+#[path = "support/command.rs"]
+mod command;
 #[macro_use]
 #[path = "support/says.rs"]
 mod says;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
-fn run(folder: &Path, arguments: &str) -> Output {
-    let arguments = arguments.split_whitespace();
-    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).current_dir(folder).args(arguments).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn succeed(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    assert!(output.status.success(), "{arguments}: {}{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
-}
+use command::{run, succeed, text};
 
 fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/configs")

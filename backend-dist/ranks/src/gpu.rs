@@ -6,16 +6,17 @@
 pub(crate) mod abandoned;
 #[cfg(feature = "cuda")]
 pub(crate) mod allocator;
-#[cfg(feature = "cuda")]
+#[cfg_attr(not(feature = "cuda"), path = "gpu/no_driver.rs")]
 mod driver;
 mod library;
 pub(crate) mod memory_use;
-#[cfg(feature = "cuda")]
+#[cfg_attr(not(feature = "cuda"), path = "gpu/no_nvml.rs")]
 mod nvml;
 mod out_of_memory;
 mod recording;
 mod settle;
 
+pub use driver::{cublas_lt_version, gpus, nccl_version, reaches};
 pub use layouts::gpu_model as model;
 #[cfg(feature = "cuda")]
 pub(crate) use library::folders as library_folders;
@@ -161,103 +162,28 @@ pub struct Readings {
     pub nvlinks: Option<usize>,
 }
 
-#[cfg(feature = "cuda")]
-mod asked {
-    use super::*;
-
-    /// The GPUs that this process may use.
-    ///
-    /// # Errors
-    /// If the driver is missing or reports none.
-    pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
-        driver::gpus()
-    }
-
-    /// Versions of driver and CUDA.
-    ///
-    /// # Errors
-    /// If the driver is missing.
-    pub fn driver_version() -> Result<DriverVersion, GpuError> {
-        Ok(DriverVersion { cuda: driver::cuda_version()?, driver: nvml::driver_version() })
-    }
-
-    /// Version of NCCL.
-    ///
-    /// # Errors
-    /// If it is missing.
-    pub fn nccl_version() -> Result<Version, GpuError> {
-        driver::nccl_version()
-    }
-
-    /// Version of cuBLASLt.
-    ///
-    /// # Errors
-    /// If it is missing.
-    pub fn cublas_lt_version() -> Result<Version, GpuError> {
-        driver::cublas_lt_version()
-    }
-
-    /// Whether GPU `a` can read and write the memory of GPU `b` directly.
-    ///
-    /// # Errors
-    /// If the driver is missing or there is no such GPU.
-    pub fn reaches(a: usize, b: usize) -> Result<bool, GpuError> {
-        driver::reaches(a, b)
-    }
-
-    impl GpuInfo {
-        /// Memory in use on this GPU now, by all processes.
-        ///
-        /// # Errors
-        /// If the driver has no answer.
-        pub fn memory(&self) -> Result<MemoryInfo, GpuError> {
-            nvml::memory(&self.bus).map_or_else(|| driver::memory(self.index), Ok)
-        }
-
-        /// NVML's measurements now; all `None` without NVML.
-        pub fn readings(&self) -> Readings {
-            nvml::readings(&self.bus).unwrap_or_default()
-        }
-    }
+/// Versions of driver and CUDA.
+///
+/// # Errors
+/// If the driver is missing.
+pub fn driver_version() -> Result<DriverVersion, GpuError> {
+    Ok(DriverVersion { cuda: driver::cuda_version()?, driver: nvml::driver_version() })
 }
 
-#[cfg(not(feature = "cuda"))]
-#[allow(missing_docs, reason = "the same functions with the feature `cuda` have them")]
-mod asked {
-    use super::*;
-
-    pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
-        Err(GpuError::NotBuilt)
+impl GpuInfo {
+    /// Memory in use on this GPU now, by all processes.
+    ///
+    /// # Errors
+    /// If the driver has no answer.
+    pub fn memory(&self) -> Result<MemoryInfo, GpuError> {
+        nvml::memory(&self.bus).map_or_else(|| driver::memory(self.index), Ok)
     }
 
-    pub fn driver_version() -> Result<DriverVersion, GpuError> {
-        Err(GpuError::NotBuilt)
-    }
-
-    pub fn nccl_version() -> Result<Version, GpuError> {
-        Err(GpuError::NotBuilt)
-    }
-
-    pub fn cublas_lt_version() -> Result<Version, GpuError> {
-        Err(GpuError::NotBuilt)
-    }
-
-    pub fn reaches(_: usize, _: usize) -> Result<bool, GpuError> {
-        Err(GpuError::NotBuilt)
-    }
-
-    impl GpuInfo {
-        pub fn memory(&self) -> Result<MemoryInfo, GpuError> {
-            Err(GpuError::NotBuilt)
-        }
-
-        pub fn readings(&self) -> Readings {
-            Readings::default()
-        }
+    /// NVML's measurements now; all `None` without NVML.
+    pub fn readings(&self) -> Readings {
+        nvml::readings(&self.bus).unwrap_or_default()
     }
 }
-
-pub use asked::*;
 
 /// Checks that `ranks` ranks of this host can have a GPU each, and that all libraries that they load are installed.
 ///

@@ -2,11 +2,13 @@
 //! counts what a rank would keep, compute and send.
 
 mod kinds;
+mod placing;
+mod storage;
 mod views;
 
 use super::report::{Count, Report};
 use super::{across::Across, command::Command, ids::ById, interpreter::Interpret};
-use crate::logical::Placement::{self, Partial, Replicate};
+use crate::logical::Placement::{self, Replicate};
 use crate::logical::rules::Completion;
 use crate::logical::{Homes, MeshAxis, TensorState, plan};
 use burn::backend::{DTypeUsageSet, ExecutionError, Flex};
@@ -14,10 +16,11 @@ use burn::tensor::{DType, TensorData};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_router::TensorInterpreter;
 use burn_std::future::DynFut;
-use kinds::{flops, is_in_place, is_view, keeps_half, makes_half, writes_strides};
-use parking_lot::{Mutex, MutexGuard};
+use kinds::{flops, is_view, keeps_half, makes_half, writes_strides};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use storage::{Share, Storage, size};
 
 /// What a rank has kept, computed and sent on a [meta device](super::MetaDevice).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -47,22 +50,6 @@ struct Kept {
     copies: Vec<(Vec<Placement>, Share)>,
     /// The tensor that this is a view of.
     source: Option<TensorIr>,
-}
-
-/// What the rank holds of a tensor, as several tensors may that are views.
-#[derive(Clone, Copy)]
-struct Share {
-    storage: u64,
-    /// Whether its elements are in another order than its shape's.
-    is_strided: bool,
-    /// Whether it is stored in half precision.
-    is_half: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Storage {
-    bytes: u64,
-    users: usize,
 }
 
 /// The first id of tensors that only the rank knows; those of programs are below.
@@ -99,39 +86,6 @@ impl Meta {
         self.counts.clone()
     }
 
-    fn count(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock()
-    }
-
-    fn new_number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
-    fn allocate(&mut self, bytes: u64) -> u64 {
-        let storage = self.new_number();
-        self.storages.insert(storage, Storage { bytes, users: 1 });
-        let mut counts = self.count();
-        counts.live += bytes;
-        counts.peak = counts.peak.max(counts.live);
-        storage
-    }
-
-    fn share(&mut self, share: Share) -> Share {
-        self.storages.get_mut(&share.storage).expect("a share has a storage").users += 1;
-        share
-    }
-
-    fn release(&mut self, share: Share) {
-        let storage = self.storages.get_mut(&share.storage).expect("a share has a storage");
-        storage.users -= 1;
-        let Storage { bytes, users } = *storage;
-        if users == 0 {
-            self.storages.remove(&share.storage);
-            self.count().live -= bytes;
-        }
-    }
-
     fn forget(&mut self, id: TensorId) {
         if let Some(kept) = self.table.remove(&id) {
             let copies = kept.copies.into_iter().map(|(_, copy)| copy);
@@ -147,12 +101,6 @@ impl Meta {
         TensorState { at: vec![Replicate; self.axes.len()], weight: false }
     }
 
-    fn bytes_of(&self, x: &TensorIr, at: &[Placement], is_half: bool) -> u64 {
-        let sharded = |(at, axis): (&Placement, &MeshAxis)| if at.is_shard() { axis.ranks } else { 1 };
-        let parts: usize = at.iter().zip(&self.axes).map(sharded).product();
-        (x.shape.num_elements() / parts) as u64 * size(x.dtype, is_half)
-    }
-
     /// A tensor that no operation has made, whole on every rank.
     fn fill(&mut self, x: &TensorIr) {
         let state = self.replicated();
@@ -160,64 +108,6 @@ impl Meta {
         let storage = self.allocate(bytes);
         self.count().moved += bytes;
         self.keep(x.id, state, Share { storage, is_strided: false, is_half: false });
-    }
-
-    /// A share in the placements `to`, by collectives.
-    fn moved(&mut self, x: &TensorIr, from: &[Placement], to: &[Placement], is_half: bool) -> Share {
-        let whole = x.shape.num_elements() * size(x.dtype, is_half) as usize;
-        for ((from, to), axis) in from.iter().zip(to).zip(&self.axes) {
-            let name = match (from, to) {
-                (Partial, Replicate) => "all-reduce",
-                (Partial, _) if to.is_shard() => "reduce-scatter",
-                (_, Replicate) if from.is_shard() => "all-gather",
-                _ if from != to && from.is_shard() && to.is_shard() => "all-to-all",
-                _ => continue,
-            };
-            if axis.ranks > 1 {
-                let mut counts = self.counts.lock();
-                counts.collectives.entry(name).or_default().add(whole);
-            }
-        }
-        let storage = self.allocate(self.bytes_of(x, to, is_half));
-        Share { storage, is_strided: false, is_half }
-    }
-
-    /// The tensor is from now on in the placements `to`.
-    fn place_for_good(&mut self, x: &TensorIr, to: Vec<Placement>) {
-        let Kept { state, share, .. } = &self.table[&x.id];
-        if state.at != to {
-            let (from, old) = (state.at.clone(), *share);
-            let share = self.moved(x, &from, &to, old.is_half);
-            self.release(old);
-            let kept = self.table.get_mut(&x.id).expect("it was there");
-            (kept.share, kept.state.at) = (share, to);
-        }
-    }
-
-    /// The input of an operation in the placements `to`, and whether it is released after the operation.
-    fn place(&mut self, x: &TensorIr, to: &[Placement]) -> (Share, bool) {
-        let Kept { state, share, copies, .. } = &self.table[&x.id];
-        if state.at == to {
-            return (*share, false);
-        }
-        if let Some((_, copy)) = copies.iter().find(|(at, _)| at == to) {
-            return (*copy, false);
-        }
-        let (from, is_weight, is_half) = (state.at.clone(), state.weight, share.is_half);
-        let mut changed = from.iter().zip(to).filter(|(from, to)| from != to);
-        if changed.clone().all(|(from, _)| *from == Partial) {
-            self.place_for_good(x, to.to_vec());
-            return (self.table[&x.id].share, false);
-        }
-        let is_kept = !is_weight && changed.any(|(from, _)| *from != Replicate);
-        let copy = match self.whole_from_source(x.id, to) {
-            Some(whole) => whole,
-            None => self.moved(x, &from, to, is_half),
-        };
-        if is_kept {
-            self.table.get_mut(&x.id).expect("it was there").copies.push((to.to_vec(), copy));
-        }
-        (copy, !is_kept)
     }
 
     fn run_planned(&mut self, op: &OperationIr) {
@@ -284,17 +174,6 @@ impl Meta {
             at[0] = home;
             self.place_for_good(&out, at);
         }
-    }
-
-    /// The storage of a consumed input that the output may be written over.
-    fn in_place(&self, op: &OperationIr, inputs: &[TensorIr], bytes: u64) -> Option<Share> {
-        let is_free = |x: &&TensorIr| x.status == TensorStatus::ReadWrite && is_in_place(op);
-        let shares = inputs.iter().filter(is_free).map(|x| self.table[&x.id].share);
-        let fits = |share: &Share| {
-            let storage = self.storages[&share.storage];
-            storage.users == 1 && storage.bytes == bytes
-        };
-        shares.into_iter().find(fits)
     }
 
     fn carry(&mut self, command: Command, carrier: &OperationIr) {
@@ -414,9 +293,4 @@ impl Interpret for Meta {
     fn states(&self) -> ById<TensorState> {
         self.table.iter().map(|(&id, kept)| (id, kept.state.clone())).collect()
     }
-}
-
-/// Bytes of an element.
-fn size(dtype: DType, is_half: bool) -> u64 {
-    if is_half { 2 } else { dtype.size() as u64 }
 }

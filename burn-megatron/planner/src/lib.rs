@@ -22,6 +22,7 @@ pub mod ladder;
 mod memory;
 mod muon;
 mod operations;
+mod plan;
 mod post_training;
 mod report;
 mod search;
@@ -36,10 +37,12 @@ use std::ops::Range;
 use layouts::gemm_split::is_worth_chunking;
 use layouts::mesh::{GridKind, ParallelLayout};
 use layouts::recompute::Recompute;
+use layouts::sizes::LOGITS_AT_ONCE;
 
 pub use decoder::{Decoder, Experts, Latent, LayerKind, Linear, LocalExperts, LocalSizes, StateSpace};
 pub use memory::{RankMemory, memory, total_memory};
 pub use operations::Adapters;
+pub use plan::Plan;
 pub use post_training::{Completions, LossOf, PostTraining};
 pub use report::{Report, bytes, describe, thousands};
 pub use search::{Candidate, SearchRequest, SearchResult, search};
@@ -47,9 +50,9 @@ pub use state::{Moments, StateBytes, States};
 pub use time::{StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
-use gpus::{GpuModel, Hardware};
+use gpus::GpuModel;
 use host::schedule::stages::{Stage, StageLayout};
-use host::schedule::{Costs, PipelineConfig, PipelineError, Placement, Schedule, ScheduleSpec};
+use host::schedule::{PipelineConfig, PipelineError, Placement, Schedule, ScheduleSpec};
 use operations::{Over, Unit};
 use state::Bucket;
 
@@ -110,6 +113,43 @@ pub struct Job {
 }
 
 impl Job {
+    /// Micro-batches of one sequence in bf16 with AdamW on GPUs, without recomputation, FP8 or adapters.
+    pub fn new(
+        decoder: Decoder,
+        layout: ParallelLayout,
+        schedule: ScheduleSpec,
+        stages: StageLayout,
+        seq: usize,
+    ) -> Self {
+        Self {
+            decoder,
+            layout,
+            schedule,
+            passes: None,
+            stages,
+            micro_batch: 1,
+            seq,
+            element: 2,
+            moments: Moments::ADAMW,
+            state_bytes: StateBytes::F32,
+            offload: 0.0,
+            newton_schulz: None,
+            recompute: Recompute::default(),
+            fp8: 0..0,
+            fp8_weights: true,
+            fp8_experts: true,
+            gpu: true,
+            gpu_model: gpus::GPUS[0],
+            overlap: true,
+            documents: None,
+            expert_chunks: None,
+            dynamic: None,
+            logits_at_once: LOGITS_AT_ONCE,
+            adapters: None,
+            post_training: PostTraining::default(),
+        }
+    }
+
     /// The schedule in a word.
     pub fn schedule_name(&self) -> &'static str {
         if self.passes.is_some() { "passes of its own" } else { self.schedule.kind.name() }
@@ -225,53 +265,4 @@ fn state_bytes(job: &Job) -> u64 {
         times as u64 * buckets.iter().map(|bucket| States::of(bucket, job).total()).sum::<u64>()
     };
     samples(job).into_iter().map(unit).sum::<u64>() / job.layout.pp as u64
-}
-
-/// The needs of a step, rank by rank.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The run.
-    pub job: Job,
-    /// The actions of every pipeline rank.
-    pub schedule: Schedule,
-    /// Memory of each pipeline rank.
-    pub memory: Vec<RankMemory>,
-    /// Bytes that one rank of each pipeline stage sends.
-    pub traffic: Vec<Traffic>,
-    /// Durations of the passes of each stage, in nanoseconds.
-    pub costs: Costs,
-    /// Time of the step.
-    pub time: StepTime,
-}
-
-impl Plan {
-    /// Plans a step.
-    ///
-    /// # Errors
-    /// A schedule that does not exist.
-    pub fn new(job: Job, hardware: &Hardware) -> Result<Self, PipelineError> {
-        let job = Job { gpu_model: hardware.model, ..job };
-        let dynamic = job.with_dynamic_context();
-        let schedule = dynamic.lists()?;
-        let (memory, traffic) = (memory(&job.longest_sequences(), &schedule), traffic(&dynamic, &schedule));
-        let costs = time::costs(&dynamic, hardware);
-        let time = step_time(&dynamic, &schedule, hardware).expect("schedules that are made do not deadlock");
-        Ok(Self { job, schedule, memory, traffic, costs, time })
-    }
-
-    /// Seconds of the step with experts in the model's type, if that is faster than FP8 and fits.
-    pub fn faster_without_fp8_experts(&self, hardware: &Hardware) -> Option<f64> {
-        if self.job.fp8.is_empty() || !self.job.fp8_experts || self.job.decoder.experts.is_none() {
-            return None;
-        }
-        let other = Self::new(Job { fp8_experts: false, ..self.job.clone() }, hardware).ok()?;
-        let peak = |plan: &Self| plan.memory[plan.fullest()].peak();
-        let fits = peak(&other) <= hardware.memory.max(peak(self));
-        Some(other.time.step).filter(|step| fits && *step < self.time.step)
-    }
-
-    /// The pipeline rank that needs the most memory.
-    pub fn fullest(&self) -> usize {
-        (0..self.memory.len()).max_by_key(|&rank| (self.memory[rank].peak(), std::cmp::Reverse(rank))).unwrap_or(0)
-    }
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::keys::{KEYS, SECTIONS, find};
+use super::keys::{KEYS, find};
 use super::model::{kebab, size_names};
 use super::problem::{ConfigErrors, Problem, did_you_mean};
 use super::resolve::unknown;
 use super::run::RunConfig;
+use super::sections::SECTIONS;
 
 /// Sections that decide what a run learns; all others may change freely.
 const GUARDED: &str =

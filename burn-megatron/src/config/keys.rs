@@ -3,125 +3,8 @@
 //!
 //! The sizes in `[model]` are the fields of the family's configuration, described in [`SIZES`](super::SIZES).
 
-use serde_json::Value;
-
-use super::kind::{Kind, NONE};
-
-/// A key.
-#[derive(Clone, Copy, Debug)]
-pub struct Key {
-    /// Section and name.
-    pub path: &'static str,
-    /// The values that it takes.
-    pub kind: Kind,
-    /// The default as TOML; empty where it follows from other keys, as the meaning says.
-    pub default: &'static str,
-    /// Its meaning.
-    pub doc: &'static str,
-    /// Whether `none` is a value.
-    pub optional: bool,
-    /// Other names in the same section, most of them Megatron's.
-    pub aliases: &'static [&'static str],
-}
-
-impl Key {
-    /// Name of the section.
-    pub fn section(&self) -> &'static str {
-        self.path.split('.').next().unwrap_or_default()
-    }
-
-    /// Name in the section.
-    pub fn name(&self) -> &'static str {
-        self.path.split_once('.').map_or(self.path, |(_, name)| name)
-    }
-
-    /// The legal values in words.
-    pub fn legal(&self) -> String {
-        self.kind.legal() + if self.optional { ", or none" } else { "" }
-    }
-
-    /// Whether the key only decides other keys, so that a resolved configuration does not have it.
-    pub fn is_resolved_away(&self) -> bool {
-        ["model.preset", "training.samples", "training.tokens"].contains(&self.path)
-    }
-
-    /// The default, of a key that has one. Panics if it follows from other keys.
-    pub(super) fn default_value(&self) -> Value {
-        let table: toml::Table = format!("value = {}", self.default).parse().expect("defaults are TOML");
-        let none = self.optional && table["value"].as_str() == Some(NONE);
-        if none { Value::Null } else { self.kind.accept(&table["value"]).expect("defaults are legal") }
-    }
-
-    const fn optional(mut self) -> Self {
-        self.optional = true;
-        self
-    }
-
-    const fn or(mut self, aliases: &'static [&'static str]) -> Self {
-        self.aliases = aliases;
-        self
-    }
-}
-
-const fn key(path: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Key {
-    Key { path, kind, default, doc, optional: false, aliases: &[] }
-}
-
-/// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 24] = [
-    ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
-    ("parallel", "The parallel layout; may change when a run is resumed"),
-    (
-        "context",
-        "Context parallelism: attention over sequences that are split over ranks; may change when a run is resumed",
-    ),
-    ("pipeline", "Pipeline parallelism: the schedule and the layers of each stage; may change when a run is resumed"),
-    ("recompute", "Activation recomputation (activation checkpointing); may change when a run is resumed"),
-    ("training", "Length, batch, precision and loss"),
-    (
-        "fp8",
-        "FP8 linear layers in the transformer blocks; needs GPUs of compute capability 8.9 or more, and is emulated on the CPU",
-    ),
-    ("lr", "Learning-rate schedule"),
-    ("optimizer", "The optimizer; each kind has keys of its own"),
-    (
-        "param-groups",
-        "Parameters with a learning rate or a weight decay of their own, and frozen ones, by patterns of their names, which `inspect` shows of a checkpoint",
-    ),
-    ("weight-decay", "Schedule of the weight decay, which ends at optimizer.weight-decay"),
-    ("loss-scale", "Dynamic loss scaling of fp16; only with training.dtype = f16"),
-    (
-        "anomaly",
-        "Steps with a bad loss or gradient: stop the run, or leave their samples out; may change when a run is resumed",
-    ),
-    ("data", "Training data: Megatron's .bin/.idx files, or text that is tokenized when the run starts"),
-    (
-        "chat",
-        "Supervised fine-tuning on conversations, instead of the files of [data]; data.tokenizer is the tokenizer.json in whose folder \
-         the chat template is",
-    ),
-    (
-        "preference",
-        "Preference tuning on pairs of a chosen and a rejected answer, instead of the files of [data]; the model that the run starts \
-         from is the reference, and data.tokenizer is the tokenizer.json in whose folder the chat template is",
-    ),
-    (
-        "grpo",
-        "Group relative policy optimization: the run draws completions of prompts and learns from their rewards, instead of the files of \
-         [data]; the model that the run starts from, with [lora] the model without adapters, is the reference, and data.tokenizer is the \
-         tokenizer.json",
-    ),
-    (
-        "distill",
-        "Distillation: the loss is (1 - weight) times the cross-entropy plus weight times temperature² times the KL divergence from the teacher's distribution to the model's",
-    ),
-    ("lora", "Low-rank adapters of linear layers: only they are trained, everything else is frozen"),
-    ("performance", "Speed and determinism on GPUs; may change when a run is resumed"),
-    ("evaluation", "Loss on held-out data"),
-    ("checkpoint", "Saving and resuming"),
-    ("output", "Where a run writes"),
-    ("log", "Additional log files"),
-];
+use super::key::{Key, key};
+use super::kind::Kind;
 
 /// All keys, in the order of the reference.
 pub const KEYS: &[Key] = {
@@ -395,6 +278,7 @@ pub fn find_anywhere(name: &str) -> Option<&'static Key> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SECTIONS;
 
     #[test]
     fn names_are_unambiguous_and_sections_known() {

@@ -28,6 +28,7 @@ mod decoder;
 mod derived;
 mod foreign;
 mod job;
+mod key;
 mod keys;
 mod kind;
 mod layer;
@@ -38,13 +39,15 @@ mod problem;
 mod render;
 mod resolve;
 mod run;
+mod sections;
 mod sizes;
 #[cfg(test)]
 mod tests;
 mod world;
 
 pub use decoder::decoder_of;
-pub use keys::{KEYS, Key, SECTIONS, find_anywhere};
+pub use key::Key;
+pub use keys::{KEYS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
 pub use model::{ModelSection, size_names};
@@ -54,5 +57,6 @@ pub use run::{
     CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,
     RunConfig, TrainingSection,
 };
+pub use sections::SECTIONS;
 pub use sizes::SIZES;
 pub use world::WorldSize;

@@ -5,10 +5,11 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::foreign::{belongs, decided, decider, words};
-use super::keys::{KEYS, SECTIONS};
+use super::keys::KEYS;
 use super::kind::NONE;
 use super::model::{sizes, snake};
 use super::run::RunConfig;
+use super::sections::SECTIONS;
 use super::sizes::SIZES;
 
 /// Column of the comments.

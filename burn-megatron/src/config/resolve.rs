@@ -10,12 +10,13 @@ use serde_json::{Map, Value};
 
 use super::decoder::decoder_of;
 use super::foreign::{belongs, decided, decider, defaults, owners, words};
-use super::keys::{KEYS, SECTIONS, find};
+use super::keys::{KEYS, find};
 use super::kind::{AUTO as ANY_SIZE, NONE};
 use super::layer::{Entry, read_file, read_overrides};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem};
 use super::run::RunConfig;
+use super::sections::SECTIONS;
 use super::world::{WorldSize, unknown as unknown_world};
 use crate::data::{find_tokenizer, readable_tokenizer};
 use crate::refusal::{Access, advice};

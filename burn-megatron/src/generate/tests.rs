@@ -229,13 +229,13 @@ fn prompts_that_begin_alike_are_read_once() {
                 let model = Llama::build(&llama(), ParamBuilder::new(&rank, FloatDType::F64, SEED).without_autodiff())?;
                 let read = Mutex::new(Vec::new());
                 let step = |step: &Step, cache: &mut PagedKvCache| {
-                    read.lock().unwrap().push(step.len());
+                    read.lock().push(step.len());
                     Some(model.extend(step, cache))
                 };
                 let listen = &mut |_: usize, _: i64| ControlFlow::Continue(());
                 let texts = generate_by(step, &ModelRanks::whole(&rank), &batch, &options, listen)?;
                 let tokens: Vec<Vec<i64>> = texts.into_iter().map(|text| text.tokens).collect();
-                Ok((tokens, read.into_inner().unwrap()))
+                Ok((tokens, read.into_inner()))
             });
             ranks.unwrap().remove(0)
         };

@@ -27,6 +27,7 @@ mod saving;
 mod scaler;
 mod sgd;
 mod sharding;
+mod slices;
 mod states;
 mod step_info;
 #[cfg(test)]

@@ -125,15 +125,11 @@ impl Kept {
         let kept = |pattern: &Option<LayerPattern>| {
             LayerPattern::of(self.layers.len(), |layer| pattern.as_ref().is_some_and(|of| of.has(self.layers[layer])))
         };
-        let config = LlamaConfig {
+        let config = models::sized! { model.clone();
             sliding_window_pattern: kept(&model.sliding_window_pattern),
             no_rope_layer_interval: kept(&model.no_rope_layer_interval),
-            num_hidden_layers: self.layers.len(),
-            hidden_size: self.hidden.len(),
-            intermediate_size: intermediate,
-            num_key_value_heads: groups,
-            num_attention_heads: groups * group,
-            ..model.clone()
+            num_hidden_layers: self.layers.len(), hidden_size: self.hidden.len(), intermediate_size: intermediate,
+            num_key_value_heads: groups, num_attention_heads: groups * group
         };
         config.check()?;
         Ok(config)

@@ -110,13 +110,8 @@ mod tests {
 
     #[test]
     fn layouts_with_other_numbers_are_named_with_their_reason() {
-        let wide = LlamaConfig {
-            hidden_size: 64,
-            intermediate_size: 128,
-            num_attention_heads: 8,
-            num_key_value_heads: 4,
-            head_dim: 8,
-            ..LlamaConfig::tiny()
+        let wide = models::sized! { LlamaConfig::tiny();
+            hidden_size: 64, intermediate_size: 128, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 8
         };
         let llama = FamilyConfig::Llama(wide.clone());
         for layout in ["TP4 SP", "DP4 x2", "CP4 DP2 x4", "TP2 SP CP2 PP2 x4 zb-h1", "DP4 ZeRO3 selective"] {
@@ -136,13 +131,8 @@ mod tests {
 
     #[test]
     fn experts_have_rules_of_their_own() {
-        let mixtral = FamilyConfig::Mixtral(MixtralConfig {
-            hidden_size: 64,
-            intermediate_size: 64,
-            num_attention_heads: 8,
-            num_key_value_heads: 8,
-            head_dim: 8,
-            ..MixtralConfig::tiny()
+        let mixtral = FamilyConfig::Mixtral(models::sized! { MixtralConfig::tiny();
+            hidden_size: 64, intermediate_size: 64, num_attention_heads: 8, num_key_value_heads: 8, head_dim: 8
         });
         for layout in ["DP2 EP2", "TP2 SP EP2 ETP1", "TP4 SP EP2 ETP2", "CP2 DP2 EP4", "DP4 EP1 ETP4"] {
             assert_eq!(why_not(&mixtral, layout), None, "{layout}");
@@ -150,13 +140,8 @@ mod tests {
         assert!(why_not(&mixtral, "CP3 DP2 EP2").is_some_and(|why| why.contains("do not divide one the other")));
         assert!(why_not(&mixtral, "DP8 EP1 ETP8").is_some_and(|why| why.contains("multiples of 16")));
         // The latents' GEMM has the tokens of a rank's part of the sequence.
-        let deepseek = FamilyConfig::DeepSeekV3(DeepSeekV3Config {
-            hidden_size: 64,
-            num_attention_heads: 8,
-            q_lora_rank: Some(32),
-            kv_lora_rank: 24,
-            qk_rope_head_dim: 8,
-            ..DeepSeekV3Config::tiny()
+        let deepseek = FamilyConfig::DeepSeekV3(models::sized! { DeepSeekV3Config::tiny();
+            hidden_size: 64, num_attention_heads: 8, q_lora_rank: Some(32), kv_lora_rank: 24, qk_rope_head_dim: 8
         });
         assert_eq!(why_not(&deepseek, "TP2 SP x8"), None);
         assert!(why_not(&deepseek, "TP8 SP x8").is_some_and(|why| why.contains("multiples of 16")));

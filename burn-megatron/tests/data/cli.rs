@@ -1,25 +1,9 @@
 //! `burn-megatron preprocess` and `inspect`, as a user types them.
 
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
-fn run(folder: &Path, arguments: &str) -> Output {
-    let arguments = arguments.split_whitespace();
-    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).current_dir(folder).args(arguments).output().unwrap()
-}
-
-pub fn succeed(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-pub fn fail(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    assert_eq!(output.status.code(), Some(1), "{arguments}");
-    String::from_utf8(output.stderr).unwrap()
-}
+use crate::command::{fail, run, succeed};
 
 #[test]
 fn text_to_samples_and_back() {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::cli::{fail, succeed};
+use crate::command::{fail, succeed};
 
 /// One layer, some steps, a checkpoint.
 const RUN: &str = "\

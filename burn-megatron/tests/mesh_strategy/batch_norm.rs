@@ -23,8 +23,9 @@ use burn::train::{
 };
 use burn_megatron::prelude::*;
 
-use crate::classifier::{All, Known, Trap, difference, generator, interleaved};
+use crate::classifier::{All, Known, Trap, generator};
 use crate::cpu;
+use crate::setup::{difference, interleaved};
 
 const SIZE: usize = 6;
 const BATCH: usize = 4;

@@ -4,7 +4,8 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::train::TrainingStrategy;
 use burn_megatron::prelude::*;
 
-use crate::classifier::{Classifier, Setup, Trap, difference, interleaved};
+use crate::classifier::{Classifier, Trap};
+use crate::setup::{Setup, difference, interleaved};
 use crate::training::one_device;
 
 const LAYOUTS: &str = "\

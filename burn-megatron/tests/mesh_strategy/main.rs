@@ -11,6 +11,7 @@ mod clipping;
 mod overlap;
 mod passes;
 mod processes;
+mod setup;
 mod stages;
 mod training;
 mod wrong;

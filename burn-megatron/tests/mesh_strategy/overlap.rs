@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use burn_megatron::prelude::*;
 
-use crate::classifier::{Setup, Trap};
+use crate::classifier::Trap;
 use crate::passes::Passes;
+use crate::setup::Setup;
 
 /// A CPU rank waits in a reduction for its peer. Where that has failed, a rank comes past the last layer only if gradients
 /// of that layer have not left yet.

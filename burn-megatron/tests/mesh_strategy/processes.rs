@@ -12,8 +12,9 @@ use burn::train::TrainingStrategy;
 use burn::train::metric::store::Split;
 use burn_megatron::prelude::*;
 
-use crate::classifier::{Classifier, Setup, Trap, difference};
+use crate::classifier::{Classifier, Trap};
 use crate::cpu;
+use crate::setup::{Setup, difference};
 use crate::training::{metric, validation_batches};
 
 /// What a process does, as words: the layout, with `stages` a pipeline, with `devices` one given for each of its ranks.

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 use burn::train::metric::store::Split;
 use burn_megatron::prelude::*;
 
-use crate::classifier::{Classifier, Order, Setup, Trap, difference, interleaved};
+use crate::classifier::{Classifier, Trap};
 use crate::cpu;
+use crate::setup::{Order, Setup, difference, interleaved};
 use crate::training::{mesh, metric, trains_as};
 
 #[test]

@@ -10,8 +10,9 @@ use burn::train::metric::store::{Aggregate, Direction, Split};
 use burn::train::{ExecutionStrategy, MetricEarlyStoppingStrategy, StoppingCondition, TrainingStrategy};
 use burn_megatron::prelude::*;
 
-use crate::classifier::{Classifier, Order, Setup, Trap, difference, generator, interleaved};
+use crate::classifier::{Classifier, Trap, generator};
 use crate::cpu;
+use crate::setup::{Order, Setup, difference, interleaved};
 
 /// Small parameters are sharded too.
 pub fn mesh(layout: &str) -> MeshStrategy {

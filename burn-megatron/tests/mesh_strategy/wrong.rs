@@ -4,8 +4,9 @@ use burn::tensor::Device;
 use burn::train::TrainingStrategy;
 use burn_megatron::prelude::*;
 
-use crate::classifier::{Classifier, Setup, Trap};
+use crate::classifier::{Classifier, Trap};
 use crate::cpu;
+use crate::setup::Setup;
 
 fn error_of(setup: &Setup, strategy: impl Into<TrainingStrategy<Classifier>>) -> String {
     let directory = tempfile::tempdir().unwrap();

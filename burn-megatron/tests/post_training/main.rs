@@ -1,10 +1,13 @@
 //! Fine-tuning: conversations, adapters, preferences, against transformers, peft and one device.
 
+#[path = "../support/command.rs"]
+mod command;
 #[macro_use]
 #[path = "../support/says.rs"]
 mod says;
 
 mod chat;
+mod chat_runs;
 mod distill;
 mod eval;
 mod grpo;
@@ -12,6 +15,7 @@ mod lora;
 mod lora_experts;
 mod parquet;
 mod preference;
+mod preference_runs;
 mod prune;
 mod qlora;
 mod quantise;
@@ -21,7 +25,6 @@ mod talk;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
@@ -29,6 +32,7 @@ use burn_megatron::config::RunConfig;
 use burn_megatron::element::Element;
 use burn_megatron::train::{Plan, TrainReport, train};
 use burn_megatron::verify;
+use command::{fail, succeed};
 use models::CausalLm;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -58,25 +62,6 @@ fn assert_verified<M: CausalLm + 'static>(config: &M::Config, settings: &verify:
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
-}
-
-fn run(folder: &Path, arguments: &str) -> Output {
-    let arguments = arguments.split_whitespace();
-    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).current_dir(folder).args(arguments).output().unwrap()
-}
-
-/// What a command says that must not fail.
-fn succeed(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// What a command says that must fail.
-fn fail(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    assert_eq!(output.status.code(), Some(1), "{arguments}: {}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8(output.stderr).unwrap()
 }
 
 fn parse(text: &str, overrides: &[(&str, &str)]) -> RunConfig {

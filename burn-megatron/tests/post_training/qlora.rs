@@ -14,15 +14,9 @@ use super::{VERIFIED, assert_verified, fail, last_loss, parse};
 
 /// Blocks of 64 and of 128 elements divide what two and four ranks have of it.
 fn llama() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 96,
-        hidden_size: 256,
-        intermediate_size: 512,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 4,
-        head_dim: 128,
-        ..LlamaConfig::tiny()
+    models::sized! { LlamaConfig::tiny();
+        vocab_size: 96, hidden_size: 256, intermediate_size: 512, num_hidden_layers: 2, num_attention_heads: 4,
+        num_key_value_heads: 4, head_dim: 128
     }
 }
 
@@ -44,15 +38,9 @@ fn every_layout_trains_adapters_of_weights_in_few_bits_as_one_device() {
 /// Of experts too: blocks of 64 and of 128 elements divide what two ranks have of one.
 #[test]
 fn every_layout_trains_adapters_of_experts_in_few_bits_as_one_device() {
-    let mixtral = MixtralConfig {
-        hidden_size: 128,
-        intermediate_size: 256,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 4,
-        head_dim: 64,
-        router_balance: BalanceOver::Sequence,
-        ..MixtralConfig::tiny()
+    let mixtral = models::sized! { MixtralConfig::tiny();
+        hidden_size: 128, intermediate_size: 256, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 4,
+        head_dim: 64, router_balance: BalanceOver::Sequence
     };
     let layouts = "DP2 EP2 ZeRO2, DP2 ETP2, TP2 SP DP2 EP2 ETP1, DP2 EP2 ZeRO3 x2, PP2 DP2 EP2 x2 uniform1";
     for (base, lora) in [(BaseFormat::Nf4, LoraKind::Dora), (BaseFormat::Fp8Block, LoraKind::Lora)] {

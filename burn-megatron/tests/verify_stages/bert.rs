@@ -10,16 +10,9 @@ use models::{Bert, BertConfig};
 use crate::{adamw, adapted, layouts, no_fallback, proven};
 
 fn config() -> BertConfig {
-    BertConfig {
-        vocab_size: 24,
-        hidden_size: 16,
-        num_hidden_layers: 4,
-        num_attention_heads: 4,
-        intermediate_size: 32,
-        max_position_embeddings: 12,
-        hidden_dropout_prob: 0.0,
-        attention_probs_dropout_prob: 0.0,
-        ..BertConfig::base()
+    models::sized! { BertConfig::base();
+        vocab_size: 24, hidden_size: 16, num_hidden_layers: 4, num_attention_heads: 4, intermediate_size: 32,
+        max_position_embeddings: 12, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0
     }
 }
 

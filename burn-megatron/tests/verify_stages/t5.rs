@@ -11,19 +11,10 @@ use models::{Activation, T5, T5Config};
 use crate::{adamw, adapted, layouts, no_fallback, proven};
 
 fn config() -> T5Config {
-    T5Config {
-        vocab_size: 24,
-        d_model: 16,
-        d_kv: 8,
-        d_ff: 32,
-        num_layers: 2,
-        num_decoder_layers: 2,
-        num_heads: 4,
-        relative_attention_num_buckets: 8,
-        relative_attention_max_distance: 6,
-        dropout_rate: 0.0,
-        feed_forward_proj: T5FeedForwardKind::Gated(Activation::GeluNew),
-        ..T5Config::small()
+    models::sized! { T5Config::small();
+        vocab_size: 24, d_model: 16, d_kv: 8, d_ff: 32, num_layers: 2, num_decoder_layers: 2, num_heads: 4,
+        relative_attention_num_buckets: 8, relative_attention_max_distance: 6, dropout_rate: 0.0,
+        feed_forward_proj: T5FeedForwardKind::Gated(Activation::GeluNew)
     }
 }
 

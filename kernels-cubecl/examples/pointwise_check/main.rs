@@ -12,6 +12,7 @@ mod gated_delta;
 mod latent_attention;
 mod list;
 mod moe_layers;
+mod optimizers;
 mod plans;
 mod timings;
 
@@ -23,7 +24,7 @@ fn main() {
     let wanted = list::all().into_iter().filter(|(name, _)| clock::wanted(name, &filters));
     let failures: usize = wanted.map(|(_, check)| check(client)).sum();
     let mut clock = clock::Clock::new(client, filters);
-    timings::optimizers(&mut clock);
+    optimizers::all(&mut clock);
     timings::activations(&mut clock);
     timings::low_rank(&mut clock);
     timings::norms(&mut clock);

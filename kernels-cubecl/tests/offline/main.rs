@@ -16,6 +16,7 @@ mod attention;
 mod decode;
 mod fp8;
 mod grouped;
+mod optimizers;
 mod pointwise;
 mod portable;
 mod random;

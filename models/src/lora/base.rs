@@ -207,13 +207,8 @@ mod tests {
 
     #[test]
     fn layouts_that_cut_blocks_are_refused_with_the_nearest() {
-        let config = LlamaConfig {
-            hidden_size: 256,
-            intermediate_size: 384,
-            num_attention_heads: 8,
-            num_key_value_heads: 2,
-            head_dim: 32,
-            ..LlamaConfig::tiny()
+        let config = crate::sized! { LlamaConfig::tiny();
+            hidden_size: 256, intermediate_size: 384, num_attention_heads: 8, num_key_value_heads: 2, head_dim: 32
         };
         let names = config.hf_names();
         assert_eq!([1, 2].map(|tp| BaseFormat::Nf4.check(&names, [tp, tp])), [Ok(()), Ok(())]);
@@ -235,13 +230,9 @@ mod tests {
     fn layers_that_no_rank_shares_refuse_no_layout() {
         assert_eq!(BaseFormat::Nf4.check(&experts(MixtralVariant::Qwen2Moe), [2, 1]), Ok(()));
         assert_eq!(BaseFormat::Fp8Block.check(&experts(MixtralVariant::GptOss), [2, 1]), Ok(()));
-        let latent = DeepSeekV3Config {
-            intermediate_size: 256,
-            moe_intermediate_size: 256,
-            qk_nope_head_dim: 32,
-            qk_rope_head_dim: 32,
-            v_head_dim: 32,
-            ..DeepSeekV3Config::tiny()
+        let latent = crate::sized! { DeepSeekV3Config::tiny();
+            intermediate_size: 256, moe_intermediate_size: 256, qk_nope_head_dim: 32, qk_rope_head_dim: 32,
+            v_head_dim: 32
         };
         assert_eq!(BaseFormat::Fp8Block.check(&latent.hf_names(), [2, 1]), Ok(()));
     }

@@ -15,7 +15,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use layouts::sizes::EXPERT_WIDTH;
 
-use super::layers::{divided, init_a, named, squares, summed};
+use super::layers::{init_a, named};
+use super::norms::{divided, squares, summed};
 use crate::layers::LinearWeight;
 use crate::layers::moe::ExpertKind;
 use crate::param::{ParamBuilder, Result};

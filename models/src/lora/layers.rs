@@ -4,21 +4,17 @@
 //! every rank, applied to the rank's positions; then the positions are gathered (or copied), and each rank has its rows
 //! of B. A row-parallel layer has its columns of A, whose outputs are summed over the ranks (and scattered), and B whole.
 
-use backend_dist::collective::all_reduce;
-use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::conjugate::Partial;
-use backend_dist::ops::context::{attention_in_context, attention_over_context};
 use backend_dist::ops::{
-    LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, geglu, gelu, layer_norm, linear_with,
-    low_rank_swiglu, matmul, rms_norm, squared_relu, sum_dim, swiglu,
+    LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, linear_with, low_rank_swiglu,
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::blocks::Blocks;
+use super::norms::{divided, merged, row_norms};
 use crate::layers::{LinearWeight, enter_tensor_parallel, leave_tensor_parallel};
-use crate::micro_batch::MicroBatch;
 use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// The global tensors of an adapter.
@@ -252,69 +248,4 @@ fn scaled(low: Tensor<3>, scale: f64) -> Tensor<3> {
 fn narrow((x, shared): (Tensor<3>, SharedInput), a: &Param<Tensor<2>>) -> Tensor<3> {
     let options = LinearOptions { shared_input: Some(shared), ..LinearOptions::default() };
     linear_with(x, Prologue::None, a.val(), None, options)
-}
-
-/// `W + s B A`.
-fn merged(w: Tensor<2>, a: Tensor<2>, b: Tensor<2>, scale: f64) -> Tensor<2> {
-    w + matmul(b, a).mul_scalar(scale)
-}
-
-/// The norm of each matrix row, of which the ranks of `group` have some columns each; at least in fp32.
-fn row_norms(w: Tensor<2>, group: Option<&Group>) -> Tensor<1> {
-    let rows = w.dims()[0];
-    summed(squares(w, 1), group).sqrt().reshape([rows])
-}
-
-/// Sums of squares of the rows of experts' matrices, `[experts, rows]`; at least in fp32.
-pub(super) fn squares(w: Tensor<2>, experts: usize) -> Tensor<2> {
-    let w = if w.dtype().size() < 4 { w.cast(DType::F32) } else { w };
-    let rows = w.dims()[0];
-    sum_dim(w.clone() * w, 1).reshape([experts, rows / experts])
-}
-
-/// Over the ranks that have columns each.
-pub(super) fn summed(squares: Tensor<2>, group: Option<&Group>) -> Tensor<2> {
-    match group.filter(|group| group.size() > 1) {
-        Some(group) => all_reduce(squares, ReduceOp::Sum, group),
-        None => squares,
-    }
-}
-
-/// A magnitude divided by a norm that has no gradient.
-pub(super) fn divided(magnitude: Tensor<1>, norms: Tensor<1>) -> Tensor<1> {
-    let inverse = norms.recip().cast(magnitude.dtype());
-    if magnitude.device().is_autodiff() { magnitude * Tensor::from_inner(inverse) } else { magnitude * inverse }
-}
-
-/// What a linear layer with an adapter has as its input: both GEMMs read it.
-///
-/// # Panics
-/// If the prologue does not fit `x`.
-pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>, batch: &MicroBatch) -> Tensor<3> {
-    fn shaped<const FROM: usize>(x: Tensor<FROM>) -> Tensor<3> {
-        let shape = x.dims();
-        x.reshape([shape[0], shape[1], shape[2..].iter().product()])
-    }
-    fn heads<const D: usize>(x: Tensor<D>) -> Tensor<4> {
-        let shape: [usize; 4] = x.dims().as_slice().try_into().expect("attention has a dimension of heads");
-        x.reshape(shape)
-    }
-    match prologue {
-        Prologue::None => shaped(x),
-        Prologue::RmsNorm { weight, eps } => shaped(rms_norm(x, weight, eps)),
-        Prologue::LayerNorm { weight, bias, eps } => shaped(layer_norm(x, weight, bias, eps)),
-        Prologue::SwiGlu => shaped(swiglu(x)),
-        Prologue::Gelu(kind) => shaped(gelu(x, kind)),
-        Prologue::GeGlu(kind) => shaped(geglu(x, kind)),
-        Prologue::SquaredRelu => shaped(squared_relu(x)),
-        Prologue::Attention(packed, options) => {
-            shaped(attention_in_context(heads(x), packed, options, None, None, &batch.pass))
-        }
-        Prologue::AttentionInContext(packed, options, context, documents) => {
-            shaped(attention_in_context(heads(x), packed, options, context.as_ref(), documents.as_ref(), &batch.pass))
-        }
-        Prologue::SeparateAttention { k, v, options, context, documents } => {
-            shaped(attention_over_context(heads(x), k, v, options, context.as_ref(), documents.as_ref(), &batch.pass))
-        }
-    }
 }

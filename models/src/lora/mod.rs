@@ -15,8 +15,10 @@ mod blocks;
 mod experts;
 mod layers;
 mod module;
+mod norms;
 mod off;
 mod plan;
+mod prologue;
 mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,10 +31,11 @@ use crate::names::{Foreign, HostTensors, NameMap, fits, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
 pub(crate) use experts::ExpertAdapters;
-pub(crate) use layers::{ColumnAdapters, RowAdapter, apply};
+pub(crate) use layers::{ColumnAdapters, RowAdapter};
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
+pub(crate) use prologue::apply;
 pub use share::with_weights_of;
 
 /// The word for all linear layers but the output layer, routers and routed experts.

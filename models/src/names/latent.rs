@@ -72,12 +72,8 @@ mod tests {
 
     #[test]
     fn halves_are_pairs() {
-        let config = DeepSeekV3Config {
-            num_attention_heads: 2,
-            qk_nope_head_dim: 3,
-            qk_rope_head_dim: 4,
-            kv_lora_rank: 5,
-            ..DeepSeekV3Config::tiny()
+        let config = crate::sized! { DeepSeekV3Config::tiny();
+            num_attention_heads: 2, qk_nope_head_dim: 3, qk_rope_head_dim: 4, kv_lora_rank: 5
         };
         let config = config.latent_attention();
         let flat = |rows: Vec<Range<usize>>| rows.into_iter().flatten().collect::<Vec<_>>();

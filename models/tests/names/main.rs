@@ -5,6 +5,7 @@ mod config_json;
 mod layer_kinds;
 mod published;
 mod published_files;
+mod rope_json;
 mod tensors;
 
 use serde_json::Value;

@@ -8,7 +8,7 @@ use burn::backend::{DType, TensorMetadata, tensor::FloatTensor};
 use super::experts::{self, Fp8Experts, QuantizedExperts, SavedExperts};
 use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Sides};
-use super::linear::Purpose;
+use super::linear_gemms::Purpose;
 use crate::moe::{ExpertGemms, ExpertRange, MoeKernels};
 
 /// Some of the groups.

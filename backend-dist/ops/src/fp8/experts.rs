@@ -25,7 +25,7 @@ use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
 use super::kernels::{Precision, Scales, Sides};
 use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::recipe::{Fp8Recipe, Number};
-use super::{delayed, linear::Purpose, sharing::Sharing, weights::Cached};
+use super::{delayed, linear_gemms::Purpose, sharing::Sharing, weights::Cached};
 use crate::{kernels::LocalKernels, main_grads::main_grad, pass::PassContext, weight_grads::Deferral};
 use ranks::comm::Group;
 

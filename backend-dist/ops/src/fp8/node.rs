@@ -7,7 +7,8 @@ use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
 use super::experts::{self, Fp8Experts, Weight};
-use super::linear::{MULTIPLE, Purpose};
+use super::linear::MULTIPLE;
+use super::linear_gemms::Purpose;
 use crate::moe::ExpertActivation;
 use crate::operation::{Parents, apply, operation};
 

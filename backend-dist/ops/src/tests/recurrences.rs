@@ -56,3 +56,33 @@ pub fn chunks_are_the_recurrence<I>(
         }
     }
 }
+
+/// The output and the gradients of all inputs: those with positions, and those of heads.
+pub fn results<const N: usize, const M: usize>(
+    y: Tensor<3>,
+    inputs: [(&'static str, &Tensor<3>); N],
+    of_heads: [(&'static str, &Tensor<1>); M],
+) -> Results {
+    let slope = noise(6.0, y.dims()).detach();
+    let grads = (y.clone() * slope).sum().backward();
+    let inputs = inputs.map(|(name, x)| (name, host(x.grad(&grads).unwrap())));
+    let of_heads = of_heads.map(|(name, x)| (name, host(x.grad(&grads).unwrap())));
+    [("y", host(y))].into_iter().chain(inputs).chain(of_heads).collect()
+}
+
+/// A sequence that is read in two parts: `with_states` takes the second one from the state behind the first, and
+/// `by_position` either.
+pub fn states_are_passed_on<I>(
+    given: impl Fn(usize) -> I,
+    with_states: impl Fn(&I, Tensor<4>) -> (Tensor<3>, Tensor<4>),
+    by_position: impl Fn(&I, Option<Tensor<4>>) -> (Tensor<3>, Tensor<4>),
+) {
+    for seq in [1, 30, 100] {
+        let inputs = given(seq);
+        let (_, first) = by_position(&inputs, None);
+        let (y, last) = with_states(&inputs, first.clone());
+        let (expected, expected_last) = by_position(&inputs, Some(first));
+        assert_close(&format!("y of {seq}"), host(y), host(expected));
+        assert_close(&format!("state of {seq}"), host(last), host(expected_last));
+    }
+}

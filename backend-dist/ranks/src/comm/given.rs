@@ -1,6 +1,6 @@
 //! How many bytes a rank gives to collectives on CPUs.
 
-use super::{Group, describe_tensor};
+use super::{Group, tensors::describe_tensor};
 use burn::backend::flex::FlexTensor;
 
 impl Group {

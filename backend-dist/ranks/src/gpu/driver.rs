@@ -39,7 +39,11 @@ fn device(index: usize) -> Result<CUdevice, GpuError> {
     driver::device::get(index as c_int).map_err(call(format!("GPU {index}")))
 }
 
-pub(super) fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
+/// The GPUs that this process may use.
+///
+/// # Errors
+/// If the driver is missing or reports none.
+pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
     init()?;
     let count = driver::device::get_count().map_err(call("counting GPUs"))?;
     if count == 0 {
@@ -96,7 +100,11 @@ pub(super) fn memory(index: usize) -> Result<MemoryInfo, GpuError> {
     ask().map_err(call(format!("memory of GPU {index}")))
 }
 
-pub(super) fn reaches(a: usize, b: usize) -> Result<bool, GpuError> {
+/// Whether GPU `a` can read and write the memory of GPU `b` directly.
+///
+/// # Errors
+/// If the driver is missing or there is no such GPU.
+pub fn reaches(a: usize, b: usize) -> Result<bool, GpuError> {
     init()?;
     let mut answer = 0;
     // SAFETY: the driver writes the answer; both devices come from it.
@@ -113,7 +121,11 @@ pub(super) fn cuda_version() -> Result<Version, GpuError> {
     Ok(Version { major: version as u32 / 1000, minor: version as u32 % 1000 / 10, patch: 0 })
 }
 
-pub(super) fn nccl_version() -> Result<Version, GpuError> {
+/// Version of NCCL.
+///
+/// # Errors
+/// If it is missing.
+pub fn nccl_version() -> Result<Version, GpuError> {
     loaded(Library::Nccl)?;
     let version = nccl::result::get_nccl_version()
         .map_err(|error| GpuError::Call { what: "version of NCCL".into(), message: format!("{error:?}") })?
@@ -122,7 +134,11 @@ pub(super) fn nccl_version() -> Result<Version, GpuError> {
     Ok(Version { major: version / 10_000, minor: version % 10_000 / 100, patch: version % 100 })
 }
 
-pub(super) fn cublas_lt_version() -> Result<Version, GpuError> {
+/// Version of cuBLASLt.
+///
+/// # Errors
+/// If it is missing.
+pub fn cublas_lt_version() -> Result<Version, GpuError> {
     use cublaslt::sys::libraryPropertyType_t::{MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL};
     loaded(Library::CublasLt)?;
     let part = |kind| {

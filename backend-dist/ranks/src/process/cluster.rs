@@ -1,6 +1,7 @@
 //! The same processes for one launch after the other.
 
-use super::joined::{ProcessChannel, Processes, division};
+use super::introduction::division;
+use super::joined::{ProcessChannel, Processes};
 use super::{JoinError, ProcessWorld};
 use crate::comm::RunError;
 use crate::mesh::{Mesh, ParallelLayout};

@@ -8,6 +8,7 @@
 
 mod cluster;
 mod environment;
+mod introduction;
 mod joined;
 #[cfg(test)]
 mod tests;

@@ -87,7 +87,7 @@ impl UnitBuilder<'_> {
 
     /// The losses of whole logits, which every tensor-parallel rank has, by plain operations. What autodiff saves, and what
     /// is there besides in the widest moment, is counted in wide tensors of the logits' size, as often as
-    /// `tests/planned_memory.rs` finds them.
+    /// `tests/planned_memory` finds them.
     fn losses_of_logits(&self, chain: &mut Chain, weight: u64, [saved, others]: [u64; 2]) {
         let (local, wide) = (self.local, self.element.max(4));
         let whole = local.tokens * self.decoder.vocab as u64;

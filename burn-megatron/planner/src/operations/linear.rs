@@ -10,7 +10,7 @@ const CHUNK: u64 = 64;
 
 impl UnitBuilder<'_> {
     /// Projects the hidden states, convolves, and applies the delta rule chunk by chunk. The convolution and the rule save
-    /// their inputs; `tests/planned_memory.rs` has what both need for the time of their backward passes.
+    /// their inputs; `tests/planned_memory` has what both need for the time of their backward passes.
     pub(super) fn linear_attention(&self, chain: &mut Chain, linear: &Linear) {
         let (local, tp, wide) = (self.local, self.layout.tp as u64, self.element.max(4));
         let [key_heads, heads, dk, dv, kernel] =

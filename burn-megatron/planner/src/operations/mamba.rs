@@ -10,7 +10,7 @@ const CHUNKS: [u64; 2] = [128, 64];
 
 impl UnitBuilder<'_> {
     /// Projects the hidden states, convolves, and passes states from chunk to chunk. The convolution saves its input, and
-    /// the recurrence its inputs and the states in front of chunks; `tests/planned_memory.rs` has what both need for the
+    /// the recurrence its inputs and the states in front of chunks; `tests/planned_memory` has what both need for the
     /// time of their backward passes.
     pub(super) fn mamba2(&self, chain: &mut Chain, mamba: &StateSpace) {
         let (local, tp, wide) = (self.local, self.layout.tp as u64, self.element.max(4));

@@ -3,11 +3,11 @@
 mod dynamic;
 mod memory;
 mod search;
+mod states;
 mod traffic;
 
 use layouts::mesh::ParallelLayout;
 use layouts::recompute::{Granularity, Method, Module, Recompute};
-use layouts::sizes::LOGITS_AT_ONCE;
 
 use super::gpus::{self, Hardware};
 use super::known::{deepseek_v3, llama3_1b, llama3_8b, mamba2_130m, mixtral_8x7b, qwen3_30b_a3b};
@@ -41,33 +41,9 @@ fn gpt() -> Decoder {
 fn job(decoder: Decoder, layout: &str, kind: ScheduleKind, micro_batches: usize) -> Job {
     let layout: ParallelLayout = layout.parse().unwrap();
     let spec = ScheduleSpec::new(kind, layout.pp, micro_batches).with_virtual_pipeline(layout.vpp);
-    Job {
-        stages: Split::equal(decoder.layers, spec.placement()).layout().unwrap(),
-        decoder,
-        layout,
-        schedule: spec,
-        passes: None,
-        micro_batch: 2,
-        seq: 1024,
-        element: 2,
-        moments: Moments::ADAMW,
-        state_bytes: StateBytes::F32,
-        offload: 0.0,
-        newton_schulz: None,
-        recompute: Recompute::default(),
-        fp8: 0..0,
-        fp8_weights: true,
-        fp8_experts: true,
-        gpu: false,
-        overlap: true,
-        documents: None,
-        gpu_model: *gpus::find("h200").unwrap(),
-        expert_chunks: None,
-        dynamic: None,
-        logits_at_once: LOGITS_AT_ONCE,
-        adapters: None,
-        post_training: PostTraining::default(),
-    }
+    let stages = Split::equal(decoder.layers, spec.placement()).layout().unwrap();
+    let gpu_model = *gpus::find("h200").unwrap();
+    Job { micro_batch: 2, gpu: false, gpu_model, ..Job::new(decoder, layout, spec, stages, 1024) }
 }
 
 fn single(decoder: Decoder) -> Job {

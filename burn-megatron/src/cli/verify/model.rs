@@ -195,24 +195,12 @@ fn glm4_moe(sizes: &Sizes) -> MixtralConfig {
 /// Heads have DeepSeek-V3's proportions: two parts that are not rotated, one that is, and values of two.
 fn deepseek_v3(sizes: &Sizes) -> DeepSeekV3Config {
     let part = sizes.hidden / sizes.heads.max(1);
-    DeepSeekV3Config {
-        vocab_size: sizes.vocab,
-        hidden_size: sizes.hidden,
-        intermediate_size: sizes.ffn,
-        moe_intermediate_size: sizes.ffn / 2,
-        num_hidden_layers: sizes.layers,
-        num_attention_heads: sizes.heads,
-        q_lora_rank: Some(sizes.hidden / 2),
-        kv_lora_rank: sizes.hidden / 2,
-        qk_nope_head_dim: 2 * part,
-        qk_rope_head_dim: part,
-        v_head_dim: 2 * part,
-        moe_router_bias_update_rate: 0.01,
-        router_aux_loss_coef: 0.01,
-        router_balance: BalanceOver::Sequence,
-        num_nextn_predict_layers: 2,
-        mtp_loss_scaling_factor: 0.5,
-        ..DeepSeekV3Config::tiny()
+    models::sized! { DeepSeekV3Config::tiny();
+        vocab_size: sizes.vocab, hidden_size: sizes.hidden, intermediate_size: sizes.ffn,
+        moe_intermediate_size: sizes.ffn / 2, num_hidden_layers: sizes.layers, num_attention_heads: sizes.heads,
+        q_lora_rank: Some(sizes.hidden / 2), kv_lora_rank: sizes.hidden / 2, qk_nope_head_dim: 2 * part,
+        qk_rope_head_dim: part, v_head_dim: 2 * part, moe_router_bias_update_rate: 0.01, router_aux_loss_coef: 0.01,
+        router_balance: BalanceOver::Sequence, num_nextn_predict_layers: 2, mtp_loss_scaling_factor: 0.5
     }
 }
 
@@ -268,15 +256,9 @@ fn nemotron_3(sizes: &Sizes, dropout: f64) -> NemotronHConfig {
 }
 
 fn gpt(sizes: &Sizes, dropout: f64) -> GptConfig {
-    GptConfig {
-        vocab_size: sizes.vocab,
-        max_position_embeddings: sizes.seq,
-        hidden_size: sizes.hidden,
-        intermediate_size: sizes.ffn,
-        num_hidden_layers: sizes.layers,
-        num_attention_heads: sizes.heads,
-        hidden_dropout: dropout,
-        attention_dropout: dropout,
-        ..GptConfig::tiny()
+    models::sized! { GptConfig::tiny();
+        vocab_size: sizes.vocab, max_position_embeddings: sizes.seq, hidden_size: sizes.hidden,
+        intermediate_size: sizes.ffn, num_hidden_layers: sizes.layers, num_attention_heads: sizes.heads,
+        hidden_dropout: dropout, attention_dropout: dropout
     }
 }

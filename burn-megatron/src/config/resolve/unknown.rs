@@ -1,7 +1,8 @@
 //! What is said of a key that does not exist.
 
-use crate::config::keys::{KEYS, SECTIONS, find_anywhere};
+use crate::config::keys::{KEYS, find_anywhere};
 use crate::config::problem::did_you_mean;
+use crate::config::sections::SECTIONS;
 
 /// Keys of earlier versions without a successor, and why they were removed.
 const REMOVED: [(&str, &str); 1] = [("performance.tune-products", "tuning GEMMs gained nothing; delete the key")];

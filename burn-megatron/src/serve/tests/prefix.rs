@@ -1,5 +1,6 @@
 //! Sequences that begin with the same tokens share their blocks, and say what they would say alone.
 
+use models::layers::LayerPattern;
 use models::{
     DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, LlamaVariant, Mamba2, Mamba2Config, Mixtral, MixtralConfig,
     MixtralVariant, NemotronH, NemotronHConfig,
@@ -88,7 +89,7 @@ fn sliding_windows_and_sinks() {
     assert_shares::<Llama>(&mistral, &["TP1", "TP2"], true);
     let gpt_oss = models::sized! { MixtralConfig::tiny();
         variant: MixtralVariant::GptOss, vocab_size: 61, initializer_range: 0.4,
-        sliding_window: Some(6), sliding_window_pattern: Some(2), attention_bias: true
+        sliding_window: Some(6), sliding_window_pattern: Some(LayerPattern::Every(2)), attention_bias: true
     };
     assert_shares::<Mixtral>(&gpt_oss, &["TP1"], true);
 }

@@ -161,12 +161,8 @@ fn names_of_every_version_of_transformers() {
 
 #[test]
 fn adapters_that_do_not_fit_are_refused() {
-    let sizes = BertConfig {
-        hidden_size: 16,
-        num_hidden_layers: 1,
-        num_attention_heads: 2,
-        vocab_size: 9,
-        ..BertConfig::base()
+    let sizes = models::sized! { BertConfig::base();
+        hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, vocab_size: 9
     };
     let bert = Bert::new(&sizes, &Device::flex());
     let plan = LoraConfig::default().module_plan(&bert).unwrap();

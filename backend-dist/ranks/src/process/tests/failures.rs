@@ -3,7 +3,7 @@
 use super::*;
 use crate::comm::FailureCause;
 use crate::comm::remote::Introduction;
-use crate::process::joined::introduction;
+use crate::process::introduction::introduction;
 use std::time::Instant;
 
 /// The one failure that all processes report.

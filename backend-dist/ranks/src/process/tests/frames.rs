@@ -3,7 +3,7 @@
 use super::*;
 use crate::comm::remote::{Contribution, Frame, Head, OpKey, rendezvous};
 use crate::comm::{FailureCause, OpRecord, to_bytes};
-use crate::process::joined::introduction;
+use crate::process::introduction::introduction;
 use std::io::{Read, Write};
 use std::time::Instant;
 

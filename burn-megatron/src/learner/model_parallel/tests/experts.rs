@@ -9,14 +9,9 @@ use crate::checkpoint::Kind;
 
 /// A bias that moves fast enough to send tokens elsewhere.
 pub(super) fn config() -> DeepSeekV3Config {
-    DeepSeekV3Config {
-        vocab_size: 33,
-        hidden_size: 32,
-        intermediate_size: 32,
-        moe_intermediate_size: 16,
-        num_hidden_layers: 2,
-        moe_router_bias_update_rate: 0.05,
-        ..DeepSeekV3Config::tiny()
+    models::sized! { DeepSeekV3Config::tiny();
+        vocab_size: 33, hidden_size: 32, intermediate_size: 32, moe_intermediate_size: 16, num_hidden_layers: 2,
+        moe_router_bias_update_rate: 0.05
     }
 }
 

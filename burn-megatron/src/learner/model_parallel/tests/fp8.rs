@@ -9,14 +9,9 @@ use super::*;
 
 /// All parts of two ranks are multiples of 16, as are the 16 tokens of a micro-batch.
 fn config() -> LlamaConfig {
-    LlamaConfig {
-        vocab_size: 33,
-        hidden_size: 64,
-        intermediate_size: 128,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        head_dim: 8,
-        ..LlamaConfig::tiny()
+    models::sized! { LlamaConfig::tiny();
+        vocab_size: 33, hidden_size: 64, intermediate_size: 128, num_attention_heads: 8, num_key_value_heads: 4,
+        head_dim: 8
     }
 }
 

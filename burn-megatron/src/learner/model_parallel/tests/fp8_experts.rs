@@ -9,16 +9,9 @@ use super::*;
 
 /// All parts of four ranks are multiples of 16, as are the 16 tokens of a micro-batch.
 fn config(dispatcher: Dispatcher) -> MixtralConfig {
-    MixtralConfig {
-        vocab_size: 33,
-        hidden_size: 64,
-        intermediate_size: 64,
-        num_attention_heads: 8,
-        num_key_value_heads: 4,
-        head_dim: 8,
-        num_experts: 4,
-        moe_dispatcher: dispatcher,
-        ..MixtralConfig::tiny()
+    models::sized! { MixtralConfig::tiny();
+        vocab_size: 33, hidden_size: 64, intermediate_size: 64, num_attention_heads: 8, num_key_value_heads: 4,
+        head_dim: 8, num_experts: 4, moe_dispatcher: dispatcher
     }
 }
 

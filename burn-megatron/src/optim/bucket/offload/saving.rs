@@ -3,7 +3,7 @@
 use super::super::super::blocks::Blocks;
 use super::super::super::gpu::Weights;
 use super::super::super::layout::Part;
-use super::super::super::saving::{cut_bytes, read_blocks, remainders, stored};
+use super::super::super::slices::{cut_bytes, read_blocks, remainders, stored};
 use super::super::Bucket;
 use super::{Hosted, Offload};
 use crate::checkpoint::{Kind, Slice};

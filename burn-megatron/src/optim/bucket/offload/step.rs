@@ -3,7 +3,8 @@
 use super::super::super::flat::{Flat, wide};
 use super::super::super::gpu::{Weights, adamw_step};
 use super::super::super::rule::Rule;
-use super::super::{Bucket, MatrixSteps, Update};
+use super::super::update::Update;
+use super::super::{Bucket, MatrixSteps};
 use super::{Hosted, Offload, Piece};
 use crate::checkpoint::Kind;
 use backend_dist::buffer::{AdamWBuffers, Blocks, Moments, Parameters, adamw};

@@ -1,22 +1,15 @@
 //! The plan's memory against what CPU ranks allocate: the most bytes of every rank in a training step; and activations
 //! are kept for as long as the schedule says.
 
-use backend_dist::launch::{BoxError, Rank, launch};
-use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
-use backend_dist::mesh::Mesh;
-use std::ops::ControlFlow;
-use std::path::Path;
-use std::sync::Arc;
+mod measured;
 
-use burn::tensor::{Device, FloatDType};
+use backend_dist::memory::RankAllocator;
 use burn_megatron::config::RunConfig;
-use burn_megatron::data::TopK;
-use burn_megatron::engine::{RankEngine, Reference, Rollouts, Teacher, TokenBatch};
-use burn_megatron::generate::{GenerateOptions, Sampling, generate_batch};
-use burn_megatron::grpo::GrpoConfig;
 use burn_megatron::plan::gpus::{self, Hardware};
 use burn_megatron::plan::{Plan, RankMemory};
-use models::{CausalLm, FamilyConfig, LlamaConfig, ModelConfig, ParamBuilder, Part, WithModel};
+use models::LlamaConfig;
+
+use measured::{Held, Measured};
 
 #[global_allocator]
 static ALLOCATOR: RankAllocator = RankAllocator(std::alloc::System);
@@ -79,119 +72,6 @@ linear-key-head-dim = 16
 linear-value-head-dim = 16
 ";
 
-/// Bytes of every rank in its second step, above what was there before the engine, and the most micro-batches whose
-/// activations it kept.
-struct Measured<'a>(&'a RunConfig);
-
-impl WithModel for Measured<'_> {
-    type Output = Vec<(u64, usize)>;
-
-    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Self::Output {
-        let config = self.0;
-        let mesh = Mesh::new(config.parallel.clone()).unwrap();
-        let (dtype, seq) = (FloatDType::from(config.training.dtype), config.training.seq_length);
-        let lora = config.lora.plan(&config.model.config).unwrap().map(Arc::new);
-        let run = |rank: backend_dist::launch::Rank| {
-            let before = live(rank.rank);
-            let build = |part| {
-                let params = ParamBuilder::new(&rank, dtype, 1).with_part(part).with_recompute(&config.recompute);
-                let params = params.with_frozen(&config.param_groups.frozen);
-                Ok(match &lora {
-                    Some(plan) => M::build(sizes, params.with_lora(plan, None).with_base(config.lora.base))?,
-                    None => M::build(sizes, params)?,
-                })
-            };
-            let mut engine = RankEngine::new(&rank, &sizes.dims(), build, config.engine())?;
-            if let Some(sizes) = &self.0.distill.teacher.as_deref().map(teacher) {
-                let part = engine.teacher_part(sizes.dims().layers);
-                engine = engine.with_teacher(sizes.visit(BuildTeacher(&rank, part, dtype)));
-            }
-            if config.grpo.config().is_some_and(|grpo| grpo.beta > 0.0) {
-                let stages = engine.stages().map(|stage| build(stage.part().clone()));
-                let stages = stages.collect::<Result<_, BoxError>>()?;
-                engine = engine.with_reference(Reference::Stages(stages));
-            }
-            let rows = config.training.global_batch;
-            let tokens: Vec<i64> = (0..rows * (seq + 1)).map(|at| (at * 7919 % 1000) as i64).collect();
-            let mut batch = TokenBatch::from_sequences(&tokens, seq);
-            if config.distill.logits.is_some() {
-                let (k, positions) = (4, rows * seq);
-                batch.taught =
-                    Some(TopK { k, ids: vec![1; positions * k], probabilities: vec![0.2; positions * (k + 1)] });
-            }
-            let mut step = || -> Result<(), BoxError> {
-                let Some(grpo) = config.grpo.config() else { return Ok(engine.train_step(&batch).map(drop)?) };
-                complete(&rank, &engine, &grpo, seq)?;
-                let own: Vec<TokenBatch> =
-                    engine.sequences_of_step().into_iter().map(|sequences| batch.slice(sequences)).collect();
-                engine.reference_log_probabilities(&own)?;
-                let rollouts =
-                    |micro: &TokenBatch| Rollouts { advantages: vec![1.0; micro.sequences], ..Rollouts::default() };
-                engine.train_rollouts(&own, &own.iter().map(rollouts).collect::<Vec<_>>())?;
-                Ok(())
-            };
-            step()?;
-            let other = live(rank.rank);
-            reset_peak(rank.rank);
-            step()?;
-            assert!(peak(rank.rank) >= other);
-            Ok((peak(rank.rank) - before, engine.peak_in_flight()))
-        };
-        launch(&mesh, &[Device::flex()], run).unwrap()
-    }
-}
-
-/// The sizes of a teacher, by the `config.json` of its folder.
-fn teacher(folder: &Path) -> FamilyConfig {
-    let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
-    FamilyConfig::from_hf(&serde_json::from_str(&text).unwrap()).unwrap()
-}
-
-struct BuildTeacher<'a>(&'a Rank, Part, FloatDType);
-
-impl WithModel for BuildTeacher<'_> {
-    type Output = Teacher;
-
-    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> Teacher {
-        let params = ParamBuilder::new(self.0, self.2, 2).without_autodiff().with_part(self.1);
-        Teacher::new(M::build(sizes, params).unwrap(), &sizes.dims())
-    }
-}
-
-/// Draws completions as a step of GRPO does, of the longest prompts; they share nothing, which is what is planned for.
-fn complete<M: CausalLm>(rank: &Rank, engine: &RankEngine<M>, grpo: &GrpoConfig, seq: usize) -> Result<(), BoxError> {
-    let longest = grpo.max_completion_length;
-    let sequences: usize = engine.sequences_of_step().iter().map(|sequences| sequences.len()).sum();
-    let prompt = |sequence: usize| (0..seq + 1 - longest).map(|at| ((at * 31 + sequence) % 1000) as i64).collect();
-    let all: Vec<Vec<i64>> = (0..sequences).map(prompt).collect();
-    let prompts: Vec<(&[i64], u64)> = all.iter().zip(0..).map(|(prompt, seed)| (prompt.as_slice(), seed)).collect();
-    let sampling = Sampling { temperature: 1.0, ..Sampling::default() };
-    let options = GenerateOptions { enforce_eager: true, ..GenerateOptions::new(longest, sampling) };
-    let model = engine.stages().next().unwrap().valid();
-    generate_batch(rank, &model, &prompts, &options, |_, _| ControlFlow::Continue(()))?;
-    Ok(())
-}
-
-/// Bytes of a model on one rank, with adapters and without a step.
-struct Held<'a>(&'a RunConfig);
-
-impl WithModel for Held<'_> {
-    type Output = u64;
-
-    fn with<M: CausalLm + 'static>(self, sizes: &M::Config) -> u64 {
-        let lora = self.0.lora.plan(&self.0.model.config).unwrap().map(Arc::new).unwrap();
-        let run = |rank: backend_dist::launch::Rank| {
-            let before = live(rank.rank);
-            let params = ParamBuilder::new(&rank, FloatDType::F32, 1);
-            let model = M::build(sizes, params.with_lora(&lora, None).with_base(self.0.lora.base))?;
-            let held = live(rank.rank) - before;
-            drop(model);
-            Ok(held)
-        };
-        launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[Device::flex()], run).unwrap()[0]
-    }
-}
-
 /// Bytes that a frozen weight of a linear layer takes, given those of all other parameters.
 fn bytes_of_a_weight(base: &str) -> f64 {
     let held = |base: &str| {
@@ -207,12 +87,8 @@ fn bytes_of_a_weight(base: &str) -> f64 {
 fn compare(model: &str, flags: &str) -> Vec<(u64, RankMemory)> {
     let words: Vec<&str> = flags.split_whitespace().collect();
     let folder = tempfile::tempdir().unwrap();
-    let wide = LlamaConfig {
-        vocab_size: 1000,
-        hidden_size: 256,
-        intermediate_size: 512,
-        num_hidden_layers: 6,
-        ..LlamaConfig::tiny()
+    let wide = models::sized! { LlamaConfig::tiny();
+        vocab_size: 1000, hidden_size: 256, intermediate_size: 512, num_hidden_layers: 6
     };
     std::fs::write(folder.path().join("config.json"), wide.to_hf().to_string()).unwrap();
     let at = |word: &str| word.replace("TEACHER", &folder.path().display().to_string());
