@@ -3,6 +3,7 @@
 
 mod choose;
 mod error;
+mod options;
 mod ranks;
 mod run;
 mod sampling;
@@ -14,8 +15,10 @@ mod texts;
 pub use choose::{Choice, Likely, TokenLogprobs};
 pub(crate) use choose::{Chosen, choose};
 pub use error::GenerateError;
+pub use options::GenerateOptions;
 pub(crate) use ranks::ModelRanks;
 pub(crate) use run::generate_by;
-pub use run::{Ended, GenerateOptions, Generated, generate, generate_batch};
+pub use run::{Generated, generate, generate_batch};
 pub use sampling::Sampling;
 pub use text::TextStream;
+pub use texts::Ended;

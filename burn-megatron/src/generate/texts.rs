@@ -3,12 +3,24 @@
 use std::ops::Range;
 
 use models::layers::paged::{Chunk, Outputs};
+use serde::{Deserialize, Serialize};
 
-use super::run::{Ended, GenerateOptions};
+use super::options::GenerateOptions;
 use crate::block_pool::BlockPool;
 
 /// Positions of a block of the cache.
 pub(super) const BLOCK_SIZE: usize = 64;
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ended {
+    /// It has as many tokens as asked for.
+    Length,
+    /// Its last token is one of the stop tokens.
+    StopToken,
+    /// The reader of the tokens wanted no more.
+    Reader,
+}
 
 /// A text that is written.
 pub(super) struct Text {
