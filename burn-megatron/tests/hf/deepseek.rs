@@ -1,8 +1,6 @@
 //! DeepSeek-V3 and GLM-4.5, whose routers transformers computes in fp32. It leaves out modules of multi-token prediction.
 //! Here DeepSeek-V3 has them too, and GLM-4.5's are passed over.
 
-use std::process::Command;
-
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::forward::{Settings, forward, read_input};
@@ -10,6 +8,7 @@ use burn_megatron::hf::HfFolder;
 
 use crate::files::{Stored, Tensors, changed, golden, read};
 use crate::forward::{difference, last};
+use crate::round_trip::succeed;
 
 const MODEL: &str = "deepseek_v3";
 
@@ -63,12 +62,8 @@ fn modules_that_a_model_does_not_have_are_passed_over() {
 fn there_and_back(change: impl FnOnce(&mut Tensors)) -> (Tensors, serde_json::Value) {
     let (from, root) = (changed(MODEL, change), tempfile::tempdir().unwrap());
     let (checkpoint, to) = (root.path().join("checkpoint"), root.path().join("out"));
-    let run = |words: [&str; 5]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron")).args(words).output().unwrap();
-        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    run(["import", "--hf", from.path().to_str().unwrap(), "--output", checkpoint.to_str().unwrap()]);
-    run(["export", "--hf", to.to_str().unwrap(), "--checkpoint", checkpoint.to_str().unwrap()]);
+    succeed(&["import", "--hf", from.path().to_str().unwrap(), "--output", checkpoint.to_str().unwrap()]);
+    succeed(&["export", "--hf", to.to_str().unwrap(), "--checkpoint", checkpoint.to_str().unwrap()]);
     let config = std::fs::read_to_string(to.join("config.json")).unwrap();
     (read(&to.join("model.safetensors")), serde_json::from_str(&config).unwrap())
 }

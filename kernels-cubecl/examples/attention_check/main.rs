@@ -11,6 +11,8 @@ use std::time::Instant;
 mod bench;
 mod case;
 mod check;
+#[path = "../../tests/draws/mod.rs"]
+mod draws;
 mod reference;
 
 use check::Verdict;

@@ -1,5 +1,6 @@
 //! Attention on the CPU: exact (fp64), and as a textbook program in 16 bits computes it.
 use crate::case::Case;
+use crate::draws::{mix, splitmix};
 use half::{bf16, f16};
 use kernels_cubecl::attention::{AttentionShape, Dropout, Half};
 use std::ops::Range;
@@ -170,19 +171,6 @@ fn kept(dropout: &Dropout, batch: usize, head: usize, query: usize, key: usize) 
     let drawn = f64::from(mix(mix(position) ^ words as u32));
     let p = f64::from(dropout.p);
     if drawn < (p * 4_294_967_296.0).floor() { 0.0 } else { 1.0 / (1.0 - p) }
-}
-
-fn splitmix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-fn mix(x: u32) -> u32 {
-    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
-    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
-    x ^ (x >> 16)
 }
 
 fn positions(s: &AttentionShape) -> impl Iterator<Item = (usize, usize, usize)> + use<> {

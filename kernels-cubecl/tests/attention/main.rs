@@ -1,6 +1,8 @@
 //! The portable attention kernels on CubeCL's cpu runtime, against f64.
 
 mod checks;
+#[path = "../draws/mod.rs"]
+mod draws;
 #[path = "../libcalls/mod.rs"]
 mod libcalls;
 mod reference;

@@ -2,6 +2,8 @@
 
 use kernels_cubecl::attention::{AttentionShape, Dropout};
 
+use crate::draws::{mix, splitmix};
+
 /// A problem, its sequences as `(queries, keys)` ranges.
 pub struct Problem {
     pub shape: AttentionShape,
@@ -17,19 +19,6 @@ pub struct Answer {
     pub out: Vec<f64>,
     pub lse: Vec<f64>,
     pub gradients: [Vec<f64>; 3],
-}
-
-fn splitmix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-fn mix(x: u32) -> u32 {
-    let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
-    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
-    x ^ (x >> 16)
 }
 
 impl Problem {
