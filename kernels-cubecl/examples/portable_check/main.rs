@@ -4,6 +4,8 @@
 
 #[path = "../../tests/attention/checks.rs"]
 mod checks;
+#[path = "../../tests/draws/mod.rs"]
+mod draws;
 #[path = "../../tests/attention/reference.rs"]
 mod reference;
 
