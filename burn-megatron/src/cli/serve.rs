@@ -107,8 +107,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let Some(folder) = &folder else { bail!("--hf DIR says what to serve") };
     let app = Arc::new(app(&args, folder, requests, names, scheduler)?);
-    let server = Server::bind(SocketAddr::new(args.host, args.port))
-        .with_context(|| format!("--host {} --port {}", args.host, args.port))?;
+    let server = Server::bind(SocketAddr::new(args.host, args.port)).with_context(|| {
+        format!("--host {} --port {}: give another one, --port 0 takes a free one", args.host, args.port)
+    })?;
     let address = server.address()?;
     let (ended, until) = oneshot::channel::<()>();
     let handlers = Arc::clone(&app);

@@ -5,8 +5,8 @@ use backend_dist::shard::Init;
 use super::config::DeepSeekV3Config;
 use crate::frame::{DecoderConfig, Frame, Mtp};
 use crate::layers::{
-    Activation, Balance, BlockConfig, ExpertGroups, ExpertKind, Ffn, LinearConfig, Mixer, MlaConfig, MlpConfig,
-    MoeConfig, NormKind, NormPlacement, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, Vocab,
+    Activation, Balance, BlockConfig, ExpertKind, Ffn, LinearConfig, Mixer, MlaConfig, MlpConfig, MoeConfig, NormKind,
+    NormPlacement, RopeConfig, RopeScaling, RouterConfig, SharedExperts, Vocab,
 };
 
 /// transformers gives it to the norms of the latents whatever `rms_norm_eps` says.
@@ -80,12 +80,14 @@ impl DeepSeekV3Config {
             experts: self.n_routed_experts,
             kind: ExpertKind::SwiGlu,
             router: RouterConfig {
-                scores: if self.norm_topk_prob { Scores::Sigmoid } else { Scores::PlainSigmoid },
-                groups: (self.n_group > 1).then_some(ExpertGroups { groups: self.n_group, top_k: self.topk_group }),
-                scaling: self.routed_scaling_factor,
-                bias_rate: Some(self.moe_router_bias_update_rate),
                 balance: (balance.coefficient != 0.0).then_some(balance),
-                ..RouterConfig::new(self.num_experts_per_tok)
+                ..RouterConfig::sigmoid(
+                    self.num_experts_per_tok,
+                    self.norm_topk_prob,
+                    [self.n_group, self.topk_group],
+                    self.routed_scaling_factor,
+                    self.moe_router_bias_update_rate,
+                )
             },
             capacity: self.moe_capacity,
             dispatcher: self.moe_dispatcher,

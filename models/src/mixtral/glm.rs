@@ -7,7 +7,7 @@ use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
 use crate::config::{ConfigError, divides, expect, factors, not_negative, positive};
 use crate::hf::{ConfigReader, HfError};
-use crate::layers::{BalanceOver, ExpertGroups, RouterConfig, Scores};
+use crate::layers::{BalanceOver, RouterConfig, Scores};
 
 /// Share of a head's features that are rotated.
 pub(super) const ROTATED: f64 = 0.5;
@@ -19,19 +19,14 @@ const BALANCE: f64 = 0.0001;
 impl MixtralConfig {
     /// How experts are chosen, without the losses of it.
     pub(super) fn routing(&self) -> RouterConfig {
-        let plain = RouterConfig::new(self.num_experts_per_tok);
+        let (top_k, is_normalised) = (self.num_experts_per_tok, self.norm_topk_prob);
         if self.variant != MixtralVariant::Glm4Moe {
-            let scores = if self.norm_topk_prob { Scores::NormalisedSoftmax } else { Scores::SoftmaxBeforeTopK };
-            return RouterConfig { scores, ..plain };
+            let scores = if is_normalised { Scores::NormalisedSoftmax } else { Scores::SoftmaxBeforeTopK };
+            return RouterConfig { scores, ..RouterConfig::new(top_k) };
         }
-        let (groups, top_k) = (self.n_group, self.topk_group);
-        RouterConfig {
-            scores: if self.norm_topk_prob { Scores::Sigmoid } else { Scores::PlainSigmoid },
-            groups: (groups > 1).then_some(ExpertGroups { groups, top_k }),
-            scaling: self.routed_scaling_factor,
-            bias_rate: Some(self.moe_router_bias_update_rate.unwrap_or(BIAS_UPDATE_RATE)),
-            ..plain
-        }
+        let bias_rate = self.moe_router_bias_update_rate.unwrap_or(BIAS_UPDATE_RATE);
+        let groups = [self.n_group, self.topk_group];
+        RouterConfig::sigmoid(top_k, is_normalised, groups, self.routed_scaling_factor, bias_rate)
     }
 
     pub(super) fn check_routing(&self) -> Result<(), ConfigError> {

@@ -5,8 +5,8 @@ use backend_dist::shard::Init;
 use super::config::{HybridLayer, NemotronHConfig};
 use crate::frame::{DecoderConfig, Frame};
 use crate::layers::{
-    Activation, AttentionConfig, Balance, BlockConfig, ExpertGroups, ExpertKind, Ffn, LinearConfig, Mamba2MixerConfig,
-    Mixer, MlpConfig, MoeConfig, NormKind, NormPlacement, RouterConfig, Scores, SharedExperts, Vocab,
+    Activation, AttentionConfig, Balance, BlockConfig, ExpertKind, Ffn, LinearConfig, Mamba2MixerConfig, Mixer,
+    MlpConfig, MoeConfig, NormKind, NormPlacement, RouterConfig, SharedExperts, Vocab,
 };
 
 impl NemotronHConfig {
@@ -64,12 +64,14 @@ impl NemotronHConfig {
             experts: self.n_routed_experts,
             kind: ExpertKind::SquaredRelu,
             router: RouterConfig {
-                scores: if self.norm_topk_prob { Scores::Sigmoid } else { Scores::PlainSigmoid },
-                groups: (self.n_group > 1).then_some(ExpertGroups { groups: self.n_group, top_k: self.topk_group }),
-                scaling: self.routed_scaling_factor,
-                bias_rate: Some(self.moe_router_bias_update_rate),
                 balance: (balance.coefficient != 0.0).then_some(balance),
-                ..RouterConfig::new(self.num_experts_per_tok)
+                ..RouterConfig::sigmoid(
+                    self.num_experts_per_tok,
+                    self.norm_topk_prob,
+                    [self.n_group, self.topk_group],
+                    self.routed_scaling_factor,
+                    self.moe_router_bias_update_rate,
+                )
             },
             capacity: self.moe_capacity,
             dispatcher: self.moe_dispatcher,

@@ -116,6 +116,7 @@ impl NemotronHConfig {
         });
         if self.has_experts() {
             further["n_shared_experts"] = json!(1);
+            further["norm_topk_prob"] = json!(self.norm_topk_prob && self.num_experts_per_tok > 1);
             return written(self, &OURS, further);
         }
         written(self, &[&OURS[..], &OF_EXPERTS].concat(), further)
@@ -132,22 +133,18 @@ impl NemotronHConfig {
         config.expect_flag("mlp_bias", false)?;
         // transformers' shared expert is one MLP, whatever this number is.
         config.expect_number("n_shared_experts", 1.0, 1.0)?;
-        let read = Self {
+        let top_k = config.size_or("num_experts_per_tok", 2)?;
+        Ok(Self {
             moe_intermediate_size: config.size_or("moe_intermediate_size", 7688)?,
             moe_shared_expert_intermediate_size: config.size_or("moe_shared_expert_intermediate_size", 7688)?,
             n_routed_experts: config.size_or("n_routed_experts", 8)?,
-            num_experts_per_tok: config.size_or("num_experts_per_tok", 2)?,
+            num_experts_per_tok: top_k,
             n_group: config.size_or("n_group", 1)?,
             topk_group: config.size_or("topk_group", 1)?,
-            norm_topk_prob: config.flag_or("norm_topk_prob", true)?,
+            norm_topk_prob: config.norm_topk_prob(top_k)?,
             routed_scaling_factor: config.number("routed_scaling_factor")?.unwrap_or(1.0),
             ..self
-        };
-        // Here, as in Megatron-LM, one score stays as it is; transformers divides it by itself.
-        match read.norm_topk_prob && read.num_experts_per_tok == 1 {
-            true => Err(config.unsupported("norm_topk_prob", "true with num_experts_per_tok 1", "false")),
-            false => Ok(read),
-        }
+        })
     }
 }
 

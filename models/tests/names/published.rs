@@ -119,7 +119,7 @@ fn nemotron_3_has_experts() {
         (
             "\"num_experts_per_tok\": 6",
             "\"num_experts_per_tok\": 1",
-            "`norm_topk_prob` is true with num_experts_per_tok 1",
+            "`norm_topk_prob` is true with one expert for each token",
         ),
         ("\"n_group\": 1", "\"n_group\": 3", "n_group = 3 does not divide n_routed_experts = 128; nearest legal: 2, 4"),
         ("MEMEM*", "MOMEM*", "layer 1 is `O`; legal: M (Mamba-2), * (attention), - (MLP), E (experts)"),

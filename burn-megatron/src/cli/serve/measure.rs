@@ -81,8 +81,14 @@ impl Load {
             bail!("--{flag} 0 measures nothing; nearest legal: 1");
         }
         let most = sizes.max_model_len;
+        if prompt >= most {
+            bail!(
+                "--prompt-tokens {prompt}: --max-model-len is {most}, and an answer has a token; nearest legal: {}",
+                most - 1
+            );
+        }
         if prompt.saturating_add(output) > most {
-            let nearest = most.saturating_sub(prompt).max(1);
+            let nearest = most - prompt;
             bail!(
                 "--output-tokens {output}: {prompt} tokens of prompt leave less of the {most} of --max-model-len; nearest legal: {nearest}"
             );
@@ -227,6 +233,7 @@ mod tests {
             "--concurrency 0 measures nothing; nearest legal: 1"
         );
         assert!(refuse(Load { prefix_tokens: 9, ..load.clone() }).ends_with("nearest legal: 8"));
+        assert!(refuse(Load { prompt_tokens: 16, ..load.clone() }).ends_with("has a token; nearest legal: 15"));
         assert!(refuse(Load { output_tokens: 9, ..load }).ends_with("nearest legal: 8"));
     }
 

@@ -238,6 +238,19 @@ impl RouterConfig {
             device: RouterDevice::Auto,
         }
     }
+
+    /// `top_k` experts by sigmoids of their logits plus a bias, from the best `[groups, top_k]` of groups (DeepSeek-V3),
+    /// without auxiliary losses.
+    pub fn sigmoid(top_k: usize, is_normalised: bool, groups: [usize; 2], scaling: f64, bias_rate: f64) -> Self {
+        let [groups, top_k_groups] = groups;
+        Self {
+            scores: if is_normalised { Scores::Sigmoid } else { Scores::PlainSigmoid },
+            groups: (groups > 1).then_some(ExpertGroups { groups, top_k: top_k_groups }),
+            scaling,
+            bias_rate: Some(bias_rate),
+            ..Self::new(top_k)
+        }
+    }
 }
 
 impl MoeConfig {
