@@ -1,4 +1,4 @@
-//! Time of Muon's Newton-Schulz iterations, which orthogonalise whole matrices (`optim/muon.rs`).
+//! Time of Muon's Newton-Schulz iterations, which orthogonalise whole matrices (`optim/muon/mod.rs`).
 
 use layouts::matrix_owners::MatrixOwners;
 use layouts::mesh::GridKind;

@@ -6,11 +6,11 @@
 pub(crate) mod abandoned;
 #[cfg(feature = "cuda")]
 pub(crate) mod allocator;
-#[cfg_attr(not(feature = "cuda"), path = "gpu/no_driver.rs")]
+#[cfg_attr(not(feature = "cuda"), path = "no_driver.rs")]
 mod driver;
 mod library;
 pub(crate) mod memory_use;
-#[cfg_attr(not(feature = "cuda"), path = "gpu/no_nvml.rs")]
+#[cfg_attr(not(feature = "cuda"), path = "no_nvml.rs")]
 mod nvml;
 mod out_of_memory;
 mod recording;

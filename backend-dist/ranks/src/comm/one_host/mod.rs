@@ -3,7 +3,7 @@
 #[cfg(target_os = "linux")]
 mod memory;
 #[cfg(not(target_os = "linux"))]
-#[path = "one_host/no_memory.rs"]
+#[path = "no_memory.rs"]
 mod memory;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod tests;
