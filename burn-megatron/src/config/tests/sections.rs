@@ -23,7 +23,7 @@ fn a_model_is_a_folder_a_preset_or_a_family() {
         refusal("[model]\npreset = \"gpt2\"\nfamily = \"llama\"\n", &[]),
         "model.family = llama, but model.preset gpt2 is gpt"
     );
-    assert!(refusal("[model]\nhf = \"no/such\"\n", &[]).starts_with("model.hf: no/such/config.json: "));
+    says!(refusal("[model]\nhf = \"no/such\"\n", &[]), "model.hf: no/such: there is no such folder");
 
     let family = "[model]\nfamily = \"llama\"\nvocab-size = 100\nhidden-size = 48\nintermediate-size = 96\nnum-attention-heads = 4\n";
     assert_eq!(
