@@ -129,7 +129,7 @@ fn what_the_model_lacks_is_refused() {
     let quantised = refuse("quantization_config", json!({"quant_method": "awq"}));
     assert!(quantised.contains("stored in awq") && quantised.contains("Dequantise them to bf16 first"), "{quantised}");
     assert!(refuse("n_routed_experts", json!(1u64 << 31)).contains("`n_routed_experts` is 2147483648, more than"));
-    assert!(refuse("rope_scaling", json!({"type": "dynamic"})).contains("`rope_type` is dynamic"));
+    assert!(refuse("rope_scaling", json!({"type": "dynamic", "factor": 2})).contains("`rope_type` is dynamic"));
     let llama3 = json!({"type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 64});
     assert!(refuse("rope_scaling", llama3).contains("nearest legal: default, yarn"));

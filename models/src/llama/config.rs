@@ -221,7 +221,7 @@ mod tests {
         assert!(refuse(LlamaConfig { hidden_dropout: 1.0, ..tiny() }).contains("hidden_dropout = 1"));
         assert_eq!(
             refuse(LlamaConfig { sliding_window: Some(16), ..tiny() }),
-            "sliding_window = 16: mistral, gemma2, gemma3_text and phi3 have it, this model is llama; nearest legal: none"
+            "sliding_window = 16: mistral, qwen2, qwen3, smollm3, gemma2, gemma3_text and phi3 have it, this model is llama; nearest legal: none"
         );
         let mistral = || LlamaConfig { variant: LlamaVariant::Mistral, ..tiny() };
         assert!(
