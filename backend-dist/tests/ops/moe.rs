@@ -70,8 +70,8 @@ fn each_group_has_its_matrix() {
 #[test]
 fn factors_stand_in_front_of_the_second_matrix() {
     let counts: Arc<[usize]> = COUNTS.into();
-    let acts: [(_, fn(Tensor<2>) -> Tensor<2>); 2] =
-        [(ExpertActivation::SwiGlu, swiglu), (ExpertActivation::SquaredRelu, squared_relu)];
+    type Plain = fn(Tensor<2>) -> Tensor<2>;
+    let acts = [(ExpertActivation::SwiGlu, swiglu as Plain), (ExpertActivation::SquaredRelu, squared_relu)];
     for ((act, plain), recompute) in acts.into_iter().flat_map(|act| [(act, false), (act, true)]) {
         let features = 3 * act.inputs();
         let fused = |x: Vec<Tensor<1>>| {

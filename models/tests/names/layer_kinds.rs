@@ -26,7 +26,7 @@ fn layers_in_any_order() {
     let mixed = ("layer_types", json!([full, sliding, sliding, full]));
     for base in [GEMMA2, GEMMA3, GPT_OSS] {
         let window = parse(base)["sliding_window"].as_u64().map(|window| window as usize);
-        assert_eq!(windows(changed(base, &[mixed.clone()])), [None, window, window, None]);
+        assert_eq!(windows(changed(base, std::slice::from_ref(&mixed))), [None, window, window, None]);
     }
     let used = [("use_sliding_window", json!(true)), ("sliding_window", json!(6))];
     for base in [QWEN2, QWEN3] {
