@@ -62,9 +62,17 @@ fn optimizer_states_in_host_memory() {
 
 #[test]
 fn recomputation_with_dropout() {
-    let kinds = ["x2 selective", "x2 uniform1", "x2 uniform2", "x2 block1", "x2 uniform2 keep-attention"];
+    let kinds = [
+        "x2 selective",
+        "x2 uniform1",
+        "x2 uniform2",
+        "x2 block1",
+        "x2 uniform2 keep-attention",
+        "x2 uniform1 cpu-offload",
+    ];
     same_bits::<Gpt>(&gpt(), "x2", &kinds);
-    let stages = ["TP2 SP PP2 x4 selective", "TP2 SP PP2 x4 block1", "TP2 SP PP2 x4 uniform1 keep-attention"];
+    let stages =
+        ["TP2 SP PP2 x4 selective", "TP2 SP PP2 x4 block1", "TP2 SP PP2 x4 uniform1 keep-attention cpu-offload"];
     same_bits::<Llama>(&llama(), "TP2 SP PP2 x4", &stages);
     for comm in ["p2p", "all_gather", "a2a", "a2a+p2p:2"] {
         let layout = format!("CP4 {comm} x2");

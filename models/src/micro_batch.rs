@@ -7,6 +7,7 @@ use backend_dist::ops::context::{ContextParallel, Documents};
 use backend_dist::ops::fp8::Sharing;
 use backend_dist::ops::{CoreAttention, PassContext, PassKind};
 
+use crate::layers::AttentionLogits;
 use crate::layers::moe::stats::RouterStats;
 use crate::layers::moe::{BiasCounts, RouterRecords};
 
@@ -18,6 +19,8 @@ pub struct MicroBatch {
     pub pass: PassContext,
     /// What routers record, and whose experts they use.
     pub routers: RouterRecords,
+    /// Where attention layers note their greatest logit, if that is wanted.
+    pub attention_logits: Option<AttentionLogits>,
     /// With a key, dropout is applied.
     pub dropout: Option<DropoutKey>,
     /// The ranks that share the sequences, each with some of the positions.

@@ -61,6 +61,8 @@ pub struct Recompute {
     /// [`Granularity::Full`] saves the attention outputs and their softmax statistics: as much memory again as the
     /// layer's input, and no second computation of the most expensive part of long sequences.
     pub keep_attention: bool,
+    /// The inputs of recomputed layers wait for the backward pass in host memory, as DeepSpeed's `cpu_checkpointing`.
+    pub cpu_offload: bool,
     /// Which modules, of [`Granularity::Selective`].
     pub modules: Vec<Module>,
 }
@@ -72,6 +74,7 @@ impl Default for Recompute {
             method: Method::Uniform,
             num_layers: 1,
             keep_attention: false,
+            cpu_offload: false,
             modules: vec![Module::CoreAttention],
         }
     }

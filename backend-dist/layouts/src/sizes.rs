@@ -19,6 +19,10 @@ pub const PIECE: usize = 1 << 23;
 /// Pieces that are in GPU memory at a time: one is loaded, one updated, one stored.
 pub const SLOTS: usize = 3;
 
+/// Activations on their way to host memory whose device memory is still held: their copies are hidden by the passes of so
+/// many segments.
+pub const LENT: usize = 2;
+
 /// Rows of a group's matrix that the grouped GEMM of GPUs takes multiples of. The A of experts' adapters are padded with
 /// zeros to so many: without that kernel every expert would be several launches.
 pub const EXPERT_WIDTH: usize = 64;

@@ -15,14 +15,16 @@ pub struct Rung {
 }
 
 /// From fast to frugal. Sharding the optimizer states costs nothing: a reduce-scatter and an all-gather send as
-/// much as an all-reduce. ZeRO 2 adds a reduction per micro-batch, recomputation adds arithmetic, ZeRO 3 adds gathers.
+/// much as an all-reduce. ZeRO 2 adds a reduction per micro-batch, recomputation adds arithmetic, which hides that inputs of
+/// layers wait on the host, ZeRO 3 adds gathers.
 pub fn ladder() -> Vec<Rung> {
     let selective = || Recompute {
         granularity: Granularity::Selective,
         modules: vec![Module::MlpActivation, Module::Norms],
         ..Recompute::default()
     };
-    let full = |keep_attention| Recompute { granularity: Granularity::Full, keep_attention, ..Recompute::default() };
+    let full = |keep_attention| Recompute { keep_attention, ..Recompute::full() };
+    let offloaded = || Recompute { cpu_offload: true, ..Recompute::full() };
     let rung = |zero, recompute| Rung { zero, recompute };
     vec![
         rung(1, Recompute::default()),
@@ -31,8 +33,10 @@ pub fn ladder() -> Vec<Rung> {
         rung(2, selective()),
         rung(2, full(true)),
         rung(2, full(false)),
+        rung(2, offloaded()),
         rung(3, full(true)),
         rung(3, full(false)),
+        rung(3, offloaded()),
     ]
 }
 

@@ -107,8 +107,10 @@ impl StepTime {
 fn recompute_name(recompute: &Recompute) -> String {
     match recompute.granularity {
         Granularity::None => "none".into(),
-        Granularity::Full if recompute.keep_attention => "full except attention".into(),
-        Granularity::Full => "full".into(),
+        Granularity::Full => {
+            let attention = if recompute.keep_attention { " except attention" } else { "" };
+            format!("full{attention}{}", if recompute.cpu_offload { ", inputs on the host" } else { "" })
+        }
         Granularity::Selective => "selective".into(),
     }
 }
@@ -180,15 +182,13 @@ impl Report<'_> {
                 false => writeln!(f, "             {}", kinds.join(", "))?,
             }
         }
-        let host = memory.iter().map(|rank| rank.states.host).max().unwrap_or(0);
-        if host > 0 {
+        let on_host = |of: &dyn Fn(&RankMemory) -> u64| memory.iter().map(of).max().unwrap_or(0);
+        let states = (on_host(&|rank| rank.states.host), "optimizer states");
+        let activations = (on_host(&|rank| rank.host), "inputs of recomputed layers");
+        for (each, what) in [states, activations].into_iter().filter(|(each, _)| *each > 0) {
             let ranks = self.plan.job.layout.world_size().min(self.hardware.host) as u64;
-            let all = bytes(host * ranks);
-            writeln!(
-                f,
-                "host memory  {} of page-locked optimizer states per rank, {all} for {ranks} of a host",
-                bytes(host)
-            )?;
+            let all = bytes(each * ranks);
+            writeln!(f, "host memory  {} of page-locked {what} per rank, {all} for {ranks} of a host", bytes(each))?;
         }
         if peak > most
             && let Some((small, keys)) = ladder::with_small_states(&self.plan.job, most)

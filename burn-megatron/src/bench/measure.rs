@@ -145,6 +145,9 @@ impl Bench<'_> {
             engine.set_recorder(recorder);
             let report = phase(Phase::Step, || engine.train_micro_batches(&rows))?;
             let seconds = begin.elapsed().as_secs_f64();
+            if let Some(trouble) = engine.take_activation_trouble() {
+                return Err(format!("recompute.cpu-offload: {trouble}").into());
+            }
             if is_traced {
                 tracer.note(rank, &world, number, [engine.take_spans(), Vec::new()])?;
             }

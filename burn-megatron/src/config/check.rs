@@ -155,6 +155,12 @@ impl RunConfig {
             "recompute.modules is empty: name core-attention, mlp-activation or norms, or recompute.granularity = none"
                 .into()
         }));
+        let granularity = self.recompute.granularity;
+        note(demand(!self.recompute.cpu_offload || granularity == Granularity::Full, || {
+            "recompute.cpu-offload = true needs recomputed layers, whose inputs wait on the host; nearest legal: \
+             recompute.granularity = full"
+                .into()
+        }));
         self.check_counts(note);
         let exits = self.training.exit_duration_in_mins.is_some() || self.training.exit_interval.is_some();
         note(demand(!exits || self.checkpoint.directory.is_some(), || {

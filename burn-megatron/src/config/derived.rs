@@ -21,6 +21,7 @@ impl RunConfig {
             ema_decay: training.ema_decay,
             layer_norms: self.log.layer_norms,
             num_zeros_in_grad: self.log.num_zeros_in_grad,
+            max_attention_logit: self.log.max_attention_logit,
             evaluate_ema: self.evaluation.ema,
             rampup_batch_size: training.rampup_batch_size,
             clip: training.clip,

@@ -69,6 +69,8 @@ pub const KEYS: &[Key] = {
         key("recompute.method", Choice(&["uniform", "block"]), "\"uniform\"", "With granularity = full: uniform recomputes all layers, block only the first ones of each stage")
             .or(&["recompute-method"]),
         key("recompute.keep-attention", Flag, "false", "With granularity = full: save the attention output and softmax statistics instead of recomputing attention"),
+        key("recompute.cpu-offload", Flag, "false", "With granularity = full: the inputs of recomputed layers wait for the backward pass in page-locked host memory; DMA engines copy them while the GPU computes")
+            .or(&["cpu-offloading", "cpu-checkpointing", "activation-cpu-offload"]),
         key("recompute.num-layers", Count, "1", "With granularity = full: layers per saved input (uniform), or recomputed layers per stage (block)")
             .or(&["recompute-num-layers"]),
         key("training.steps", Count, "1000", "Training length in optimizer steps").or(&["train-iters", "max-steps"]),
@@ -258,6 +260,8 @@ pub const KEYS: &[Key] = {
             .or(&["log-straggler"]),
         key("log.layer-norms", Flag, "false", "Also log the norms of the gradients of embedding, layers and head, as grad_norm/layers.N"),
         key("log.num-zeros-in-grad", Flag, "false", "Also log how many elements of the gradient are zero").or(&["log-num-zeros-in-grad"]),
+        key("log.max-attention-logit", Flag, "false", "Also log the greatest attention logit of all layers, heads and tokens; costs as much as the forward pass of attention")
+            .or(&["log-max-attention-logit"]),
         key("log.trace", Path, "\"none\"", "File for a timeline of a few steps on every rank, for Perfetto or chrome://tracing; none: no timeline").optional(),
     ]
 };

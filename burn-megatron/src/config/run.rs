@@ -289,6 +289,8 @@ pub struct LogSection {
     pub layer_norms: bool,
     /// Number of gradients that are zero.
     pub num_zeros_in_grad: bool,
+    /// The greatest attention logit.
+    pub max_attention_logit: bool,
     /// Timeline of a few steps on every rank.
     pub trace: Option<PathBuf>,
 }

@@ -105,6 +105,9 @@ pub struct EngineConfig {
     /// Steps say how many gradients are zero.
     #[serde(default)]
     pub num_zeros_in_grad: bool,
+    /// Steps say what the greatest attention logit is.
+    #[serde(default)]
+    pub max_attention_logit: bool,
     /// FP8 layers keep their quantised weights from update to update; never under ZeRO 3.
     #[serde(default = "yes")]
     pub keep_fp8_weights: bool,
@@ -164,6 +167,7 @@ impl EngineConfig {
             evaluate_ema: false,
             layer_norms: false,
             num_zeros_in_grad: false,
+            max_attention_logit: false,
             preference: None,
             grpo: None,
             distill: None,

@@ -38,6 +38,9 @@ pub struct StepReport {
     pub preference: Option<PreferenceMeans>,
     /// Sums over the tokens of completions, in GRPO.
     pub grpo: Option<GrpoSums>,
+    /// The greatest attention logit of all layers, heads and tokens, with
+    /// [`max_attention_logit`](super::EngineConfig::max_attention_logit).
+    pub max_attention_logit: Option<f64>,
 }
 
 /// Loss on held-out sequences; equal on all ranks.

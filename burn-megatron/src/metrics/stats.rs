@@ -73,6 +73,9 @@ pub struct StepStats {
     /// Elements of the gradient that are zero, where they are counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_zeros_in_grad: Option<u64>,
+    /// The greatest attention logit, where it is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_attention_logit: Option<f64>,
     /// How the experts were used, by layer; nothing in models without experts.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub experts: Vec<ExpertLoad>,

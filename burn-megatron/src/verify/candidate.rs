@@ -85,13 +85,14 @@ impl fmt::Display for Candidate {
             (Granularity::Full, Method::Uniform) => write!(f, " uniform{}", self.recompute.num_layers)?,
             (Granularity::Full, Method::Block) => write!(f, " block{}", self.recompute.num_layers)?,
         }
-        if self.recompute.keep_attention { f.write_str(" keep-attention") } else { Ok(()) }
+        let flags = [(self.recompute.keep_attention, " keep-attention"), (self.recompute.cpu_offload, " cpu-offload")];
+        flags.iter().filter(|(on, _)| *on).try_for_each(|(_, word)| f.write_str(word))
     }
 }
 
 /// As it is shown: `TP2 PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL uniform1` is four micro-batches in that layout, with this
 /// schedule, these stages (Megatron's string), and all layers recomputed one by one; `block2` the first two of each
-/// stage, with `keep-attention` all but their attention, `selective` all modules that can be. Under `DP2 EP2
+/// stage, with `keep-attention` all but their attention, with `cpu-offload` their inputs in host memory, `selective` all modules that can be. Under `DP2 EP2
 /// moe-overlap` all-to-alls of tokens are overlapped with the experts. `CP4 a2a+p2p:2` has an all-to-all of heads in
 /// blocks of two ranks, `CP2 p2p,a2a` an algorithm for each layer, and under `DP4 dynamic:8` a document is shared by
 /// as many ranks as leave eight of its tokens on each. `PP2 passes:0F0,0B0/1F0,1B0` is a schedule of your own, a slash between
@@ -101,7 +102,7 @@ impl FromStr for Candidate {
 
     fn from_str(text: &str) -> Result<Self, CandidateError> {
         let mut candidate = Self::default();
-        let (mut sizes, mut blocks, mut keep_attention) = (Vec::new(), None, false);
+        let (mut sizes, mut blocks, mut keep_attention, mut cpu_offload) = (Vec::new(), None, false, false);
         let number = |word: &str, name: &str| {
             word.strip_prefix(name).and_then(|count| count.parse().ok()).filter(|count: &usize| *count > 0)
         };
@@ -123,6 +124,8 @@ impl FromStr for Candidate {
                 candidate.moe_overlap = true;
             } else if word == "keep-attention" {
                 keep_attention = true;
+            } else if word == "cpu-offload" {
+                cpu_offload = true;
             } else if word == "selective" {
                 candidate.recompute = Recompute::selective(&MODULES);
             } else if let Some(layers) = number(word, "uniform") {
@@ -136,8 +139,11 @@ impl FromStr for Candidate {
             }
         }
         match candidate.recompute.granularity {
-            Granularity::Full => candidate.recompute.keep_attention = keep_attention,
-            _ if keep_attention => return Err(CandidateError::NothingRecomputed),
+            Granularity::Full => {
+                candidate.recompute = Recompute { keep_attention, cpu_offload, ..candidate.recompute };
+            }
+            _ if keep_attention => return Err(CandidateError::NothingRecomputed("keep-attention")),
+            _ if cpu_offload => return Err(CandidateError::NothingRecomputed("cpu-offload")),
             _ => {}
         }
         candidate.layout = sizes.join(" ").parse()?;
@@ -157,9 +163,9 @@ pub enum CandidateError {
         /// The most similar one.
         nearest: &'static str,
     },
-    /// `keep-attention` without layers that are recomputed.
-    #[error("`keep-attention` needs recomputed layers; nearest legal: uniform1 keep-attention")]
-    NothingRecomputed,
+    /// `keep-attention` or `cpu-offload` without layers that are recomputed.
+    #[error("`{0}` needs recomputed layers; nearest legal: uniform1 {0}")]
+    NothingRecomputed(&'static str),
     /// The sizes contradict each other.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -168,7 +174,7 @@ pub enum CandidateError {
 /// An example of every word.
 const WORDS: &str = "\
     TP2 SP CP2 EP2 ETP2 PP2 VPP2 DP2 ZeRO1 Group2 x2 gpipe 1f1b interleaved zb-h1 zb-v Et|tL p2p all_gather a2a \
-    a2a+p2p:2 dynamic:8 moe-overlap selective uniform1 block1 keep-attention";
+    a2a+p2p:2 dynamic:8 moe-overlap selective uniform1 block1 keep-attention cpu-offload";
 
 /// Whether a word is one or several sizes of parallel axes, whatever their values.
 fn is_size(word: &str) -> bool {
@@ -207,6 +213,7 @@ mod tests {
             "CP2 DP2 all_gather dynamic:8",
             "TP2 SP PP2 DP2 ZeRO1 x4 zb-h1 Et|ttL block1",
             "CP2 uniform1 keep-attention",
+            "CP2 block2 keep-attention cpu-offload",
             "PP2 VPP2 x2 interleaved selective",
             "EP2 DP2 x2 moe-overlap selective",
         ] {
@@ -233,6 +240,7 @@ mod tests {
             assert_eq!(refuse(text), format!("`{word}` is not a part of a layout; nearest legal: {nearest}"));
         }
         assert!(refuse("DP2 selective keep-attention").contains("nearest legal: uniform1 keep-attention"));
+        assert!(refuse("DP2 cpu-offload").contains("nearest legal: uniform1 cpu-offload"));
         assert!(refuse("DP2 EP4").contains("expert-parallel 4"));
     }
 }

@@ -2,6 +2,7 @@
 //! the plain layer.
 
 mod attention;
+mod attention_logits;
 mod block;
 mod dropout;
 mod dynamic;
@@ -38,6 +39,7 @@ mod yarn;
 
 pub use crate::micro_batch::DropoutKey;
 pub use attention::{AttentionConfig, SelfAttention};
+pub use attention_logits::AttentionLogits;
 pub(crate) use block::Decoded;
 pub use block::{BlockConfig, NormPlacement, TransformerBlock};
 pub use dropout::Dropout;

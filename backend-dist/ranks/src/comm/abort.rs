@@ -4,6 +4,10 @@
 //! (`commReclaim` in its src/init.cc): the last rank of a process frees those of all its ranks. No lock keeps that from a
 //! thread that is still on its way out of a call. So the two are apart here, and memory is freed by one thread of the
 //! process at a time, after the calls have returned.
+//!
+//! That is not yet alone: `commDestroySync` of each rank lets a service thread of NCCL free that rank's buffers at once
+//! (`ncclProxyFreeConnections` in src/proxy.cc), before the kernels of the next rank are waited for, and the driver does it
+//! next to whatever ranks on their way out ask of it. So it waits too until the ranks have stopped and the stream is idle.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,12 +28,15 @@ pub(crate) trait Abort {
     /// Who is in which call, if anybody is. Once it is `None`, no further call begins.
     fn inside(&self) -> Option<String>;
 
+    /// Whether ranks of its run, or its GPU, still do what may concern it.
+    fn is_in_use(&self) -> bool;
+
     /// Frees it.
     fn free(&self) -> Result<(), String>;
 }
 
-/// Ends `communicator`, which it calls `name`: no call begins any more. Waits up to `limit` for calls that run, and as long
-/// for its turn; what is not free then stays until the process exits, and is said. Whether it is free.
+/// Ends `communicator`, which it calls `name`: no call begins any more. Waits up to `limit` for calls that run and all other
+/// use, and as long for its turn; what is not free then stays until the process exits, and is said. Whether it is free.
 pub(crate) fn abort(communicator: &impl Abort, name: &str, limit: Duration) -> bool {
     static TURN: Mutex<()> = Mutex::new(());
     let start = Instant::now();
@@ -46,6 +53,12 @@ pub(crate) fn abort(communicator: &impl Abort, name: &str, limit: Duration) -> b
             say(&format!("NCCL on {name} is aborted with {who}"));
         }
         sleep(Duration::from_millis(10));
+    }
+    while communicator.is_in_use() {
+        if start.elapsed() > limit {
+            return left(name, &format!("its ranks or its GPU have not stopped in {} s", limit.as_secs()));
+        }
+        sleep(Duration::from_millis(5));
     }
     let Some(_turn) = TURN.try_lock_for(limit) else {
         return left(name, &format!("another one has not been freed in {} s", limit.as_secs()));
@@ -75,6 +88,7 @@ mod tests {
     struct Fake<'a> {
         returns_after: Duration,
         raised: Mutex<Option<Instant>>,
+        is_in_use: AtomicBool,
         /// Shared by all of a process.
         is_freeing: &'a AtomicBool,
         is_free: AtomicBool,
@@ -82,7 +96,8 @@ mod tests {
 
     impl<'a> Fake<'a> {
         fn new(returns_after: Duration, is_freeing: &'a AtomicBool) -> Self {
-            Self { returns_after, raised: Mutex::new(None), is_freeing, is_free: AtomicBool::new(false) }
+            let [is_in_use, is_free] = [(); 2].map(|()| AtomicBool::new(false));
+            Self { returns_after, raised: Mutex::new(None), is_in_use, is_freeing, is_free }
         }
     }
 
@@ -97,8 +112,13 @@ mod tests {
             (raised.elapsed() < self.returns_after).then(|| "rank 0 in all-reduce(sum)".to_string())
         }
 
+        fn is_in_use(&self) -> bool {
+            self.is_in_use.load(Ordering::Acquire)
+        }
+
         fn free(&self) -> Result<(), String> {
             assert_eq!(self.inside(), None, "nothing is freed under a thread that is in a call");
+            assert!(!self.is_in_use(), "nothing is freed that ranks or the GPU use");
             assert!(!self.is_freeing.swap(true, Ordering::AcqRel), "one is freed at a time");
             sleep(Duration::from_millis(20));
             self.is_freeing.store(false, Ordering::Release);
@@ -129,5 +149,20 @@ mod tests {
             assert!(!left.join().unwrap());
         });
         assert!(!stuck.is_free.load(Ordering::Acquire));
+    }
+
+    #[test]
+    fn nothing_is_freed_before_ranks_and_gpus_have_stopped() {
+        let is_freeing = AtomicBool::new(false);
+        let [used, stuck] = [(); 2].map(|()| Fake::new(Duration::ZERO, &is_freeing));
+        [&used, &stuck].into_iter().for_each(|fake| fake.is_in_use.store(true, Ordering::Release));
+        thread::scope(|scope| {
+            let ended = scope.spawn(|| abort(&used, "tp[0, 1]", LIMIT));
+            assert!(!abort(&stuck, "dp[0, 1]", Duration::from_millis(200)));
+            assert!(!ended.is_finished() && !used.is_free.load(Ordering::Acquire));
+            used.is_in_use.store(false, Ordering::Release);
+            assert!(ended.join().unwrap());
+        });
+        assert!(used.is_free.load(Ordering::Acquire) && !stuck.is_free.load(Ordering::Acquire));
     }
 }

@@ -40,6 +40,11 @@ impl Member {
         self.world.upgrade().is_none_or(|world| world.failure().is_some())
     }
 
+    /// Whether the ranks of this process have stopped, or the run is over.
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.world.upgrade().is_none_or(|world| world.links.is_closed())
+    }
+
     /// This member's rank and `op`, operation `sequence` of the group, in words.
     pub(crate) fn words(&self, op: DeviceOp, sequence: u64) -> String {
         let record = self.world.upgrade().map(|world| world.device_record(self.group, self.member, sequence, op));

@@ -81,6 +81,10 @@ impl Abort for Unclaimed {
         None
     }
 
+    fn is_in_use(&self) -> bool {
+        false
+    }
+
     fn free(&self) -> Result<(), String> {
         free_raised()
     }

@@ -40,6 +40,8 @@ pub struct RankMemory {
     pub pages: u64,
     /// GPU memory of driver and libraries.
     pub libraries: u64,
+    /// Inputs of recomputed layers that wait in host memory, which the peak does not count.
+    pub host: u64,
 }
 
 impl RankMemory {

@@ -145,6 +145,11 @@ impl StageMemory {
         self.split(|memory| memory.deferred)
     }
 
+    /// Bytes per micro-batch that wait for the backward pass in host memory.
+    pub fn host(&self) -> u64 {
+        self.units.iter().map(|unit| unit.memory.host).sum()
+    }
+
     fn split(&self, of: impl Fn(&UnitMemory) -> u64) -> [u64; 2] {
         let sum = |head: bool| self.units.iter().filter(|unit| unit.head == head).map(|unit| of(&unit.memory)).sum();
         [sum(false), sum(true)]

@@ -19,6 +19,8 @@ pub(super) struct MemoryTracker<'a> {
     workspace: u64,
     /// What a teacher's forward pass needs.
     teaching: u64,
+    /// Activations in host memory, and the most of them.
+    host: [u64; 2],
     fullest: RankMemory,
 }
 
@@ -39,6 +41,7 @@ impl<'a> MemoryTracker<'a> {
             sent,
             workspace,
             teaching,
+            host: [0; 2],
             fullest: RankMemory::default(),
         }
     }
@@ -62,7 +65,7 @@ impl<'a> MemoryTracker<'a> {
                 Action::Send(_) | Action::Recv(_) => {}
             }
         }
-        RankMemory { working: self.fullest.working + self.workspace, ..self.fullest }
+        RankMemory { working: self.fullest.working + self.workspace, host: self.host[1], ..self.fullest }
     }
 
     fn pass(&mut self, work: &Work, recorded: bool) {
@@ -78,6 +81,12 @@ impl<'a> MemoryTracker<'a> {
             Pass::BackwardInput => (kept, stage.backward(true, false), deferred),
             Pass::BackwardWeight => (deferred, stage.weights(first), [0, 0]),
         };
+        match work.pass {
+            Pass::Forward if recorded => self.host[0] += stage.host(),
+            Pass::Backward | Pass::BackwardInput => self.host[0] -= stage.host(),
+            Pass::Forward | Pass::BackwardWeight => {}
+        }
+        self.host[1] = self.host[1].max(self.host[0]);
         // Tensors that outlive the pass count as saved from its start; the rest is workspace.
         let during = if work.pass == Pass::Forward { after } else { before };
         self.activations = self.activations - before[0] + during[0];

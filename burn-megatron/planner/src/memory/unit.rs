@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use layouts::sizes::LENT;
+
 use crate::Job;
 use crate::operations::{Activation, Op, Over, Unit};
 
@@ -20,6 +22,8 @@ pub(crate) struct UnitMemory {
     pub backward_input: u64,
     /// Gradients of its weights, as autodiff gives them.
     pub gradients: u64,
+    /// Its input, if that waits for the backward pass in host memory.
+    pub host: u64,
 }
 
 impl UnitMemory {
@@ -42,7 +46,32 @@ impl UnitMemory {
         };
         let again = if unit.recomputed { recorded } else { 0 };
         let backward = |split| lifetimes.backward(unit, element, split, job.gpu && job.overlap).max(again);
-        Self { kept, deferred, forward, backward: backward(false), backward_input: backward(true), gradients }
+        let memory = Self {
+            kept,
+            deferred,
+            forward,
+            backward: backward(false),
+            backward_input: backward(true),
+            gradients,
+            host: 0,
+        };
+        let offloads = job.gpu && job.recompute.cpu_offload && unit.recomputed && !unit.layers.is_empty() && !unit.head;
+        if offloads { memory.offloaded(first) } else { memory }
+    }
+}
+
+impl UnitMemory {
+    /// The unit whose `input` waits on the host. The inputs of the units before it are on their way there in the forward
+    /// pass, and that of the unit before it on its way back in the backward pass, which has its own.
+    fn offloaded(self, input: u64) -> Self {
+        Self {
+            kept: self.kept - input,
+            forward: self.forward + LENT as u64 * input,
+            backward: self.backward + input,
+            backward_input: self.backward_input + input,
+            host: input,
+            ..self
+        }
     }
 }
 

@@ -65,9 +65,10 @@ fn variants(
     found: &mut Vec<Job>,
 ) {
     let selective = Recompute::selective(&[Module::CoreAttention, Module::MlpActivation, Module::Norms]);
-    let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
+    let full = Recompute::full();
     let all_but_attention = Recompute { keep_attention: true, ..full.clone() };
-    let recomputes = [Recompute::default(), selective, all_but_attention, full];
+    let offloaded = Recompute { cpu_offload: true, ..full.clone() };
+    let recomputes = [Recompute::default(), selective, all_but_attention, full, offloaded];
     // What was asked for is compared too, also if it is no power of two.
     let mut sizes = vec![1, 2, 4, 8, 16];
     if !sizes.contains(&request.job.micro_batch) {

@@ -90,6 +90,22 @@ fn states_in_host_memory_cost_copies() {
     assert!((plain / small - 2.0).abs() < 1e-6 && time(with(0.0, StateBytes::F32)) < small / 10.0);
 }
 
+/// Long sequences are bound by what layers save. Of their inputs at most three are on the GPU beyond that of the layer at
+/// work.
+#[test]
+fn inputs_of_recomputed_layers_wait_in_host_memory() {
+    let with = |cpu_offload, gpu| {
+        let recompute = Recompute { cpu_offload, ..Recompute::full() };
+        memory_of(&Job { recompute, gpu, micro_batch: 1, seq: 131_072, ..single(llama3_8b()) })[0]
+    };
+    let (device, host) = (with(false, true), with(true, true));
+    let input = 131_072 * 4096 * 2;
+    assert_eq!((device.host, host.host), (0, 32 * input));
+    let saved = device.peak() - host.peak();
+    assert!((29 * input..=32 * input).contains(&saved), "{saved} of inputs of {input}");
+    assert_eq!(with(true, false).peak(), with(false, false).peak(), "the same memory");
+}
+
 /// The whole of Llama-3-8B at 8,192 tokens fits one H100 of 80 GB with moments in 8 bits, which have a scale for 256
 /// elements, and main gradients in bf16: 8 1/32 bytes a parameter.
 #[test]

@@ -3,19 +3,21 @@
 mod extend;
 mod pass;
 mod passes;
+mod saved;
 
 use super::segments::{Segment, segments};
 use crate::engine::ParamGroups;
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
-use backend_dist::ops::weight_grads::{Deferral, Deferred};
-use backend_dist::ops::{SavedAttention, Tape};
+use backend_dist::host_copy::ActivationMemory;
+use backend_dist::ops::weight_grads::Deferred;
 use backend_dist::shard::{ParamSpec, Unit};
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
 use models::lora::without_adapters;
 use models::{CausalLm, Recompute};
 pub(super) use pass::{Output, Pass};
+use saved::SavedSegment;
 use std::collections::{BTreeMap, HashMap};
 
 /// A stage's model and what its passes have left for later ones.
@@ -31,6 +33,9 @@ pub(super) struct Chunk<M> {
     leaves: bool,
     /// By micro-batch, one entry per segment.
     live: HashMap<usize, Vec<SavedSegment>>,
+    /// Inputs of recomputed layers wait in host memory.
+    offloads: bool,
+    host: ActivationMemory,
     /// By micro-batch: deferred weight gradients.
     late: HashMap<usize, Vec<DeferredGrads<M>>>,
     /// That gradients belong to this stage was checked once; it does not change from step to step.
@@ -58,16 +63,6 @@ struct Step {
     needs_input_grad: bool,
     /// Those that no earlier segment uses: after the backward pass their gradients are complete.
     completes: Vec<usize>,
-}
-
-/// What a forward pass saves of a segment for the backward pass.
-struct SavedSegment {
-    /// `None` for the embedding; the leaf of the graph if there is one.
-    input: Option<Tensor<3>>,
-    /// With what defers its weight gradients; `None` where the segment is recomputed, or nothing in it has a gradient.
-    tape: Option<(Tape, Deferral)>,
-    /// Saved attention outputs, of attention that is not recomputed.
-    attention: Option<SavedAttention>,
 }
 
 struct DeferredGrads<M> {
@@ -153,9 +148,19 @@ impl<M: CausalLm> Chunk<M> {
                 buckets[*bucket].at_once = uses.iter().filter(same).count();
             }
         }
-        let (live, late) = Default::default();
-        let (buckets, leaves) = (buckets_of_units, again);
-        Ok(Self { model: Some(model), steps, buckets, zero, leaves, live, late, checked: false, stand_in: None })
+        Ok(Self {
+            model: Some(model),
+            steps,
+            buckets: buckets_of_units,
+            zero,
+            leaves: again,
+            live: HashMap::new(),
+            offloads: recompute.cpu_offload,
+            host: ActivationMemory::default(),
+            late: HashMap::new(),
+            checked: false,
+            stand_in: None,
+        })
     }
 
     /// The model; under ZeRO 3 its weights are released (on GPUs: undefined).
@@ -204,6 +209,11 @@ impl<M: CausalLm> Chunk<M> {
             Kind::BackwardWeight => None,
         };
         step.map_or(&[], |step| &step.uses)
+    }
+
+    /// Why some inputs stay on the device although they were to wait in host memory, once.
+    pub fn take_host_trouble(&mut self) -> Option<String> {
+        self.host.take_trouble()
     }
 
     /// Drops what passes have left for later ones.

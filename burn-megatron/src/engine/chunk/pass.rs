@@ -10,6 +10,7 @@ use backend_dist::ops::context::ContextParallel;
 use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{PassContext, PassKind, Tape, log_sum_exp};
 use burn::tensor::{DType, Device, Int, Tensor};
+use models::layers::AttentionLogits;
 use models::layers::moe::RouterRecords;
 use models::{CausalLm, MicroBatch};
 use std::borrow::Cow;
@@ -26,6 +27,8 @@ pub(in crate::engine) struct Pass<'a> {
     pub sharing: &'a ContextConfig,
     /// What routers record, and whose experts they use.
     pub routers: &'a RouterRecords,
+    /// Where the greatest attention logit is noted.
+    pub attention_logits: Option<AttentionLogits>,
     /// Another number for every training step.
     pub step: u64,
     /// Sums on GPUs have one order.
@@ -104,7 +107,8 @@ pub(super) fn run<M: CausalLm>(
     let input = || x.expect("only the embedding has no input");
     let device = if tracked { pass.device.clone().autodiff() } else { pass.device.clone() };
     let LocalBatch { tokens, micro_batch, .. } = pass.local;
-    let of = &MicroBatch { pass: context, routers: pass.routers.clone(), ..micro_batch.clone() };
+    let (routers, attention_logits) = (pass.routers.clone(), pass.attention_logits.clone());
+    let of = &MicroBatch { pass: context, routers, attention_logits, ..micro_batch.clone() };
     match link {
         Link::Embedding => Output::Activation(model.embed(tokens.tokens_on(&device), of)),
         Link::Layers(layers) => {

@@ -1,7 +1,8 @@
 //! The passes of a stage, segment by segment.
 
 use super::pass::{Output, Pass, entry, run};
-use super::{Chunk, DeferredGrads, SavedSegment, Step};
+use super::saved::{Input, SavedSegment};
+use super::{Chunk, DeferredGrads, Step};
 use crate::engine::local_batch::LocalBatch;
 use crate::engine::segments::Link;
 use crate::optim::Optimizer;
@@ -26,7 +27,7 @@ impl<M: CausalLm> Chunk<M> {
                     let weight_grads = context.weight_grads.clone();
                     let (value, tape) = run(self.model(), &segment.link, leaf.clone(), pass, (context, true)).split();
                     kept.push(SavedSegment {
-                        input: leaf,
+                        input: Input::Here(leaf),
                         tape: tape.map(|tape| (tape, weight_grads)),
                         attention: None,
                     });
@@ -40,7 +41,11 @@ impl<M: CausalLm> Chunk<M> {
                     let context = PassContext { attention, ..pass.context(kind) };
                     let value = run(&self.valid(), &segment.link, input.clone(), pass, (context, false));
                     if pass.keep {
-                        let input = input.filter(|_| !is_constant);
+                        let offloads = self.offloads && matches!(segment.link, Link::Layers(_));
+                        let input = match input.filter(|_| !is_constant) {
+                            Some(input) if offloads => Input::Host(self.host.store(input)),
+                            input => Input::Here(input),
+                        };
                         kept.push(SavedSegment { input, tape: None, attention: saved });
                     }
                     value
@@ -74,9 +79,14 @@ impl<M: CausalLm> Chunk<M> {
             }
             self.gather(index, pass);
             self.prefetch(index, index.wrapping_sub(1), pass);
-            let (leaf, (tape, weight_grads)) = match kept.pop().expect("one entry per segment") {
-                SavedSegment { input, tape: Some(tape), .. } => (input, tape),
-                SavedSegment { input, tape: None, attention } => {
+            let SavedSegment { input, tape, attention } = kept.pop().expect("one entry per segment");
+            let input = input.take(&mut self.host);
+            if let Some(next) = kept.last_mut() {
+                next.input.prefetch(&mut self.host);
+            }
+            let (leaf, (tape, weight_grads)) = match tape {
+                Some(tape) => (input, tape),
+                None => {
                     let mark = pass.recorder.begin();
                     let leaf = input.map(|input| entry(input, self.steps[index].needs_input_grad));
                     let link = &self.steps[index].segment.link;

@@ -17,6 +17,7 @@ use backend_dist::mesh::{Axis, GridKind};
 use backend_dist::ops::fp8::DelayedScaling;
 use backend_dist::startup::{Phase, phase};
 use burn::tensor::DType;
+use models::layers::AttentionLogits;
 use models::layout::ModelDims;
 use models::{CausalLm, Part};
 use std::collections::HashMap;
@@ -135,6 +136,7 @@ impl<M: CausalLm> RankEngine<M> {
             dp_ranks,
             model_parallel,
             routers: records(config.router_statistics),
+            attention_logits: config.max_attention_logit.then(AttentionLogits::default),
             config,
             loads: Vec::new(),
             gradients: GradientStats::default(),

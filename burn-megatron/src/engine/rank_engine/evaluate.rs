@@ -98,6 +98,7 @@ impl<M: CausalLm> RankEngine<M> {
                 let mut pass = Pass {
                     sharing: &self.config.context,
                     routers: &self.routers,
+                    attention_logits: None,
                     step: self.attempts,
                     deterministic: self.config.deterministic,
                     keep: false,

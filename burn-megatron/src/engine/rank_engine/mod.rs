@@ -35,6 +35,7 @@ use burn::tensor::{DType, Tensor};
 use dynamic::DynamicGroups;
 pub use dynamic::packed_length;
 use models::CausalLm;
+use models::layers::AttentionLogits;
 use models::layers::moe::RouterRecords;
 pub use rollouts::Reference;
 pub use state::Position;
@@ -62,6 +63,8 @@ pub struct RankEngine<M> {
     /// By grid on which the model has parameters, the ranks that together hold these.
     model_parallel: Vec<(GridKind, Group)>,
     routers: RouterRecords,
+    /// Of the passes of a step, if it is asked for.
+    attention_logits: Option<AttentionLogits>,
     /// Of the last step.
     loads: Vec<ExpertLoad>,
     /// Of the last step.

@@ -133,6 +133,7 @@ impl<M: CausalLm> RankEngine<M> {
         let mut pass = Pass {
             sharing: &self.config.context,
             routers: &self.routers,
+            attention_logits: self.attention_logits.clone(),
             step: self.attempts,
             deterministic: self.config.deterministic,
             keep: true,

@@ -94,6 +94,12 @@ impl<M: CausalLm> RankEngine<M> {
         self.optimizer.take_offload_trouble()
     }
 
+    /// Why some inputs of recomputed layers stay on the device although
+    /// [`cpu_offload`](models::Recompute::cpu_offload) says otherwise, once.
+    pub fn take_activation_trouble(&mut self) -> Option<String> {
+        self.chunks.iter_mut().find_map(|chunk| chunk.take_host_trouble())
+    }
+
     /// Why there is no reserved host memory although there was room for it, once.
     pub fn take_host_trouble(&self) -> Option<String> {
         self.optimizer.take_host_trouble()

@@ -15,6 +15,7 @@ use crate::trace::SpanKind;
 use backend_dist::gpu::release_memory;
 use backend_dist::mesh::Axis;
 use models::CausalLm;
+use models::layers::AttentionLogits;
 use models::layout::check_sequence;
 use std::time::Instant;
 
@@ -154,6 +155,8 @@ impl<M: CausalLm> RankEngine<M> {
             release_memory(&self.rank.device);
         }
         let experts = ExpertSummary::of(&self.loads);
+        let own = self.attention_logits.as_ref().map(AttentionLogits::take);
+        let of_all = |own| self.rank.group(Axis::World).all_gather_host(own).into_iter().flatten().reduce(f64::max);
         Ok(StepReport {
             step,
             loss,
@@ -169,6 +172,7 @@ impl<M: CausalLm> RankEngine<M> {
             experts,
             preference,
             grpo,
+            max_attention_logit: own.and_then(of_all),
         })
     }
 

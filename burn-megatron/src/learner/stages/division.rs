@@ -55,6 +55,7 @@ impl Division {
         let (owners, paths) = owners(model, blocks)?;
         match wanted.recompute.granularity {
             Granularity::Selective => return Err(StagesError::Selective),
+            Granularity::Full if wanted.recompute.cpu_offload => return Err(StagesError::CpuOffload),
             Granularity::Full => {
                 let states = running_states(model);
                 let found = Parameters::default().walk(model).0.into_iter().find(|(_, id)| states.contains(id));

@@ -46,6 +46,9 @@ pub enum StagesError {
         "recompute-granularity selective names modules of this crate's own layers; nearest legal: full, Recompute::full()"
     )]
     Selective,
+    /// Inputs of blocks in host memory.
+    #[error("recompute: cpu_offload is for models of this crate's own layers; nearest legal: cpu_offload: false")]
+    CpuOffload,
     /// A repeated forward pass would update them twice.
     #[error(
         "recompute: `{path}` is a running state, which a second forward pass would update again; nearest legal: none"

@@ -89,11 +89,12 @@ fn the_average_of_narrow_weights_is_that_of_their_masters() {
 }
 
 #[test]
-fn norms_of_layers_make_up_the_norm_and_zeros_are_counted_once_in_every_layout() {
+fn norms_of_layers_zeros_and_attention_logits_are_the_same_in_every_layout() {
     let asked = [
         ("training.dtype", "f64"),
         ("log.layer-norms", "true"),
         ("log.num-zeros-in-grad", "true"),
+        ("log.max-attention-logit", "true"),
         ("training.steps", "2"),
     ];
     let mut first: Option<Vec<serde_json::Value>> = None;
@@ -105,6 +106,7 @@ fn norms_of_layers_make_up_the_norm_and_zeros_are_counted_once_in_every_layout()
             ("param-groups.lr-scale", "{ \"*.mlp.*\" = 2, \"lm_head.*\" = 2 }"),
         ],
         &[("parallel.pp", "2"), ("parallel.tp", "2")],
+        &[("parallel.cp", "2"), ("parallel.dp", "2"), ("recompute.granularity", "full")],
         &[("parallel.dp", "4"), ("parallel.zero", "2"), ("parallel.zero-group", "2"), ("training.micro-batch", "1")],
     ] {
         let folder = book();
@@ -124,7 +126,9 @@ fn norms_of_layers_make_up_the_norm_and_zeros_are_counted_once_in_every_layout()
             continue;
         };
         // The first step has no update before it, which the groups change.
-        for (name, value) in expected[0].as_object().unwrap().iter().filter(|(name, _)| name.contains("grad")) {
+        for (name, value) in
+            expected[0].as_object().unwrap().iter().filter(|(name, _)| name.contains("grad") || name.contains("logit"))
+        {
             let (value, other) = (value.as_f64().unwrap(), steps[0][name].as_f64().unwrap());
             assert!(value > 0.0 && (value - other).abs() < 1e-10 * value, "{layout:?}: {name} {value} {other}");
         }

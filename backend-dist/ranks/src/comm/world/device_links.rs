@@ -20,8 +20,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// How long ranks have to stop after a failure before the process exits.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// How long the end of a run waits for NCCL.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// How long the end of a run waits for NCCL, which frees what a failed run has left only then.
+const FAREWELL: Duration = Duration::from_secs(30);
 
 /// A member's end of a group's communicator on a device, as its world knows it.
 pub(crate) trait DeviceLink: Any + Send + Sync {
@@ -123,6 +123,11 @@ impl DeviceLinks {
         }
     }
 
+    /// Whether the last rank has stopped.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
     fn made(&self) -> Vec<Arc<dyn DeviceLink>> {
         self.lock().values().flatten().cloned().collect()
     }
@@ -153,8 +158,8 @@ fn watch(world: &Weak<World>) {
 fn end(world: &World, failure: &RunError) {
     let start = Instant::now();
     while start.elapsed() < GRACE {
-        // All at once: an abort frees memory of its device, which waits for the kernels of the device's other
-        // communicators. And repeatedly: a rank may have been about to join one more.
+        // All at once: ranks stop only when the kernels of all communicators have ended, and until then none is freed. And
+        // repeatedly: a rank may have been about to join one more.
         for link in world.links.made() {
             if link.is_live() {
                 std::thread::spawn(move || link.abort());

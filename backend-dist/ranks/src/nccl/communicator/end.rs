@@ -126,6 +126,23 @@ impl Abort for Communicator {
         }
     }
 
+    fn is_in_use(&self) -> bool {
+        // A kernel of one that was set up meanwhile must not keep the stream busy.
+        self.existing_one_shot().into_iter().for_each(OneShot::stop);
+        if !self.member.has_stopped() || self.queued.load(Ordering::Acquire) > 0 {
+            return true;
+        }
+        // As in `check`. What has failed does nothing more.
+        let mut mode = cuda_sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: `end` has made the context current; the stream lives as long as the communicator.
+        let is_idle = unsafe {
+            cuda_sys::cuThreadExchangeStreamCaptureMode(&mut mode)
+                .result()
+                .and_then(|()| cuda_sys::cuStreamQuery(self.stream as _).result())
+        };
+        matches!(is_idle, Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)))
+    }
+
     fn free(&self) -> Result<(), String> {
         free_raised()
     }

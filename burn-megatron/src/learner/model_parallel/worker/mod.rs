@@ -133,6 +133,10 @@ impl<M: CausalLm> Worker<'_, M> {
                 None => self.engine.train_micro_batches(&micro_batches),
                 Some(drawn) => self.engine.train_rollouts(&micro_batches, &drawn.rollouts),
             })?;
+            if let Some(trouble) = self.engine.take_activation_trouble() {
+                let rank = self.rank.rank;
+                say(&format!("rank {rank}: not all inputs of recomputed layers are in host memory: {trouble}"));
+            }
             std::thread::sleep(self.faults.delay(self.rank.rank, report.seconds));
             let rewards = self.drawn.as_ref().map(|drawn| drawn.stats);
             if let Some(started) = startup::end().filter(|_| coordinator.is_some()) {
@@ -181,6 +185,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     bubble,
                     grad_norms: norms.map(|(name, norm)| (format!("grad_norm/{name}"), *norm)).collect(),
                     num_zeros_in_grad: gradients.zeros,
+                    max_attention_logit: report.max_attention_logit,
                     experts: self.engine.expert_loads().to_vec(),
                     preference: report.preference,
                     grpo: rewards.zip(report.grpo).map(|(rewards, sums)| GrpoMeans::of(&rewards, &sums)),
