@@ -2,18 +2,22 @@
 //! like on one device: attention alternates between a window and all positions, and MLPs become narrower with depth.
 
 use backend_dist::shard::Init;
+use burn_megatron::config::decoder_of;
+use models::family::{PrunedSizes, Sample, SampleSizes};
+use models::hf::{HfArchitecture, HfError};
 use models::layers::{
     Activation, AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, NormKind, NormPlacement, RopeConfig,
     Vocab,
 };
 use models::layout::ModelDims;
 use models::names::NameMap;
-use models::{Decoder, DecoderConfig, Frame, ModelConfig};
+use models::{Decoder, DecoderConfig, Family, Frame, ModelConfig};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use tests::{SETTINGS, equal_one_device, layouts};
 
 /// The sizes.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct FunnelConfig {
     vocab: usize,
     hidden: usize,
@@ -84,6 +88,32 @@ impl ModelConfig for FunnelConfig {
     }
 }
 
+impl Family for FunnelConfig {
+    const SIZES: &'static [(&'static str, &'static str)] = &[("window", "Window of every other layer")];
+
+    fn architectures() -> Vec<HfArchitecture> {
+        vec![HfArchitecture::new("funnel", "FunnelForCausalLM")]
+    }
+
+    fn read_hf(config: &Value, _kind: &str) -> Result<Self, HfError> {
+        serde_json::from_value(config["sizes"].clone()).map_err(|error| HfError::Missing { key: error.to_string() })
+    }
+
+    fn write_hf(&self) -> Result<Value, HfError> {
+        Ok(json!({"model_type": Self::architectures()[0].model_type, "sizes": self}))
+    }
+
+    fn samples(sizes: &SampleSizes) -> Vec<Sample<Self>> {
+        let &SampleSizes { vocab, hidden, heads, layers, seq, .. } = sizes;
+        let config = Self { vocab, hidden, heads, layers, window: seq / 4 };
+        vec![Sample::new("funnel", "MLPs that become narrower with depth", config)]
+    }
+
+    fn pruned(&self, to: &PrunedSizes) -> Option<Self> {
+        Some(Self { layers: to.layers.len(), hidden: to.hidden, ..self.clone() })
+    }
+}
+
 #[test]
 fn a_family_from_outside_trains_in_every_kind_of_layout() {
     let layouts = layouts![
@@ -101,4 +131,28 @@ fn its_names_and_limits_follow_from_its_blocks() {
     assert_eq!(FUNNEL.megatron_names().iter().count(), FUNNEL.hf_names().iter().count());
     let refused = FUNNEL.dims().check_tp(3).unwrap_err().to_string();
     assert!(refused.contains("nearest legal: 2, 4"), "{refused}");
+}
+
+#[test]
+fn what_others_ask_of_a_family_it_says_itself() {
+    // The planner's model follows from the blocks.
+    let planned = decoder_of(&FUNNEL);
+    assert_eq!((planned.layers, planned.heads, planned.kv_heads, planned.head_dim), (4, 4, 2, 8));
+    assert_eq!((planned.window, planned.windowed_layers, planned.intermediate), (Some(5), 2, FUNNEL.width(0)));
+    assert!(planned.tied && planned.rope && planned.gated && planned.is_dense());
+    // Those of Hugging Face.
+    let file = FUNNEL.write_hf().unwrap();
+    assert_eq!(FunnelConfig::read_hf(&file, "funnel").unwrap(), FUNNEL);
+    // What is not said is nothing that the family has.
+    assert!(FunnelConfig::owners("window").is_empty() && FunnelConfig::is_needed("window", &json!(5)));
+    let to = PrunedSizes { layers: vec![0, 3], hidden: 16, intermediate: 0, kv_heads: 2 };
+    assert_eq!(FUNNEL.pruned(&to).map(|of| (of.layers, of.hidden)), Some((2, 16)));
+}
+
+#[test]
+fn its_samples_are_verified() {
+    for Sample { name, config, .. } in FunnelConfig::samples(&SampleSizes::default()) {
+        assert_eq!(name, "funnel");
+        equal_one_device::<Decoder<FunnelConfig>>(&config, &SETTINGS, &layouts!["TP2 SP" "PP2 x2"]);
+    }
 }

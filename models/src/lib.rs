@@ -59,7 +59,7 @@ pub use config::ConfigError;
 pub use decoder::Decoder;
 pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config};
 pub use encoders::{Bert, BertConfig, T5, T5Config};
-pub use family::{FamilyConfig, WithModel};
+pub use family::{Family, FamilyConfig, WithModel};
 pub use fp8::Fp8Config;
 pub use frame::{DecoderConfig, Frame};
 pub use gpt::{Gpt, GptConfig};

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use backend_dist::launch::BoxError;
-use models::{FamilyConfig, LlamaConfig, ModelConfig};
+use models::{FamilyConfig, ModelConfig};
 
 use super::calibration::{CalibrationArgs, compared};
 use crate::element::Element;
@@ -54,14 +54,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         bail!("--calibration is needed: texts that show what is important");
     }
     let folder = HfFolder::open(&args.hf)?;
-    let FamilyConfig::Llama(model) = folder.config() else {
-        bail!("{}: only dense models of Llama's family can be pruned, as Llama, Mistral and Qwen3", args.hf.display());
-    };
-    sizes.check(model)?;
+    let model = folder.config();
+    sizes.check(model).with_context(|| format!("--hf {}", args.hf.display()))?;
     let texts = args.texts.texts(&args.hf, &folder)?;
     let mut loss = |pruned: &Pruned| -> Result<f64, BoxError> { Ok(texts.loss((pruned.config(), pruned))?) };
     let loss: Option<&mut Loss> =
-        if sizes.layers.is_some_and(|layers| layers < model.num_hidden_layers) { Some(&mut loss) } else { None };
+        if sizes.layers.is_some_and(|layers| layers < model.dims().layers) { Some(&mut loss) } else { None };
     let importance =
         importance(&texts.calibration(&folder), (model, &folder), loss).map_err(|error| anyhow::anyhow!(error))?;
     let before = texts.perplexities(&folder)?;
@@ -82,7 +80,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn said(args: &Args, model: &LlamaConfig, pruned: &Pruned, losses: &[f64]) -> String {
+fn said(args: &Args, model: &FamilyConfig, pruned: &Pruned, losses: &[f64]) -> String {
     let (before, after) = (model.parameter_count(), pruned.config().parameter_count());
     let share = 100.0 * after as f64 / before as f64;
     let mut said = format!("{}: {after} of {before} parameters, {share:.1} %\n", args.output.display());

@@ -11,7 +11,7 @@ use clap::{Arg, Command, CommandFactory};
 use super::{Cli, print, refused};
 use models::{FamilyConfig, ModelConfig};
 
-use crate::config::{KEYS, Key, SECTIONS, SIZES};
+use crate::config::{KEYS, Key, SECTIONS};
 use crate::refusal::Access;
 
 /// Arguments of `reference`.
@@ -78,8 +78,8 @@ fn sizes() -> String {
          model has the sizes of its family only.\n\n| size | meaning |\n|---|---|\n",
         names.join(", ")
     );
-    for (name, meaning) in SIZES {
-        _ = writeln!(text, "| `{name}` | {} |", cell(meaning));
+    for (name, meaning) in FamilyConfig::sizes() {
+        _ = writeln!(text, "| `{}` | {} |", name.replace('_', "-"), cell(&meaning));
     }
     text
 }

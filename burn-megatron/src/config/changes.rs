@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use models::{FamilyConfig, ModelConfig};
 use serde_json::Value;
 
 use super::keys::{KEYS, find};
-use super::model::{kebab, size_names};
+use super::model::{ModelSection, kebab, size_names, snake, with};
 use super::problem::{ConfigErrors, Problem, did_you_mean};
 use super::resolve::unknown;
 use super::run::RunConfig;
@@ -45,13 +46,18 @@ impl RunConfig {
         let now = guarded(&serde_json::to_value(self).expect("plain data"));
         for (path, before) in guarded(saved) {
             let Some(now) = now.get(&path) else { continue };
-            if !same(&before, now) && !is_allowed(&path) {
-                problems.push(Problem::new(format!(
-                    "{path} was {} when the checkpoint was saved, now it is {}; give it the old value, or --allow-change {path}",
-                    shown(&before),
-                    shown(now)
-                )));
-            }
+            let fits = || path.strip_prefix("model.").is_none_or(|size| has_weights(&saved["model"], size, now));
+            let advice = match same(&before, now) {
+                true => continue,
+                false if !fits() => "give it the old value, the only one that the saved weights have".into(),
+                false if is_allowed(&path) => continue,
+                false => format!("give it the old value, or --allow-change {path}"),
+            };
+            problems.push(Problem::new(format!(
+                "{path} was {} when the checkpoint was saved, now it is {}; {advice}",
+                shown(&before),
+                shown(now)
+            )));
         }
         ConfigErrors::from_problems(problems)
     }
@@ -73,6 +79,21 @@ fn not_known(name: &str) -> String {
     let sizes = size_names().into_iter().map(|size| format!("model.{size}"));
     let paths: Vec<String> = sizes.chain(KEYS.iter().map(|key| key.path.into())).collect();
     format!("unknown key `{name}`{}", did_you_mean(name, paths.iter().map(String::as_str)))
+}
+
+/// Whether a model with another value of a size still has no weights but those of the `saved` one. What is no model is
+/// refused elsewhere.
+fn has_weights(saved: &Value, size: &str, now: &Value) -> bool {
+    let Ok(ModelSection { config: saved, .. }) = serde_json::from_value(saved.clone()) else { return true };
+    let Ok(now) = with(&saved, &snake(size), now.clone()) else { return size != "family" };
+    if saved.check().is_err() || now.check().is_err() {
+        return true;
+    }
+    let shapes = |config: &FamilyConfig| -> BTreeMap<String, Vec<usize>> {
+        config.hf_names().iter().map(|(name, of)| (name.into(), of.our_shape())).collect()
+    };
+    let before = shapes(&saved);
+    shapes(&now).iter().all(|(name, shape)| before.get(name) == Some(shape))
 }
 
 fn guarded(config: &Value) -> BTreeMap<String, Value> {

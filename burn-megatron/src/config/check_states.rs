@@ -1,8 +1,7 @@
 //! Whether a run can have the optimizer states that it names.
 
-use models::FamilyConfig;
-
 use super::check::demand;
+use super::decoder::decoder_of;
 use super::run::{Precision, RunConfig};
 use crate::optim::{AdamWConfig, MainParamsDtype, OptimizerConfig, StateDtype};
 
@@ -46,13 +45,14 @@ impl RunConfig {
             }));
         }
         let adds_in_bf16 = dtype == Precision::Bf16 && self.fp8.format.is_none();
-        let is_dense = matches!(self.model.config, FamilyConfig::Llama(_) | FamilyConfig::Gpt(_));
-        note(demand(states.main_grads == StateDtype::F32 || adds_in_bf16 && is_dense, || {
+        // Of sizes that make no model nothing follows.
+        let is_dense = || !self.is_sound() || decoder_of(&self.model.config).is_dense();
+        note(demand(states.main_grads == StateDtype::F32 || adds_in_bf16 && is_dense(), || {
             format!(
                 "optimizer.main-grads-dtype = bf16 with training.dtype = {name}{}{}: only gradients of dense layers in bf16 are \
                  accumulated in bf16; nearest legal: f32",
                 if self.fp8.format.is_some() { " and FP8 layers" } else { "" },
-                if is_dense { "" } else { " and experts" }
+                if is_dense() { "" } else { " and layers that are not dense" }
             )
         }));
         note(demand(states.main_params == MainParamsDtype::F32 || dtype == Precision::Bf16, || {

@@ -1,7 +1,7 @@
 //! Every key of a run's configuration: kind, default, meaning, other spellings. `train --print-config` and
 //! docs/reference/configuration.md are made from this list.
 //!
-//! The sizes in `[model]` are the fields of the family's configuration, described in [`SIZES`](super::SIZES).
+//! The sizes in `[model]` are the fields of the family's configuration, described in [`FamilyConfig::sizes`](models::FamilyConfig::sizes).
 
 use super::key::{Key, key};
 use super::kind::Kind;

@@ -7,7 +7,7 @@ use models::{FamilyConfig, ModelConfig, size_limit};
 use serde_json::Value;
 
 use super::decoder::decoder_of;
-use super::model::snake;
+use super::model::kebab;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 
@@ -46,7 +46,7 @@ impl RunConfig {
             }
         };
         for (key, value) in model_sizes(&self.model.config) {
-            note(&format!("model.{key}"), value, size_limit(&snake(&key)));
+            note(&format!("model.{}", kebab(&key)), value, size_limit(&key));
         }
         let (training, layout) = (&self.training, &self.parallel);
         let batch = [
@@ -107,16 +107,8 @@ impl RunConfig {
 
 /// The whole numbers of a model's configuration by their keys.
 fn model_sizes(config: &FamilyConfig) -> Vec<(String, u64)> {
-    let value = match config {
-        FamilyConfig::Llama(config) => serde_json::to_value(config),
-        FamilyConfig::Gpt(config) => serde_json::to_value(config),
-        FamilyConfig::Mixtral(config) => serde_json::to_value(config),
-        FamilyConfig::DeepSeekV3(config) => serde_json::to_value(config),
-        FamilyConfig::Mamba2(config) => serde_json::to_value(config),
-        FamilyConfig::NemotronH(config) => serde_json::to_value(config),
-    };
-    let Ok(Value::Object(fields)) = value else { return Vec::new() };
-    fields.into_iter().filter_map(|(key, value)| Some((key.replace('_', "-"), value.as_u64()?))).collect()
+    let Ok(Value::Object(fields)) = serde_json::to_value(config) else { return Vec::new() };
+    fields.into_iter().filter_map(|(key, value)| Some((key, value.as_u64()?))).collect()
 }
 
 fn ranks(layout: &ParallelLayout) -> [(&'static str, usize); 7] {

@@ -40,7 +40,6 @@ mod render;
 mod resolve;
 mod run;
 mod sections;
-mod sizes;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -58,5 +57,4 @@ pub use run::{
     RunConfig, TrainingSection,
 };
 pub use sections::SECTIONS;
-pub use sizes::SIZES;
 pub use world::WorldSize;

@@ -36,11 +36,9 @@ const DEFAULT_PRESET: &str = "tiny";
 
 /// Names of all sizes of all families, in kebab-case.
 pub fn size_names() -> Vec<String> {
-    let mut names: Vec<String> =
-        families().iter().flat_map(|family| sizes(family).into_iter()).map(|(n, _)| n).collect();
+    let mut names: Vec<String> = FamilyConfig::sizes().iter().map(|(name, _)| kebab(name)).collect();
     names.sort();
-    names.dedup();
-    names.iter().map(|name| kebab(name)).collect()
+    names
 }
 
 /// A field's name as the file spells it.
@@ -187,7 +185,8 @@ fn apply(config: &FamilyConfig, entry: &Entry) -> Result<(String, FamilyConfig),
     Ok((name, changed))
 }
 
-fn with(config: &FamilyConfig, name: &str, value: Value) -> Result<FamilyConfig, serde_json::Error> {
+/// A configuration with another value of a field.
+pub(super) fn with(config: &FamilyConfig, name: &str, value: Value) -> Result<FamilyConfig, serde_json::Error> {
     let mut fields = serde_json::to_value(config)?;
     fields[name] = value;
     serde_json::from_value(fields)
@@ -215,16 +214,6 @@ fn snake_keys(value: Value) -> Value {
     }
 }
 
-/// Sizes that a family may leave out, where its start has the value that changes nothing.
-fn has_default(name: &str, value: &Value) -> bool {
-    match name {
-        "make_vocab_size_divisible_by" => true,
-        "decoder_sparse_step" | "n_group" | "topk_group" => *value == 1,
-        "first_k_dense_replace" => *value == 0,
-        _ => false,
-    }
-}
-
 /// If only the family is known: sizes that follow from others, and a problem for each that is missing.
 fn complete(
     start: &FamilyConfig,
@@ -238,8 +227,7 @@ fn complete(
     let size = |name: &str| fields.get(name).and_then(Value::as_u64).unwrap_or(0);
     let heads = size("num_attention_heads");
     for (name, value) in sizes(start) {
-        let is_size = value.is_u64() || name == "hybrid_override_pattern";
-        if given(&name) || rest.contains_key(&name) || !is_size || has_default(&name, &value) {
+        if given(&name) || rest.contains_key(&name) || !start.is_needed(&name, &value) {
             continue;
         }
         match name.as_str() {

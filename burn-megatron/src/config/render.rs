@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
+use models::FamilyConfig;
 use serde_json::Value;
 
 use super::foreign::{belongs, decided, decider, words};
 use super::keys::KEYS;
 use super::kind::NONE;
-use super::model::{sizes, snake};
+use super::model::{kebab, sizes};
 use super::run::RunConfig;
 use super::sections::SECTIONS;
-use super::sizes::SIZES;
 
 /// Column of the comments.
 const COMMENT: usize = 44;
@@ -33,11 +33,10 @@ impl RunConfig {
                 line(&mut text, key.name(), &values[section][key.name()], key.doc);
             }
             if section == "model" {
-                // In the order of `SIZES`, which is the one that people expect.
                 let sizes = sizes(&self.model.config);
-                for (name, doc) in SIZES {
-                    if let Some(value) = sizes.get(&snake(name)) {
-                        line(&mut text, name, value, doc);
+                for (name, doc) in FamilyConfig::sizes() {
+                    if let Some(value) = sizes.get(name) {
+                        line(&mut text, &kebab(name), value, &doc);
                     }
                 }
             }

@@ -8,11 +8,12 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use backend_dist::comm::RunError;
-use burn::train::renderer::CliMetricsRenderer;
+use burn::train::renderer::{CliMetricsRenderer, MetricsRenderer};
 use burn::train::train::WorkerFailure;
 use burn::train::{
-    Interruption, Learner, LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor,
-    TrainLoader, TrainingComponents, TrainingError, ValidLoader,
+    AsyncProcessorTraining, EventProcessorError, EventProcessorTraining, Interruption, Learner, LearnerEvent,
+    LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
+    TrainingComponents, TrainingError, ValidLoader,
 };
 use parking_lot::Mutex;
 
@@ -141,14 +142,80 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
         let interrupter = components.interrupter.clone();
         let fitted = self.strategy.fit(Training { components, learner, train, valid, starting_epoch });
         let (interruption, error) = (interrupter.interruption(), interrupter.error());
-        if let Some(failure) = &fitted.failure {
-            interrupter.fail(training_error(failure));
-        }
+        let processor = match &fitted.failure {
+            None => fitted.processor,
+            Some(failure) => {
+                interrupter.fail(training_error(failure));
+                AsyncProcessorTraining::new(WithoutSummary(fitted.processor))
+            }
+        };
         *self.ending.lock() = Ending { failure: fitted.failure, interruption, error };
-        (fitted.model, fitted.processor)
+        (fitted.model, processor)
+    }
+}
+
+/// The events of a training that failed, without the summary at their end: if it failed before its first step, that would
+/// be of the metrics that the training before it left in the folder.
+struct WithoutSummary<P>(P);
+
+impl<T, V, P: EventProcessorTraining<LearnerEvent<T>, V>> EventProcessorTraining<LearnerEvent<T>, V>
+    for WithoutSummary<P>
+{
+    fn process_train(&mut self, event: LearnerEvent<T>) -> Result<(), EventProcessorError> {
+        self.0.process_train(if let LearnerEvent::End(_) = event { LearnerEvent::End(None) } else { event })
+    }
+
+    fn process_valid(&mut self, event: V) -> Result<(), EventProcessorError> {
+        self.0.process_valid(event)
+    }
+
+    fn flush(&mut self) -> Result<(), EventProcessorError> {
+        self.0.flush()
+    }
+
+    fn renderer(self) -> Box<dyn MetricsRenderer> {
+        self.0.renderer()
     }
 }
 
 fn training_error(failure: &Failure) -> TrainingError {
     TrainingError::Workers(vec![WorkerFailure { device_id: failure.rank, message: failure.message.clone() }])
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::train::LearnerSummary;
+
+    use super::*;
+
+    /// Whether each end had a summary.
+    struct Ends(Arc<Mutex<Vec<bool>>>);
+
+    impl EventProcessorTraining<LearnerEvent<()>, ()> for Ends {
+        fn process_train(&mut self, event: LearnerEvent<()>) -> Result<(), EventProcessorError> {
+            if let LearnerEvent::End(summary) = event {
+                self.0.lock().push(summary.is_some());
+            }
+            Ok(())
+        }
+
+        fn process_valid(&mut self, (): ()) -> Result<(), EventProcessorError> {
+            Ok(())
+        }
+
+        fn renderer(self) -> Box<dyn MetricsRenderer> {
+            Box::new(CliMetricsRenderer::new())
+        }
+    }
+
+    #[test]
+    fn a_training_that_failed_has_no_summary_of_the_one_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("train")).unwrap();
+        let summary = || Some(LearnerSummary::new(folder.path(), &[] as &[&str]).unwrap());
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        Ends(ends.clone()).process_train(LearnerEvent::End(summary())).unwrap();
+        WithoutSummary(Ends(ends.clone())).process_train(LearnerEvent::End(summary())).unwrap();
+        assert_eq!(*ends.lock(), [true, false]);
+    }
 }

@@ -1,7 +1,7 @@
 //! What is kept of a model.
 
-use models::layers::LayerPattern;
-use models::{ConfigError, LlamaConfig, ModelConfig};
+use models::family::PrunedSizes;
+use models::{ConfigError, FamilyConfig, ModelConfig};
 use thiserror::Error;
 
 /// Sizes of the smaller model; what is `None` stays as it is.
@@ -24,6 +24,9 @@ pub enum PruneError {
     /// A size is not below the model's.
     #[error("--{key} {value} of {legal}; nearest legal: {nearest}")]
     Size { key: &'static str, value: usize, legal: String, nearest: usize },
+    /// The family's weights cannot be pruned.
+    #[error("models of the family {family} cannot be pruned; legal: {legal}")]
+    Family { family: &'static str, legal: String },
     /// The smaller model is none.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -57,13 +60,14 @@ pub struct Kept {
 
 impl Sizes {
     /// Whether a model has as much as this. The error names the flag, its value and the nearest legal one.
-    pub fn check(&self, model: &LlamaConfig) -> Result<(), PruneError> {
-        let group = model.num_attention_heads / model.num_key_value_heads;
+    pub fn check(&self, model: &FamilyConfig) -> Result<(), PruneError> {
+        Kept::all(model).config(model)?;
+        let dims = model.dims();
         for (key, value, most, unit) in [
-            ("layers", self.layers, model.num_hidden_layers, 1),
-            ("intermediate", self.intermediate, model.intermediate_size, 1),
-            ("hidden", self.hidden, model.hidden_size, 1),
-            ("heads", self.heads, model.num_attention_heads, group),
+            ("layers", self.layers, dims.layers, 1),
+            ("intermediate", self.intermediate, dims.intermediate, 1),
+            ("hidden", self.hidden, dims.hidden, 1),
+            ("heads", self.heads, dims.heads, dims.heads / dims.kv_heads),
         ] {
             let Some(value) = value else { continue };
             if value == 0 || value > most || !value.is_multiple_of(unit) {
@@ -81,28 +85,29 @@ impl Sizes {
 
 impl Kept {
     /// All of a model.
-    pub fn all(model: &LlamaConfig) -> Self {
-        let by_layer = |size: usize| vec![(0..size).collect(); model.num_hidden_layers];
+    pub fn all(model: &FamilyConfig) -> Self {
+        let dims = model.dims();
+        let by_layer = |size: usize| vec![(0..size).collect(); dims.layers];
         Self {
-            layers: (0..model.num_hidden_layers).collect(),
-            hidden: (0..model.hidden_size).collect(),
-            intermediate: by_layer(model.intermediate_size),
-            groups: by_layer(model.num_key_value_heads),
+            layers: (0..dims.layers).collect(),
+            hidden: (0..dims.hidden).collect(),
+            intermediate: by_layer(dims.intermediate),
+            groups: by_layer(dims.kv_heads),
         }
     }
 
     /// All but one block.
-    pub fn without_layer(model: &LlamaConfig, layer: usize) -> Self {
+    pub fn without_layer(model: &FamilyConfig, layer: usize) -> Self {
         let mut all = Self::all(model);
         all.layers.retain(|kept| *kept != layer);
         all
     }
 
     /// As much of a model as `sizes` say: what is most important.
-    pub fn most_important(model: &LlamaConfig, sizes: &Sizes, of: &Importance) -> Result<Self, PruneError> {
+    pub fn most_important(model: &FamilyConfig, sizes: &Sizes, of: &Importance) -> Result<Self, PruneError> {
         sizes.check(model)?;
-        let mut kept = Self::all(model);
-        if let Some(layers) = sizes.layers.filter(|layers| *layers < model.num_hidden_layers) {
+        let (mut kept, dims) = (Self::all(model), model.dims());
+        if let Some(layers) = sizes.layers.filter(|layers| *layers < dims.layers) {
             kept.layers = largest(&of.layers, layers);
         }
         if let Some(hidden) = sizes.hidden {
@@ -112,27 +117,31 @@ impl Kept {
             kept.intermediate = of.intermediate.iter().map(|values| largest(values, intermediate)).collect();
         }
         if let Some(heads) = sizes.heads {
-            let groups = heads * model.num_key_value_heads / model.num_attention_heads;
+            let groups = heads * dims.kv_heads / dims.heads;
             kept.groups = of.groups.iter().map(|values| largest(values, groups)).collect();
         }
         Ok(kept)
     }
 
-    /// The configuration of what is kept. Fails if that is no model.
-    pub fn config(&self, model: &LlamaConfig) -> Result<LlamaConfig, ConfigError> {
-        let group = model.num_attention_heads / model.num_key_value_heads;
-        let (intermediate, groups) = (self.intermediate[0].len(), self.groups[0].len());
-        let kept = |pattern: &Option<LayerPattern>| {
-            LayerPattern::of(self.layers.len(), |layer| pattern.as_ref().is_some_and(|of| of.has(self.layers[layer])))
-        };
-        let config = models::sized! { model.clone();
-            sliding_window_pattern: kept(&model.sliding_window_pattern),
-            no_rope_layer_interval: kept(&model.no_rope_layer_interval),
-            num_hidden_layers: self.layers.len(), hidden_size: self.hidden.len(), intermediate_size: intermediate,
-            num_key_value_heads: groups, num_attention_heads: groups * group
-        };
+    /// The configuration of what is kept. Fails if that is no model, or one of a family that cannot be pruned.
+    pub fn config(&self, model: &FamilyConfig) -> Result<FamilyConfig, PruneError> {
+        let config = model.pruned(&self.sizes()).ok_or_else(|| {
+            let can = FamilyConfig::presets().into_iter().filter(|(_, of)| of.pruned(&Self::all(of).sizes()).is_some());
+            let mut legal: Vec<&str> = can.map(|(_, of)| of.family()).collect();
+            legal.dedup();
+            PruneError::Family { family: model.family(), legal: legal.join(", ") }
+        })?;
         config.check()?;
         Ok(config)
+    }
+
+    fn sizes(&self) -> PrunedSizes {
+        PrunedSizes {
+            layers: self.layers.clone(),
+            hidden: self.hidden.len(),
+            intermediate: self.intermediate[0].len(),
+            kv_heads: self.groups[0].len(),
+        }
     }
 }
 
@@ -147,7 +156,7 @@ fn largest(values: &[f64], count: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use models::LlamaVariant;
+    use models::{LlamaConfig, MixtralConfig};
 
     use super::*;
 
@@ -159,7 +168,7 @@ mod tests {
 
     #[test]
     fn sizes_that_are_none_are_refused() {
-        let model = LlamaConfig::tiny();
+        let model = LlamaConfig::tiny().into();
         let refused = |sizes: Sizes| sizes.check(&model).unwrap_err().to_string();
         let said = refused(Sizes { heads: Some(3), ..Sizes::default() });
         says!(said, "--heads 3 of the model's 8, of which 2 share a key-value head; nearest legal: 4");
@@ -167,17 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn layers_keep_their_kinds() {
-        let model = LlamaConfig {
-            variant: LlamaVariant::Gemma3,
-            num_hidden_layers: 6,
-            sliding_window: Some(8),
-            sliding_window_pattern: Some(LayerPattern::Every(3)),
-            ..LlamaConfig::tiny()
-        };
-        let of = |layers: &[usize]| Kept { layers: layers.to_vec(), ..Kept::all(&model) }.config(&model).unwrap();
-        assert_eq!(of(&[0, 2, 3, 5]).sliding_window_pattern, Some(LayerPattern::Every(2)));
-        assert_eq!(of(&[2, 3, 4]).sliding_window_pattern, Some(LayerPattern::At(vec![0])));
-        assert_eq!(of(&[0, 1]).sliding_window_pattern, None);
+    fn families_whose_weights_cannot_be_pruned_are_refused() {
+        let said = Sizes::default().check(&MixtralConfig::tiny().into()).unwrap_err().to_string();
+        assert_eq!(said, "models of the family mixtral cannot be pruned; legal: llama");
     }
 }

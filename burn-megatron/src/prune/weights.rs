@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use backend_dist::launch::BoxError;
-use models::{ConfigError, FamilyConfig, LlamaConfig, ModelConfig, WeightSource};
+use models::{DecoderConfig, FamilyConfig, ModelConfig, WeightSource};
 
-use super::keep::Kept;
+use super::keep::{Kept, PruneError};
 use crate::element::Element;
 use crate::hf::{HfFolder, TensorReader};
 
@@ -14,7 +14,10 @@ use crate::hf::{HfFolder, TensorReader};
 #[derive(Debug)]
 pub struct Pruned<'a> {
     base: &'a HfFolder,
-    model: &'a LlamaConfig,
+    /// Features of a head of the model, its query heads, and how many of them share a key-value head.
+    head_dim: usize,
+    heads: usize,
+    heads_per_group: usize,
     kept: Kept,
     config: FamilyConfig,
     /// Shapes of the model's tensors, by our names.
@@ -55,11 +58,13 @@ fn axes(name: &str) -> [Axis; 2] {
 }
 
 impl<'a> Pruned<'a> {
-    /// What is kept of the weights of `base`, a model of Llama's family. Fails if what is kept is no model.
-    pub fn new(base: &'a HfFolder, model: &'a LlamaConfig, kept: Kept) -> Result<Self, ConfigError> {
-        let config = FamilyConfig::Llama(kept.config(model)?);
+    /// What is kept of the weights of `base`, which are a `model`'s. Fails if what is kept is no model.
+    pub fn new(base: &'a HfFolder, model: &FamilyConfig, kept: Kept) -> Result<Self, PruneError> {
+        let (config, dims) = (kept.config(model)?, model.dims());
+        let head_dim = model.block(0).attention().map_or(0, |attention| attention.head_dim);
         let shapes = model.hf_names().iter().map(|(name, of)| (name.to_string(), of.our_shape())).collect();
-        Ok(Self { base, model, kept, config, shapes })
+        let (heads, heads_per_group) = (dims.heads, dims.heads / dims.kv_heads);
+        Ok(Self { base, head_dim, heads, heads_per_group, kept, config, shapes })
     }
 
     /// The smaller model.
@@ -92,8 +97,7 @@ impl<'a> Pruned<'a> {
 
     /// The kept positions of a dimension of `size`.
     fn along(&self, axis: Axis, layer: usize, size: usize) -> Vec<usize> {
-        let head_dim = self.model.head_dim;
-        let queries = self.model.num_attention_heads / self.model.num_key_value_heads * head_dim;
+        let head_dim = self.head_dim;
         let of_groups = |features: usize| -> Vec<usize> {
             self.kept.groups[layer].iter().flat_map(|group| group * features..(group + 1) * features).collect()
         };
@@ -101,10 +105,8 @@ impl<'a> Pruned<'a> {
             Axis::Hidden => self.kept.hidden.clone(),
             Axis::Intermediate => self.kept.intermediate[layer].clone(),
             // A norm of single heads has one weight for all of them.
-            Axis::Queries | Axis::KeyValues if size == head_dim && self.model.num_attention_heads > 1 => {
-                (0..size).collect()
-            }
-            Axis::Queries => of_groups(queries),
+            Axis::Queries | Axis::KeyValues if size == head_dim && self.heads > 1 => (0..size).collect(),
+            Axis::Queries => of_groups(self.heads_per_group * head_dim),
             Axis::KeyValues => of_groups(head_dim),
             Axis::Other => (0..size).collect(),
         }

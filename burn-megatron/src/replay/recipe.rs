@@ -4,7 +4,8 @@ use super::oracle::{OracleModel, OracleTraining};
 use crate::engine::EngineConfig;
 use crate::lr::LrConfig;
 use crate::optim::AdamWConfig;
-use models::{FamilyConfig, LlamaConfig, MixtralConfig};
+use models::FamilyConfig;
+use models::family::{MegatronExperts, MegatronModel};
 
 /// A recorded run that this version cannot repeat.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,35 +59,11 @@ pub(super) fn engine(training: &OracleTraining) -> Result<EngineConfig, RecipeEr
     })
 }
 
-/// Our model of the recorded sizes: a Llama, or with experts a Mixtral.
+/// Our model of the recorded sizes.
 ///
 /// Megatron means gradients over micro-batches; with auxiliary losses that is what is repeated, and without masks the
 /// mean over tokens is the same. Fails if the recorded model has something that ours do not have.
 pub fn model(model: &OracleModel) -> Result<FamilyConfig, RecipeError> {
-    let llama = llama(model)?;
-    if model.experts == 0 {
-        return Ok(FamilyConfig::Llama(llama));
-    }
-    Ok(FamilyConfig::Mixtral(MixtralConfig {
-        vocab_size: llama.vocab_size,
-        hidden_size: llama.hidden_size,
-        intermediate_size: model.moe_ffn_hidden_size,
-        num_hidden_layers: llama.num_hidden_layers,
-        num_attention_heads: llama.num_attention_heads,
-        num_key_value_heads: llama.num_key_value_heads,
-        head_dim: llama.head_dim,
-        num_experts: model.experts,
-        num_experts_per_tok: model.moe_topk,
-        router_aux_loss_coef: model.moe_aux_loss_coeff,
-        rope_theta: llama.rope_theta,
-        rms_norm_eps: llama.rms_norm_eps,
-        tie_word_embeddings: llama.tie_word_embeddings,
-        ..MixtralConfig::tiny()
-    }))
-}
-
-/// Its layers without experts.
-fn llama(model: &OracleModel) -> Result<LlamaConfig, RecipeError> {
     let unsupported = |what: String| Err(RecipeError::Unsupported { what });
     if model.bias {
         return unsupported("biases".into());
@@ -96,19 +73,24 @@ fn llama(model: &OracleModel) -> Result<LlamaConfig, RecipeError> {
             return unsupported(format!("`{text}` instead of {word}"));
         }
     }
-    Ok(LlamaConfig {
+    let recorded = MegatronModel {
         vocab_size: model.vocab_size,
         hidden_size: model.hidden_size,
-        intermediate_size: model.ffn_hidden_size,
-        num_hidden_layers: model.num_layers,
+        ffn_hidden_size: model.ffn_hidden_size,
+        num_layers: model.num_layers,
         num_attention_heads: model.num_attention_heads,
-        num_key_value_heads: model.num_query_groups,
-        head_dim: model.hidden_size / model.num_attention_heads,
-        rope_theta: number_after(&model.position, "base", 0)?,
-        rms_norm_eps: number_after(&model.norm, "eps", 0)?,
-        tie_word_embeddings: model.tie_embeddings,
-        ..LlamaConfig::tiny()
-    })
+        num_query_groups: model.num_query_groups,
+        rotary_base: number_after(&model.position, "base", 0)?,
+        norm_epsilon: number_after(&model.norm, "eps", 0)?,
+        tied: model.tie_embeddings,
+        experts: (model.experts > 0).then_some(MegatronExperts {
+            num_experts: model.experts,
+            moe_router_topk: model.moe_topk,
+            moe_ffn_hidden_size: model.moe_ffn_hidden_size,
+            moe_aux_loss_coeff: model.moe_aux_loss_coeff,
+        }),
+    };
+    FamilyConfig::of_megatron(&recorded).map_or_else(|| unsupported("sizes of no family".into()), Ok)
 }
 
 #[cfg(test)]

@@ -156,11 +156,11 @@ impl FromStr for Candidate {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CandidateError {
     /// A word is none of those that describe a layout.
-    #[error("`{word}` is not a part of a layout; nearest legal: {nearest}")]
+    #[error("`{word}` is not a part of a layout; {}: {nearest}", if nearest.contains(' ') { "legal" } else { "nearest legal" })]
     Word {
         /// The word.
         word: String,
-        /// The most similar one.
+        /// The most similar one, or some if none is similar.
         nearest: &'static str,
     },
     /// `keep-attention` or `cpu-offload` without layers that are recomputed.
@@ -183,10 +183,20 @@ fn is_size(word: &str) -> bool {
     word.split(|c: char| "+,x×".contains(c)).all(is_one)
 }
 
+/// What is proposed for a word that resembles none.
+const AXES: &str = "TP2, SP, CP2, EP2, PP2, DP2, ZeRO1, x2 (two micro-batches) and others";
+
 fn unknown(word: &str) -> CandidateError {
-    let far = |known: &&str| damerau_levenshtein(&word.to_lowercase(), &known.to_lowercase());
+    let written = word.to_lowercase();
+    let stem = |word: &str| word.trim_end_matches(|c: char| c.is_ascii_digit()).to_lowercase();
+    // A number that is missing or wrong is no difference. Of two letters one other is another word.
+    let far = |known: &&str| match stem(known) == stem(&written) {
+        true => 0,
+        false => damerau_levenshtein(&written, &known.to_lowercase()),
+    };
     let nearest = WORDS.split(' ').min_by_key(far).expect("there are words");
-    CandidateError::Word { word: word.into(), nearest }
+    let is_near = far(&nearest) == 0 || written.len() > 2 && 2 * far(&nearest) <= written.len();
+    CandidateError::Word { word: word.into(), nearest: if is_near { nearest } else { AXES } }
 }
 
 /// `p2p`, `p2p,a2a` or `a2a+p2p:2`.
@@ -230,7 +240,6 @@ mod tests {
         for (text, word, nearest) in [
             ("TP2 x", "x", "x2"),
             ("TP2 x0", "x0", "x2"),
-            ("TP2 , DP2", ",", "SP"),
             ("TP2x DP2", "TP2x", "TP2"),
             ("PP2 x2 1b1f", "1b1f", "1f1b"),
             ("DP2 zero", "zero", "ZeRO1"),
@@ -238,6 +247,10 @@ mod tests {
             ("CP2 allgather", "allgather", "all_gather"),
         ] {
             assert_eq!(refuse(text), format!("`{word}` is not a part of a layout; nearest legal: {nearest}"));
+        }
+        for word in ["XX", ",", "FOO"] {
+            let said = format!("`{word}` is not a part of a layout; legal: TP2, SP, CP2, EP2, PP2, DP2, ZeRO1, x2");
+            assert!(refuse(&format!("TP2 {word}")).starts_with(&said), "{}", refuse(&format!("TP2 {word}")));
         }
         assert!(refuse("DP2 selective keep-attention").contains("nearest legal: uniform1 keep-attention"));
         assert!(refuse("DP2 cpu-offload").contains("nearest legal: uniform1 cpu-offload"));

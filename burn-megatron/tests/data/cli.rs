@@ -97,6 +97,7 @@ fn two_programs_that_prepare_the_same_prefix_do_not_mix() {
         assert_eq!(bytes.len(), count * 4 * 2);
         assert!(bytes.chunks(8).all(|line| line == [letter, 0, letter, 0, letter, 0, b'\n', 0]));
         succeed(folder.path(), "inspect o_text_document");
+        says!(fail(folder.path(), "inspect o_text_documnet"), "o_text_documnet.idx", "did you mean o_text_document?");
     }
 }
 
@@ -116,6 +117,14 @@ fn options_that_cannot_work_are_refused_at_once() {
     let said = fail(folder.path(), "preprocess --input . --output-prefix o --tokenizer byte");
     says!(said, ". is a folder; name its .txt, .jsonl or .parquet files");
     says!(fail(folder.path(), "inspect folder"), "folder.idx: is a folder; a file is needed");
+    fs::create_dir(folder.path().join("llama")).unwrap();
+    fs::write(folder.path().join("llama/config.json"), "{}").unwrap();
+    says!(
+        fail(folder.path(), "inspect llama"),
+        "llama is a Hugging Face folder",
+        "burn-megatron plan --model.hf llama"
+    );
+    says!(fail(folder.path(), "inspect lama"), "did you mean llama?");
     let output = run(folder.path(), "inspect o --seq-length 4 --seed -1");
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("invalid value '-1' for '--seed <N>'") && !said.contains("-- -1"), "{said}");

@@ -107,7 +107,6 @@ fn the_layer_goes_without_which_the_loss_is_least() {
     let said =
         succeed(folder.path(), "prune --hf base --output small --layers 3 --calibration text.txt --max-length 64");
     let base = open(folder.path(), "base");
-    let FamilyConfig::Llama(model) = base.config() else { panic!("{:?}", base.config()) };
     let perplexity = |name: &str| -> f64 {
         let said = succeed(
             folder.path(),
@@ -120,7 +119,7 @@ fn the_layer_goes_without_which_the_loss_is_least() {
     let small = outputs(folder.path(), "small");
     let mut chosen = 0;
     for layer in 0..4 {
-        let kept = Pruned::new(&base, model, Kept::without_layer(model, layer)).unwrap();
+        let kept = Pruned::new(&base, base.config(), Kept::without_layer(base.config(), layer)).unwrap();
         let (name, tokenizer) = (format!("without{layer}"), base.tokenizer_path());
         let what = Export {
             config: kept.config(),

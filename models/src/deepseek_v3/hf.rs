@@ -3,8 +3,14 @@
 use serde_json::{Value, json};
 
 use super::config::DeepSeekV3Config;
-use crate::hf::{ConfigReader, HfError, class_of, keys, rope, written};
+use crate::hf::{ConfigReader, HfArchitecture, HfError, keys, rope, written};
 use crate::layers::{BalanceOver, RopeScaling, YarnScaling};
+
+/// What Hugging Face calls it, and what Moonshot AI calls the same architecture.
+pub(super) const ARCHITECTURES: [HfArchitecture; 2] = [
+    HfArchitecture::new("deepseek_v3", "DeepseekV3ForCausalLM"),
+    HfArchitecture::new("kimi_k2", "DeepseekV3ForCausalLM"),
+];
 
 /// Keys that repeat what the architecture is, or say how DeepSeek serves it.
 const HARMLESS: [&str; 4] = ["auto_map", "ep_size", "num_key_value_heads", "output_router_logits"];
@@ -23,10 +29,9 @@ impl DeepSeekV3Config {
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        match config.text("model_type")? {
-            Some("kimi_k2") => config.expect_class("deepseek_v3")?,
-            _ => config.expect_model("deepseek_v3")?,
-        }
+        let [deepseek, kimi] = ARCHITECTURES;
+        let is_kimi = config.text("model_type")? == Some(kimi.model_type);
+        config.expect_model(if is_kimi { kimi } else { deepseek })?;
         config.expect_or_absent("hidden_act", "silu")?;
         config.quantisation("fp8")?;
         config.expect_or_absent("scoring_func", "sigmoid")?;
@@ -83,7 +88,7 @@ impl DeepSeekV3Config {
     pub fn to_hf(&self) -> Value {
         let rope = rope::written(self.rope_theta, self.rope_scaling.map(RopeScaling::Yarn));
         let further = json!({
-            "architectures": [class_of("deepseek_v3")],
+            "architectures": [ARCHITECTURES[0].class],
             "model_type": "deepseek_v3",
             "hidden_act": "silu",
             "rope_parameters": rope,

@@ -3,6 +3,7 @@
 
 mod block;
 mod config;
+mod family;
 mod hf;
 mod presets;
 #[cfg(test)]

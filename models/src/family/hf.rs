@@ -2,12 +2,14 @@
 
 use serde_json::Value;
 
-use super::FamilyConfig;
-use crate::hf::{ConfigReader, HARMLESS, HfError, module_classes};
-use crate::{
-    DeepSeekV3Config, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant, ModelConfig,
-    NemotronHConfig,
-};
+use super::{FAMILIES, FamilyConfig};
+use crate::causal_lm::ModelConfig;
+use crate::hf::{ConfigReader, HARMLESS, HfArchitecture, HfError, module_classes};
+
+/// What Hugging Face calls the models of all families.
+fn architectures() -> impl Iterator<Item = HfArchitecture> {
+    FAMILIES.iter().flat_map(|family| (family.architectures)())
+}
 
 impl FamilyConfig {
     /// Reads the `config.json` of any model that we have.
@@ -18,42 +20,17 @@ impl FamilyConfig {
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let reader = ConfigReader::new(config)?;
         let kind = reader.text("model_type")?.ok_or_else(|| HfError::Missing { key: "model_type".into() })?;
-        if let Some(variant) = LlamaVariant::of_model_type(kind) {
-            let read = Self::Llama(LlamaConfig::from_hf(config, variant)?);
-            read.check()?;
-            return Ok(read);
-        }
-        let read = match kind {
-            "mixtral" => MixtralConfig::from_hf(config, MixtralVariant::Mixtral).map(Self::Mixtral),
-            "qwen3_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Moe).map(Self::Mixtral),
-            "qwen3_next" => MixtralConfig::from_hf(config, MixtralVariant::Qwen3Next).map(Self::Mixtral),
-            "qwen2_moe" => MixtralConfig::from_hf(config, MixtralVariant::Qwen2Moe).map(Self::Mixtral),
-            "glm4_moe" => MixtralConfig::from_hf(config, MixtralVariant::Glm4Moe).map(Self::Mixtral),
-            "gpt_oss" => MixtralConfig::from_hf(config, MixtralVariant::GptOss).map(Self::Mixtral),
-            "gpt2" => GptConfig::from_hf(config).map(Self::Gpt),
-            "deepseek_v3" | "kimi_k2" => DeepSeekV3Config::from_hf(config).map(Self::DeepSeekV3),
-            "mamba2" => Mamba2Config::from_hf(config).map(Self::Mamba2),
-            "nemotron_h" => NemotronHConfig::from_hf(config).map(Self::NemotronH),
-            other if module_classes(other).is_some() => Err(HfError::Module { kind: other.into() }),
-            other => Err(HfError::Architecture { key: "model_type", value: other.into() }),
-        }?;
+        let has = |of: &HfArchitecture| of.model_type == kind;
+        let Some(family) = FAMILIES.iter().find(|family| (family.architectures)().iter().any(has)) else {
+            let supported = architectures().map(|of| of.to_string()).collect::<Vec<_>>().join(", ");
+            return Err(match module_classes(kind) {
+                Some(_) => HfError::Module { kind: kind.into(), supported },
+                None => HfError::Architecture { key: "model_type", value: kind.into(), supported },
+            });
+        };
+        let read = (family.read_hf)(config, kind)?;
         read.check()?;
         Ok(read)
-    }
-
-    /// The `config.json` of this model, in the form of transformers 5.
-    ///
-    /// # Errors
-    /// If Hugging Face's model cannot say what this one does.
-    pub fn to_hf(&self) -> Result<Value, HfError> {
-        match self {
-            Self::Llama(config) => Ok(config.to_hf()),
-            Self::Mixtral(config) => Ok(config.to_hf()),
-            Self::Gpt(config) => config.to_hf(),
-            Self::DeepSeekV3(config) => Ok(config.to_hf()),
-            Self::Mamba2(config) => Ok(config.to_hf()),
-            Self::NemotronH(config) => Ok(config.to_hf()),
-        }
     }
 
     /// The `config.json` of this model, which was once read from `original`: the same file if the model is still that

@@ -1,48 +1,91 @@
 //! A model of a family that is known only when the program runs.
 
+mod about;
 mod hf;
+mod registered;
+mod sizes;
+
+pub use about::{Family, MegatronExperts, MegatronModel, PrunedSizes, Sample, SampleSizes};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use self::registered::Registered;
 use crate::causal_lm::{CausalLm, ModelConfig, UnsharedPrefixes};
 use crate::config::ConfigError;
+use crate::decoder::Decoder;
+use crate::frame::{DecoderConfig, Frame};
+use crate::hf::HfError;
+use crate::layers::BlockConfig;
 use crate::layout::ModelDims;
 use crate::names::NameMap;
-use crate::{
-    DeepSeekV3, DeepSeekV3Config, Gpt, GptConfig, Llama, LlamaConfig, Mamba2, Mamba2Config, Mixtral, MixtralConfig,
-    NemotronH, NemotronHConfig,
-};
+use crate::{DeepSeekV3Config, GptConfig, LlamaConfig, Mamba2Config, MixtralConfig, NemotronHConfig};
 
-/// The sizes of a model of any family.
-///
-/// ```
-/// use models::{FamilyConfig, GptConfig, ModelConfig};
-///
-/// let config = FamilyConfig::Gpt(GptConfig::tiny());
-/// assert_eq!((config.family(), config.vocab_size()), ("gpt", 256));
-/// // Hugging Face's config.json, both ways.
-/// let file = config.to_hf()?;
-/// assert_eq!(file["n_layer"], 2);
-/// assert_eq!(FamilyConfig::from_hf(&file)?, config);
-/// # Ok::<(), models::hf::HfError>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "family", rename_all = "lowercase")]
-pub enum FamilyConfig {
-    /// Llama, Mistral, Qwen3.
-    Llama(LlamaConfig),
-    /// Mixtral, Qwen3-MoE.
-    Mixtral(MixtralConfig),
+/// The families by their names. `$d` is a dollar sign, for the macro in the macro.
+macro_rules! families {
+    ($d:tt $($(#[$about:meta])* $family:ident($config:ty) = $name:tt,)*) => {
+        /// The sizes of a model of any family.
+        ///
+        /// ```
+        /// use models::{FamilyConfig, GptConfig, ModelConfig};
+        ///
+        /// let config = FamilyConfig::Gpt(GptConfig::tiny());
+        /// assert_eq!((config.family(), config.vocab_size()), ("gpt", 256));
+        /// // Hugging Face's config.json, both ways.
+        /// let file = config.to_hf()?;
+        /// assert_eq!(file["n_layer"], 2);
+        /// assert_eq!(FamilyConfig::from_hf(&file)?, config);
+        /// # Ok::<(), models::hf::HfError>(())
+        /// ```
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "family")]
+        pub enum FamilyConfig {
+            $($(#[$about])* #[serde(rename = $name)] $family($config),)*
+        }
+
+        $(impl From<$config> for FamilyConfig {
+            fn from(config: $config) -> Self {
+                Self::$family(config)
+            }
+        })*
+
+        /// What is asked without a model.
+        const FAMILIES: &[Registered] = &[$(Registered::of::<$config>($name)),*];
+
+        impl FamilyConfig {
+            /// Name of the family.
+            pub fn family(&self) -> &'static str {
+                match self {
+                    $(Self::$family(_) => $name,)*
+                }
+            }
+        }
+
+        /// A question that every family answers the same way.
+        macro_rules! ask {
+            ($d of:expr, $d config:ident => $d answer:expr) => {
+                match $d of {
+                    $(FamilyConfig::$family($d config) => $d answer,)*
+                }
+            };
+        }
+    };
+}
+
+// A new family is a line here.
+families! { $
+    /// Llama, Mistral, Qwen, Gemma and other relatives.
+    Llama(LlamaConfig) = "llama",
+    /// Mixtral, Qwen-MoE, gpt-oss and other relatives.
+    Mixtral(MixtralConfig) = "mixtral",
     /// GPT-2 and 3.
-    Gpt(GptConfig),
+    Gpt(GptConfig) = "gpt",
     /// DeepSeek-V3, Moonlight.
-    #[serde(rename = "deepseek_v3")]
-    DeepSeekV3(DeepSeekV3Config),
+    DeepSeekV3(DeepSeekV3Config) = "deepseek_v3",
     /// Mamba-2.
-    Mamba2(Mamba2Config),
+    Mamba2(Mamba2Config) = "mamba2",
     /// Nemotron-H.
-    #[serde(rename = "nemotron_h")]
-    NemotronH(NemotronHConfig),
+    NemotronH(NemotronHConfig) = "nemotron_h",
 }
 
 /// An action on a model whose family is known only when the program runs.
@@ -54,44 +97,44 @@ pub trait WithModel {
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Self::Output;
 }
 
+fn run<C: DecoderConfig, A: WithModel>(config: &C, action: A) -> A::Output {
+    action.with::<Decoder<C>>(config)
+}
+
 impl FamilyConfig {
     /// Calls `action` with the family's model type.
     pub fn visit<A: WithModel>(&self, action: A) -> A::Output {
-        match self {
-            Self::Llama(config) => action.with::<Llama>(config),
-            Self::Mixtral(config) => action.with::<Mixtral>(config),
-            Self::Gpt(config) => action.with::<Gpt>(config),
-            Self::DeepSeekV3(config) => action.with::<DeepSeekV3>(config),
-            Self::Mamba2(config) => action.with::<Mamba2>(config),
-            Self::NemotronH(config) => action.with::<NemotronH>(config),
-        }
+        ask!(self, config => run(config, action))
     }
 
-    /// Name of the family.
-    pub fn family(&self) -> &'static str {
-        match self {
-            Self::Llama(_) => "llama",
-            Self::Mixtral(_) => "mixtral",
-            Self::Gpt(_) => "gpt",
-            Self::DeepSeekV3(_) => "deepseek_v3",
-            Self::Mamba2(_) => "mamba2",
-            Self::NemotronH(_) => "nemotron_h",
-        }
+    /// The `config.json` of this model, in the form of transformers 5.
+    ///
+    /// # Errors
+    /// If Hugging Face's model cannot say what this one does.
+    pub fn to_hf(&self) -> Result<Value, HfError> {
+        ask!(self, config => config.write_hf())
     }
-}
 
-/// A question that every family answers the same way.
-macro_rules! ask {
-    ($config:expr, $inner:ident => $answer:expr) => {
-        match $config {
-            FamilyConfig::Llama($inner) => $answer,
-            FamilyConfig::Mixtral($inner) => $answer,
-            FamilyConfig::Gpt($inner) => $answer,
-            FamilyConfig::DeepSeekV3($inner) => $answer,
-            FamilyConfig::Mamba2($inner) => $answer,
-            FamilyConfig::NemotronH($inner) => $answer,
-        }
-    };
+    /// Small models of these sizes, of all families: `verify` trains them.
+    pub fn samples(sizes: &SampleSizes) -> Vec<Sample<Self>> {
+        FAMILIES.iter().flat_map(|family| (family.samples)(sizes)).collect()
+    }
+
+    /// The model of Megatron-LM with these arguments, if a family has it.
+    pub fn of_megatron(model: &MegatronModel) -> Option<Self> {
+        FAMILIES.iter().find_map(|family| (family.of_megatron)(model))
+    }
+
+    /// The model that is left when layers go and others become narrower, if weights of the family can be pruned.
+    pub fn pruned(&self, to: &PrunedSizes) -> Option<Self> {
+        ask!(self, config => config.pruned(to).map(Self::from))
+    }
+
+    /// Whether whoever names the family only must give a size, which is `value` in the first preset.
+    pub fn is_needed(&self, key: &str, value: &Value) -> bool {
+        let is_needed = FAMILIES.iter().any(|family| family.name == self.family() && (family.is_needed)(key, value));
+        is_needed && key != "make_vocab_size_divisible_by"
+    }
 }
 
 impl ModelConfig for FamilyConfig {
@@ -124,11 +167,7 @@ impl ModelConfig for FamilyConfig {
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        fn of<C: ModelConfig>(family: impl Fn(C) -> FamilyConfig) -> Vec<(&'static str, FamilyConfig)> {
-            C::presets().into_iter().map(|(name, config)| (name, family(config))).collect()
-        }
-        let (llama, mixtral, gpt) = (of(Self::Llama), of(Self::Mixtral), of(Self::Gpt));
-        [llama, mixtral, gpt, of(Self::DeepSeekV3), of(Self::Mamba2), of(Self::NemotronH)].concat()
+        FAMILIES.iter().flat_map(|family| (family.presets)()).collect()
     }
 
     fn hf_optional_prefix(&self) -> Option<&'static str> {
@@ -144,14 +183,17 @@ impl ModelConfig for FamilyConfig {
     }
 
     fn hf_present(self, has: impl Fn(&str) -> bool) -> Self {
-        match self {
-            Self::Llama(config) => Self::Llama(config.hf_present(has)),
-            Self::Mixtral(config) => Self::Mixtral(config.hf_present(has)),
-            Self::Gpt(config) => Self::Gpt(config.hf_present(has)),
-            Self::DeepSeekV3(config) => Self::DeepSeekV3(config.hf_present(has)),
-            Self::Mamba2(config) => Self::Mamba2(config.hf_present(has)),
-            Self::NemotronH(config) => Self::NemotronH(config.hf_present(has)),
-        }
+        ask!(self, config => config.hf_present(has).into())
+    }
+}
+
+impl DecoderConfig for FamilyConfig {
+    fn frame(&self) -> Frame {
+        ask!(self, config => config.frame())
+    }
+
+    fn block(&self, layer: usize) -> BlockConfig {
+        ask!(self, config => config.block(layer))
     }
 }
 

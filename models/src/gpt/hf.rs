@@ -3,9 +3,12 @@
 use serde_json::{Value, json};
 
 use super::config::GptConfig;
-use crate::hf::{ConfigReader, HfError, keys};
+use crate::hf::{ConfigReader, HfArchitecture, HfError, keys};
 use crate::limits::limit;
 use crate::names::{Foreign, NameMap};
+
+/// What Hugging Face calls it.
+pub(super) const ARCHITECTURE: HfArchitecture = HfArchitecture::new("gpt2", "GPT2LMHeadModel");
 
 /// Keys of a head that classifies, which a language model does not have, and of OpenAI's GPT before it.
 const HARMLESS: [&str; 7] = keys![
@@ -82,7 +85,7 @@ impl GptConfig {
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect_model("gpt2")?;
+        config.expect_model(ARCHITECTURE)?;
         let activation = config.text("activation_function")?.unwrap_or("gelu_new");
         let gelu_tanh = match activation {
             "gelu_new" | "gelu_pytorch_tanh" => true,
@@ -143,7 +146,7 @@ impl GptConfig {
             return Err(HfError::Unsupported { key: "bias".into(), value: "false".into(), legal: "true".into() });
         }
         Ok(json!({
-            "architectures": ["GPT2LMHeadModel"],
+            "architectures": [ARCHITECTURE.class],
             "model_type": "gpt2",
             "activation_function": if self.gelu_tanh { "gelu_new" } else { "gelu" },
             "vocab_size": self.vocab_size,

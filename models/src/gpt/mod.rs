@@ -1,6 +1,7 @@
 //! GPT-2 and 3: layer norms with biases, learned positions, GELU, biases everywhere.
 
 mod config;
+mod family;
 mod hf;
 
 pub use config::GptConfig;

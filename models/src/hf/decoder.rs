@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{class_of, keys};
+use super::{HfArchitecture, keys};
 use crate::frame::Frame;
 use crate::layers::{AttentionConfig, BlockConfig, Ffn, GatedDeltaConfig, Mixer, MlpConfig, MoeConfig, NormOver};
 use crate::names::{NameMap, StackPart, latent, mamba2, mtp_module, without_inputs};
@@ -270,11 +270,11 @@ fn mlp(map: &mut NameMap, [hidden, width]: [usize; 2], bias: bool, matrices: [&s
 ///
 /// # Panics
 /// If the configuration has no such key.
-pub(crate) fn written(kind: &str, config: &impl Serialize, keys: &[&str], rope: Value) -> Value {
+pub(crate) fn written(of: HfArchitecture, config: &impl Serialize, keys: &[&str], rope: Value) -> Value {
     let ours = serde_json::to_value(config).expect("a configuration is plain data");
     let mut written = Map::new();
-    written.insert("architectures".into(), json!([class_of(kind)]));
-    written.insert("model_type".into(), json!(kind));
+    written.insert("architectures".into(), json!([of.class]));
+    written.insert("model_type".into(), json!(of.model_type));
     written.insert("hidden_act".into(), json!("silu"));
     let value = |key: &str| ours.get(key).unwrap_or_else(|| panic!("{key} is no key of ours")).clone();
     written.extend(keys.iter().map(|key| (key.to_string(), value(key))));

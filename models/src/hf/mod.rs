@@ -17,6 +17,8 @@ pub use module::{ForeignParam, HfModule, ModuleNames, ModuleOutput, module_class
 pub use python_json::parse_config;
 pub(crate) use reader::ConfigReader;
 
+use std::fmt;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -40,15 +42,14 @@ pub enum HfError {
     #[error("config.json: `{key}` is {value}, not {expected}")]
     Type { key: String, value: String, expected: &'static str },
     /// The file describes a model that is not here.
-    #[error("config.json: there is no model for `{key}` {value}; supported: {}", supported())]
-    Architecture { key: &'static str, value: String },
+    #[error("config.json: there is no model for `{key}` {value}; supported: {supported}")]
+    Architecture { key: &'static str, value: String, supported: String },
     /// The file describes a model that trains and runs as a Burn module, not in the engine.
     #[error(
         "config.json: `model_type` {kind} is a plain Burn module here: `burn-megatron forward` and `MegatronStrategy::mesh` \
-         run it; models of the engine: {}",
-        supported()
+         run it; models of the engine: {supported}"
     )]
-    Module { kind: String },
+    Module { kind: String, supported: String },
     /// A key is neither used nor known to be harmless.
     #[error(
         "config.json: `{key}` is not a key that this model knows, and it might change what the model computes; known: \
@@ -88,29 +89,27 @@ impl HfError {
     }
 }
 
-/// Hugging Face's `model_type` and `architectures` of the models that we have.
-const ARCHITECTURES: [(&str, &str); 20] = [
-    ("llama", "LlamaForCausalLM"),
-    ("mistral", "MistralForCausalLM"),
-    ("qwen2", "Qwen2ForCausalLM"),
-    ("qwen3", "Qwen3ForCausalLM"),
-    ("smollm3", "SmolLM3ForCausalLM"),
-    ("olmo2", "Olmo2ForCausalLM"),
-    ("gemma2", "Gemma2ForCausalLM"),
-    ("gemma3_text", "Gemma3ForCausalLM"),
-    ("phi3", "Phi3ForCausalLM"),
-    ("glm4", "Glm4ForCausalLM"),
-    ("mixtral", "MixtralForCausalLM"),
-    ("qwen2_moe", "Qwen2MoeForCausalLM"),
-    ("qwen3_moe", "Qwen3MoeForCausalLM"),
-    ("qwen3_next", "Qwen3NextForCausalLM"),
-    ("glm4_moe", "Glm4MoeForCausalLM"),
-    ("gpt_oss", "GptOssForCausalLM"),
-    ("gpt2", "GPT2LMHeadModel"),
-    ("deepseek_v3", "DeepseekV3ForCausalLM"),
-    ("mamba2", "Mamba2ForCausalLM"),
-    ("nemotron_h", "NemotronHForCausalLM"),
-];
+/// What Hugging Face calls a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HfArchitecture {
+    /// `model_type`.
+    pub model_type: &'static str,
+    /// The class in `architectures`.
+    pub class: &'static str,
+}
+
+impl HfArchitecture {
+    /// The model of a `model_type` that a class has.
+    pub const fn new(model_type: &'static str, class: &'static str) -> Self {
+        Self { model_type, class }
+    }
+}
+
+impl fmt::Display for HfArchitecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.model_type, self.class)
+    }
+}
 
 /// Keys that say how to use, store or describe a model, not what it computes.
 pub(crate) const HARMLESS: [&str; 40] = keys![
@@ -123,15 +122,6 @@ pub(crate) const HARMLESS: [&str; 40] = keys![
     "temperature" "top_k" "top_p" "torch_dtype" "torchscript" "transformers.js_config" "transformers_version"
     "typical_p" "use_cache"
 ];
-
-fn supported() -> String {
-    ARCHITECTURES.map(|(kind, class)| format!("{kind} ({class})")).join(", ")
-}
-
-/// Hugging Face's class of a `model_type`.
-pub(crate) fn class_of(kind: &str) -> Option<&'static str> {
-    ARCHITECTURES.iter().find(|(known, _)| *known == kind).map(|(_, class)| *class)
-}
 
 /// A `config.json`: our configuration, whose keys are called so there too but for those of `ours`, and `further` keys.
 pub(crate) fn written(config: &impl Serialize, ours: &[&str], further: Value) -> Value {

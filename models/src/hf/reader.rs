@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use super::{HARMLESS, HfError, class_of, module_classes};
+use super::{HARMLESS, HfArchitecture, HfError, module_classes};
 use crate::limits::limit;
 
 /// The method of quantisation that any model's linear layers may have: which tensors have it, the files say themselves.
@@ -28,18 +28,13 @@ impl<'a> ConfigReader<'a> {
     }
 
     /// Checks `model_type` and, if they are given, `architectures`.
-    pub fn expect_model(&self, kind: &'static str) -> Result<(), HfError> {
-        self.expect("model_type", kind)?;
-        self.expect_class(kind)
-    }
-
-    /// Checks `architectures`, if they are given, of a model that is of Hugging Face's `kind`.
-    pub fn expect_class(&self, kind: &str) -> Result<(), HfError> {
+    pub fn expect_model(&self, of: HfArchitecture) -> Result<(), HfError> {
+        self.expect("model_type", of.model_type)?;
         let Some(classes) = self.texts("architectures")? else { return Ok(()) };
-        match classes.iter().all(|class| class_of(kind) == Some(*class)) {
-            true => Ok(()),
-            false => Err(HfError::Architecture { key: "architectures", value: classes.join(", ") }),
+        if classes.iter().all(|class| *class == of.class) {
+            return Ok(());
         }
+        Err(HfError::Architecture { key: "architectures", value: classes.join(", "), supported: of.to_string() })
     }
 
     /// Checks `model_type` and gives `architectures` of a plain Burn module: its first class if they are not given.

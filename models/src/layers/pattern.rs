@@ -30,6 +30,11 @@ impl LayerPattern {
         Some(if (0..layers).all(|layer| every.has(layer) == is_one(layer)) { every } else { Self::At(at) })
     }
 
+    /// The window of a layer of a model with one in all layers but some.
+    pub(crate) fn window(window: Option<usize>, without: Option<&Self>, layer: usize) -> Option<usize> {
+        window.filter(|_| !without.is_some_and(|without| without.has(layer)))
+    }
+
     /// Whether a model of so many layers has them.
     pub(crate) fn check(pattern: Option<&Self>, key: &'static str, layers: usize) -> Result<(), ConfigError> {
         match pattern {

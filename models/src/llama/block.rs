@@ -6,7 +6,7 @@ use super::config::LlamaConfig;
 use super::variant::Bias;
 use crate::frame::{DecoderConfig, Frame};
 use crate::layers::{
-    AttentionConfig, BlockConfig, Ffn, LinearConfig, Mixer, MlpConfig, QueryKeyNorm, RopeConfig, Vocab,
+    AttentionConfig, BlockConfig, Ffn, LayerPattern, LinearConfig, Mixer, MlpConfig, QueryKeyNorm, RopeConfig, Vocab,
 };
 
 impl LlamaConfig {
@@ -46,7 +46,7 @@ impl LlamaConfig {
 
     /// The window of a layer, if it has one.
     pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| !self.sliding_window_pattern.as_ref().is_some_and(|full| full.has(layer)))
+        LayerPattern::window(self.sliding_window, self.sliding_window_pattern.as_ref(), layer)
     }
 
     /// Features of a head that are rotated.

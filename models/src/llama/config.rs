@@ -107,7 +107,7 @@ impl LlamaConfig {
 }
 
 /// Keys that not all relatives have, and that change nothing where they are not set.
-const OWNED: [&str; 8] = keys![
+pub(super) const OWNED: [&str; 8] = keys![
     "sliding_window" "sliding_window_pattern" "no_rope_layer_interval" "partial_rotary_factor" "rope_local_base_freq"
     "query_pre_attn_scalar" "attn_logit_softcapping" "final_logit_softcapping"
 ];

@@ -20,7 +20,7 @@ impl LlamaConfig {
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value, variant: LlamaVariant) -> Result<Self, HfError> {
         let (config, of) = (ConfigReader::new(config)?, variant.architecture());
-        config.expect_model(of.model_type)?;
+        config.expect_model(of.hf)?;
         let gated = of.activation != Activation::SwiGlu;
         config.expect_or_absent("hidden_act", if gated { GELU_TANH } else { "silu" })?;
         if gated {
@@ -111,7 +111,7 @@ impl LlamaConfig {
         if let Some(local) = self.rope_local_base_freq {
             rope = json!({"full_attention": rope, "sliding_attention": rope::written(local, None)});
         }
-        let mut config = decoder::written(of.model_type, self, &GROUPED_QUERIES, rope);
+        let mut config = decoder::written(of.hf, self, &GROUPED_QUERIES, rope);
         if of.activation != Activation::SwiGlu {
             config.as_object_mut().map(|keys| keys.remove("hidden_act"));
             config["hidden_activation"] = json!(GELU_TANH);

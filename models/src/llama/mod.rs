@@ -2,6 +2,7 @@
 
 mod block;
 mod config;
+mod family;
 mod hf;
 mod presets;
 mod published;

@@ -5,6 +5,7 @@ use std::fmt;
 use backend_dist::ops::GeluKind;
 use serde::{Deserialize, Serialize};
 
+use crate::hf::HfArchitecture;
 use crate::hf::decoder::{LayerNames, USUAL};
 use crate::layers::{Activation, NormKind, NormOver, NormPlacement};
 
@@ -36,7 +37,7 @@ pub enum LlamaVariant {
 }
 
 /// All of them.
-const VARIANTS: [LlamaVariant; 10] = [
+pub(super) const VARIANTS: [LlamaVariant; 10] = [
     LlamaVariant::Llama,
     LlamaVariant::Mistral,
     LlamaVariant::Qwen2,
@@ -61,8 +62,8 @@ pub(crate) enum Bias {
 /// What a relative is, apart from its sizes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Architecture {
-    /// Hugging Face's name.
-    pub model_type: &'static str,
+    /// Hugging Face's names.
+    pub hf: HfArchitecture,
     /// Keys that it has and not all others have, here and in `config.json`.
     pub keys: &'static [&'static str],
     /// Keys of `config.json` that it has and that change nothing.
@@ -81,7 +82,7 @@ pub(crate) struct Architecture {
 }
 
 const LLAMA: Architecture = Architecture {
-    model_type: "llama",
+    hf: HfArchitecture::new("llama", "LlamaForCausalLM"),
     keys: &["attention_bias", "mlp_bias"],
     // nanotron writes it.
     harmless: &["is_llama_config"],
@@ -95,13 +96,14 @@ const LLAMA: Architecture = Architecture {
     names: USUAL,
 };
 
-const MISTRAL: Architecture = Architecture { model_type: "mistral", keys: &["sliding_window"], ..LLAMA };
+const MISTRAL: Architecture =
+    Architecture { hf: HfArchitecture::new("mistral", "MistralForCausalLM"), keys: &["sliding_window"], ..LLAMA };
 
 /// Both count only where `use_sliding_window` is true.
 const UNUSED_WINDOW: &[&str] = &["max_window_layers", "sliding_window"];
 
 const QWEN2: Architecture = Architecture {
-    model_type: "qwen2",
+    hf: HfArchitecture::new("qwen2", "Qwen2ForCausalLM"),
     keys: &["use_sliding_window", "sliding_window", "sliding_window_pattern"],
     harmless: UNUSED_WINDOW,
     attention_biases: [Bias::Always, Bias::Never],
@@ -109,7 +111,7 @@ const QWEN2: Architecture = Architecture {
 };
 
 const QWEN3: Architecture = Architecture {
-    model_type: "qwen3",
+    hf: HfArchitecture::new("qwen3", "Qwen3ForCausalLM"),
     keys: &["attention_bias", "use_sliding_window", "sliding_window", "sliding_window_pattern"],
     harmless: UNUSED_WINDOW,
     query_key_norm: Some(NormOver::Head),
@@ -117,7 +119,7 @@ const QWEN3: Architecture = Architecture {
 };
 
 const SMOLLM3: Architecture = Architecture {
-    model_type: "smollm3",
+    hf: HfArchitecture::new("smollm3", "SmolLM3ForCausalLM"),
     keys: &[
         "attention_bias",
         "mlp_bias",
@@ -132,7 +134,7 @@ const SMOLLM3: Architecture = Architecture {
 };
 
 const OLMO2: Architecture = Architecture {
-    model_type: "olmo2",
+    hf: HfArchitecture::new("olmo2", "Olmo2ForCausalLM"),
     keys: &["attention_bias"],
     placement: NormPlacement::After,
     query_key_norm: Some(NormOver::Projection),
@@ -141,7 +143,7 @@ const OLMO2: Architecture = Architecture {
 };
 
 const GEMMA2: Architecture = Architecture {
-    model_type: "gemma2",
+    hf: HfArchitecture::new("gemma2", "Gemma2ForCausalLM"),
     keys: &[
         "attention_bias",
         "sliding_window",
@@ -169,7 +171,7 @@ const GEMMA2: Architecture = Architecture {
 };
 
 const GEMMA3: Architecture = Architecture {
-    model_type: "gemma3_text",
+    hf: HfArchitecture::new("gemma3_text", "Gemma3ForCausalLM"),
     keys: &[
         "attention_bias",
         "sliding_window",
@@ -183,7 +185,7 @@ const GEMMA3: Architecture = Architecture {
 };
 
 const PHI3: Architecture = Architecture {
-    model_type: "phi3",
+    hf: HfArchitecture::new("phi3", "Phi3ForCausalLM"),
     keys: &["sliding_window", "partial_rotary_factor"],
     harmless: &["auto_map", "full_attn_mod", "interpolate_factor", "original_max_position_embeddings"],
     names: LayerNames { fused_qkv: true, fused_gate_up: true, ..USUAL },
@@ -191,7 +193,7 @@ const PHI3: Architecture = Architecture {
 };
 
 const GLM4: Architecture = Architecture {
-    model_type: "glm4",
+    hf: HfArchitecture::new("glm4", "Glm4ForCausalLM"),
     keys: &["attention_bias", "partial_rotary_factor"],
     placement: NormPlacement::Both,
     attention_biases: [Bias::Key, Bias::Never],
@@ -207,7 +209,7 @@ const GLM4: Architecture = Architecture {
 /// Hugging Face's `model_type`.
 impl fmt::Display for LlamaVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.architecture().model_type)
+        f.write_str(self.architecture().hf.model_type)
     }
 }
 
@@ -225,11 +227,6 @@ impl LlamaVariant {
             Self::Phi3 => &PHI3,
             Self::Glm4 => &GLM4,
         }
-    }
-
-    /// The relative of Hugging Face's name.
-    pub(crate) fn of_model_type(kind: &str) -> Option<Self> {
-        VARIANTS.into_iter().find(|variant| variant.architecture().model_type == kind)
     }
 
     /// Whether the relative has a key that not all have.

@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::config::Mamba2Config;
-use crate::hf::{ConfigReader, HfError, class_of, keys, written};
+use crate::hf::{ConfigReader, HfArchitecture, HfError, keys, written};
+
+/// What Hugging Face calls it.
+pub(super) const ARCHITECTURE: HfArchitecture = HfArchitecture::new("mamba2", "Mamba2ForCausalLM");
 
 /// Keys that say how a new model begins, how positions are chunked, and in what type residuals are added.
 const HARMLESS: [&str; 7] = keys![
@@ -18,7 +21,7 @@ impl Mamba2Config {
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect_model("mamba2")?;
+        config.expect_model(ARCHITECTURE)?;
         config.expect_or_absent("hidden_act", "silu")?;
         config.expect_flag("rms_norm", true)?;
         let (hidden_size, num_heads) = (config.size("hidden_size")?, config.size_or("num_heads", 128)?);
@@ -62,7 +65,7 @@ impl Mamba2Config {
         };
         let expand = self.expand();
         let further = json!({
-            "architectures": [class_of("mamba2")],
+            "architectures": [ARCHITECTURE.class],
             "model_type": "mamba2",
             "hidden_act": "silu",
             "expand": if expand.fract() == 0.0 { json!(expand as u64) } else { json!(expand) },

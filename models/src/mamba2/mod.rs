@@ -1,6 +1,7 @@
 //! Mamba-2: a decoder whose blocks are a norm and a Mamba-2 layer, without attention and MLP.
 
 mod config;
+mod family;
 mod hf;
 mod presets;
 

@@ -3,12 +3,12 @@
 use super::config::{MixtralConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use super::variant::MixtralVariant;
 use crate::frame::{DecoderConfig, Frame};
-use crate::layers::{Balance, BlockConfig, ExpertKind, Ffn, MoeConfig, RouterConfig, SharedExperts};
+use crate::layers::{Balance, BlockConfig, ExpertKind, Ffn, LayerPattern, MoeConfig, RouterConfig, SharedExperts};
 
 impl MixtralConfig {
     /// The window of a layer, if it has one.
     pub fn window(&self, layer: usize) -> Option<usize> {
-        self.sliding_window.filter(|_| !self.sliding_window_pattern.as_ref().is_some_and(|full| full.has(layer)))
+        LayerPattern::window(self.sliding_window, self.sliding_window_pattern.as_ref(), layer)
     }
 
     fn expert_kind(&self) -> ExpertKind {

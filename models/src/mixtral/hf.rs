@@ -29,7 +29,7 @@ impl MixtralConfig {
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value, variant: MixtralVariant) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect_model(variant.model_type())?;
+        config.expect_model(variant.hf())?;
         config.expect_or_absent("hidden_act", "silu")?;
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let rope = match variant {
@@ -137,10 +137,9 @@ impl MixtralConfig {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let kind = self.variant.model_type();
         let rope = rope::written(self.rope_theta, self.rope_scaling);
         let keys = [&GROUPED_QUERIES[..], &["num_experts_per_tok", "router_aux_loss_coef"]].concat();
-        let mut config = decoder::written(kind, self, &keys, rope);
+        let mut config = decoder::written(self.variant.hf(), self, &keys, rope);
         config["num_local_experts"] = json!(self.num_experts);
         let ours = json!(self);
         let mut copy = |keys: &[&str]| keys.iter().for_each(|key| config[*key] = ours[*key].clone());

@@ -7,14 +7,17 @@ use super::variant::MixtralVariant;
 use crate::config::ConfigError;
 use crate::layers::LayerPattern;
 
+/// A key, its value if it is set to anything but what changes nothing, and the variants that have it.
+pub(super) type Owned = (&'static str, Option<String>, &'static [MixtralVariant]);
+
 impl MixtralConfig {
-    /// Whether only keys are set that the variant has.
-    pub(super) fn check_variant(&self) -> Result<(), ConfigError> {
+    /// The keys that only some variants have, what this model has set of them, and the variants.
+    pub(super) fn owned(&self) -> [Owned; 22] {
         use MixtralVariant::{Glm4Moe, GptOss, Mixtral, Qwen2Moe, Qwen3Moe, Qwen3Next};
         let size = |size: Option<usize>| size.map(|size| size.to_string());
         let pattern = |pattern: &Option<LayerPattern>| pattern.as_ref().map(|pattern| json!(pattern).to_string());
         let number = |number: Option<f64>| number.map(|number| number.to_string());
-        let foreign: [(_, Option<String>, &[MixtralVariant]); 22] = [
+        [
             ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe]),
             (
                 "shared_expert_intermediate_size",
@@ -49,11 +52,14 @@ impl MixtralConfig {
             ("linear_key_head_dim", size(self.linear_key_head_dim), &[Qwen3Next]),
             ("linear_value_head_dim", size(self.linear_value_head_dim), &[Qwen3Next]),
             ("linear_conv_kernel_dim", size(self.linear_conv_kernel_dim), &[Qwen3Next]),
-        ];
-        let given = |(key, value, owners): (&'static str, Option<String>, &'static [MixtralVariant])| {
-            Some((key, value?, owners)).filter(|_| !owners.contains(&self.variant))
-        };
-        match foreign.into_iter().find_map(given) {
+        ]
+    }
+
+    /// Whether only keys are set that the variant has.
+    pub(super) fn check_variant(&self) -> Result<(), ConfigError> {
+        let given =
+            |(key, value, owners): Owned| Some((key, value?, owners)).filter(|_| !owners.contains(&self.variant));
+        match self.owned().into_iter().find_map(given) {
             None => Ok(()),
             Some((key, value, owners)) => {
                 let owners: Vec<String> = owners.iter().map(|owner| format!("\"{owner}\"")).collect();

@@ -3,6 +3,7 @@
 
 mod block;
 mod config;
+mod family;
 mod glm;
 mod hf;
 mod keys;

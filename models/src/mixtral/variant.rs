@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hf::HfArchitecture;
+
 /// Which of the relatives. They share blocks and routing and differ in what is named here, and in how Hugging Face
 /// calls them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,23 +29,33 @@ pub enum MixtralVariant {
     Qwen3Next,
 }
 
+/// All of them.
+pub(super) const VARIANTS: [MixtralVariant; 6] = [
+    MixtralVariant::Mixtral,
+    MixtralVariant::Qwen2Moe,
+    MixtralVariant::Qwen3Moe,
+    MixtralVariant::Qwen3Next,
+    MixtralVariant::Glm4Moe,
+    MixtralVariant::GptOss,
+];
+
 /// Hugging Face's `model_type`.
 impl fmt::Display for MixtralVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.model_type())
+        f.write_str(self.hf().model_type)
     }
 }
 
 impl MixtralVariant {
-    /// Hugging Face's name.
-    pub(super) fn model_type(self) -> &'static str {
+    /// Hugging Face's names.
+    pub(super) fn hf(self) -> HfArchitecture {
         match self {
-            Self::Mixtral => "mixtral",
-            Self::GptOss => "gpt_oss",
-            Self::Glm4Moe => "glm4_moe",
-            Self::Qwen2Moe => "qwen2_moe",
-            Self::Qwen3Moe => "qwen3_moe",
-            Self::Qwen3Next => "qwen3_next",
+            Self::Mixtral => HfArchitecture::new("mixtral", "MixtralForCausalLM"),
+            Self::Qwen2Moe => HfArchitecture::new("qwen2_moe", "Qwen2MoeForCausalLM"),
+            Self::Qwen3Moe => HfArchitecture::new("qwen3_moe", "Qwen3MoeForCausalLM"),
+            Self::Qwen3Next => HfArchitecture::new("qwen3_next", "Qwen3NextForCausalLM"),
+            Self::Glm4Moe => HfArchitecture::new("glm4_moe", "Glm4MoeForCausalLM"),
+            Self::GptOss => HfArchitecture::new("gpt_oss", "GptOssForCausalLM"),
         }
     }
 

@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::config::{HybridLayer, NemotronHConfig};
-use crate::hf::{ConfigReader, HfError, class_of, keys, written};
+use crate::hf::{ConfigReader, HfArchitecture, HfError, keys, written};
+
+/// What Hugging Face calls it.
+pub(super) const ARCHITECTURE: HfArchitecture = HfArchitecture::new("nemotron_h", "NemotronHForCausalLM");
 
 /// Keys that say how a new model begins and how positions are chunked, of experts in a model without them and of
 /// multi-token prediction, whose modules are not read, and `expand`, next to which the heads have sizes of their own.
@@ -46,7 +49,7 @@ impl NemotronHConfig {
     /// Names the key that is missing, unknown, or asks for something this model does not do.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect_model("nemotron_h")?;
+        config.expect_model(ARCHITECTURE)?;
         config.expect_or_absent("mamba_hidden_act", "silu")?;
         config.expect_or_absent("mlp_hidden_act", "relu2")?;
         for bias in ["attention_bias", "mamba_proj_bias"] {
@@ -106,7 +109,7 @@ impl NemotronHConfig {
             HybridLayer::Moe => KINDS[3].1,
         };
         let mut further = json!({
-            "architectures": [class_of("nemotron_h")],
+            "architectures": [ARCHITECTURE.class],
             "model_type": "nemotron_h",
             "num_hidden_layers": self.num_hidden_layers(),
             "layers_block_type": (0..self.num_hidden_layers()).map(word).collect::<Vec<_>>(),

@@ -116,7 +116,7 @@ fn an_architecture_that_is_not_here_is_refused() {
          mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), \
          smollm3 (SmolLM3ForCausalLM), olmo2 (Olmo2ForCausalLM), gemma2 (Gemma2ForCausalLM), \
          gemma3_text (Gemma3ForCausalLM), phi3 (Phi3ForCausalLM), glm4 (Glm4ForCausalLM), mixtral (MixtralForCausalLM), \
-         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), glm4_moe (Glm4MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM), mamba2 (Mamba2ForCausalLM), nemotron_h (NemotronHForCausalLM)"
+         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), glm4_moe (Glm4MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), mamba2 (Mamba2ForCausalLM), nemotron_h (NemotronHForCausalLM)"
     );
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");

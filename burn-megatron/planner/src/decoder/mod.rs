@@ -222,6 +222,12 @@ impl Decoder {
         self.mamba.as_ref().filter(|mamba| mamba.layers.contains(&layer))
     }
 
+    /// Whether every layer is attention and an MLP.
+    pub fn is_dense(&self) -> bool {
+        let others = self.linear.is_some() || self.mamba.is_some() || self.latent.is_some() || self.lone_mlps.is_some();
+        self.experts.is_none() && !others
+    }
+
     /// Whether a layer has keys and values of every position.
     pub fn has_keys(&self, layer: usize) -> bool {
         self.has_mixer(layer) && !self.has_state(layer)

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{anyhow, bail};
 use indicatif::HumanCount;
+use strsim::damerau_levenshtein;
 use tokenizers::Tokenizer;
 
 use super::{print, refused};
@@ -83,6 +84,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         if args.seq_length.is_some() || args.samples.is_some() || args.out.is_some() {
             bail!("{} is a folder; samples are in the .bin/.idx files of a PREFIX", folder.display());
         }
+        if is_of_hugging_face(folder) {
+            bail!(
+                "{0} is a Hugging Face folder, not a checkpoint of a run; `burn-megatron plan --model.hf {0}` shows its sizes, \
+                 `burn-megatron generate --hf {0}` runs it",
+                folder.display()
+            );
+        }
         checkpoint::run(folder, args.verify)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -94,7 +102,13 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         (None, Some(prefix)) => Blend::single(prefix),
         (None, None) => bail!("a PREFIX or --blend is needed"),
     };
-    let open = |prefix: &PathBuf| IndexedDataset::open(prefix).map(Arc::new);
+    let open = |prefix: &PathBuf| {
+        let opened = IndexedDataset::open(prefix).map(Arc::new);
+        opened.map_err(|error| match nearest(prefix).filter(|_| !prefix.with_added_extension("idx").exists()) {
+            Some(nearest) => anyhow!("{error}; did you mean {}?", nearest.display()),
+            None => error.into(),
+        })
+    };
     let datasets = blend.prefixes.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     for (prefix, data) in blend.prefixes.iter().zip(&datasets) {
         print(&describe_files(prefix, data))?;
@@ -134,6 +148,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     show(&args, &splits)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a folder has a model of Hugging Face, and nothing of a run.
+fn is_of_hugging_face(folder: &Path) -> bool {
+    folder.join("config.json").exists() && !["latest", "manifest.json"].iter().any(|file| folder.join(file).exists())
+}
+
+/// What has nearly the name of a prefix: a pair of files in the same folder, or a folder.
+fn nearest(prefix: &Path) -> Option<PathBuf> {
+    let folder = prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let written = prefix.file_name()?.to_str()?;
+    let written = written.strip_suffix(".idx").or(written.strip_suffix(".bin")).unwrap_or(written);
+    let names = folder.read_dir().ok()?.flatten().filter_map(|entry| {
+        let name = entry.file_name().to_str()?.to_string();
+        if entry.path().is_dir() { Some(name) } else { Some(name.strip_suffix(".idx")?.to_string()) }
+    });
+    let far = |name: &String| damerau_levenshtein(written, name);
+    let name = names.min_by_key(far).filter(|name| far(name) <= written.len() / 3 + 1)?;
+    Some(prefix.with_file_name(name))
 }
 
 fn describe_files(prefix: &Path, data: &IndexedDataset) -> String {

@@ -1,12 +1,37 @@
 //! The values of `verify`'s flags.
 
 use std::fmt;
+use std::sync::LazyLock;
 
 use backend_dist::ops::fp8::Fp8Format;
 use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use models::FamilyConfig;
+use models::family::{Sample, SampleSizes};
 use models::lora::BaseFormat;
 
 use crate::verify::LoraKind;
+
+/// The models that can be verified, and their names with `_` in place of `-`.
+static MODELS: LazyLock<Vec<(Sample<FamilyConfig>, String)>> = LazyLock::new(|| {
+    let samples = FamilyConfig::samples(&SampleSizes::default()).into_iter();
+    samples.map(|sample| (sample.clone(), sample.name.replace('-', "_"))).collect()
+});
+
+/// The names of the models that can be verified.
+pub fn models() -> PossibleValuesParser {
+    PossibleValuesParser::new(MODELS.iter().map(|(sample, other)| {
+        let other = Some(other.as_str()).filter(|other| *other != sample.name);
+        PossibleValue::new(sample.name).help(sample.about).aliases(other)
+    }))
+}
+
+/// The model of a name of [`models()`].
+pub fn model(name: &str, sizes: &SampleSizes) -> FamilyConfig {
+    let name = name.replace('_', "-");
+    let found = FamilyConfig::samples(sizes).into_iter().find(|of| of.name == name);
+    found.expect("its name is among the legal ones").config
+}
 
 /// Model and batch sizes to choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

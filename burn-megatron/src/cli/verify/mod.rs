@@ -2,7 +2,6 @@
 
 mod flags;
 mod layouts;
-mod model;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -10,11 +9,11 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use backend_dist::process::Cluster;
+use models::family::SampleSizes;
 use models::{CausalLm, FamilyConfig, WithModel};
 
-use self::flags::{Adapters, Base, Format, Size, Words, ranks, tolerance};
+use self::flags::{Adapters, Base, Format, Size, Words, model, models, ranks, tolerance};
 use self::layouts::{Layouts, layouts};
-use self::model::{Family, Sizes, config};
 use super::device::DeviceKind;
 use super::processes::tell;
 use crate::config::Precision;
@@ -24,8 +23,8 @@ use crate::verify::{Bounds, Candidate, Line, Settings, curve, verify};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model family
-    #[arg(long, value_enum, default_value = "llama")]
-    model: Family,
+    #[arg(long, value_parser = models(), default_value = "llama")]
+    model: String,
     /// Precision of the layouts; the one device they are compared with computes in f64 from the same rounded weights
     #[arg(long, value_enum, default_value = "f64")]
     dtype: Precision,
@@ -111,7 +110,7 @@ pub struct Args {
 }
 
 impl Args {
-    fn sizes(&self) -> Sizes {
+    fn sizes(&self) -> SampleSizes {
         let size = self.size.unwrap_or(match (self.dtype, self.fp8) {
             (Precision::Bf16, _) => Size::Kernels,
             (_, Some(_)) => Size::Wide,
@@ -122,14 +121,15 @@ impl Args {
             Size::Wide => [64, 128, 8, 4, 101, 64],
             Size::Kernels => [256, 512, 4, 2, 512, 256],
         };
-        Sizes {
+        SampleSizes {
             layers: self.layers.unwrap_or(2),
             hidden: self.hidden.unwrap_or(hidden),
-            ffn: self.ffn.unwrap_or(ffn),
+            intermediate: self.ffn.unwrap_or(ffn),
             heads: self.heads.unwrap_or(heads),
             kv_heads: self.kv_heads.unwrap_or(kv_heads),
             vocab: self.vocab.unwrap_or(vocab),
             seq: self.seq_length.unwrap_or(seq),
+            dropout: self.dropout,
         }
     }
 
@@ -190,13 +190,13 @@ impl Args {
 /// layout is illegal, or the one device fails.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     let sizes = args.sizes();
-    let config = config(args.model, &sizes, args.dropout);
+    let config = model(&args.model, &sizes);
     config.visit(Run { args: &args, sizes: &sizes, family: &config, cluster })
 }
 
 struct Run<'a> {
     args: &'a Args,
-    sizes: &'a Sizes,
+    sizes: &'a SampleSizes,
     family: &'a FamilyConfig,
     cluster: &'a Cluster,
 }
@@ -220,7 +220,7 @@ fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) 
     let cluster = devices(args, &list, cluster)?;
     let say = |line: &dyn fmt::Display| tell(&cluster, line);
     say(&format_args!(
-        "{:?}: {} layers, width {}, vocabulary {}; {} of {} x {} tokens in {}; worst relative difference to one CPU device \
+        "{}: {} layers, width {}, vocabulary {}; {} of {} x {} tokens in {}; worst relative difference to one CPU device \
          in f64{}",
         args.model,
         sizes.layers,

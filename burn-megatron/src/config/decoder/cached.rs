@@ -4,7 +4,7 @@ use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::{Device, FloatDType};
 use models::layers::paged::{Chunk, Outputs, Step};
-use models::{CausalLm, ModelConfig, PagedKvCache, ParamBuilder, WithModel};
+use models::{CausalLm, FamilyConfig, ModelConfig, PagedKvCache, ParamBuilder, WithModel};
 
 use super::*;
 

@@ -1,25 +1,13 @@
 //! A model as the planner sees it.
 
+use models::DecoderConfig;
 use models::layers::{BlockConfig, ExpertKind, Ffn, Mixer, NormKind, NormOver, NormPlacement};
-use models::{DecoderConfig, DeepSeekV3Config, FamilyConfig};
 
 use crate::plan::{Decoder, Experts, Latent, Linear, StateSpace};
 
-/// The sizes of a model.
-pub fn decoder_of(config: &FamilyConfig) -> Decoder {
-    match config {
-        FamilyConfig::Llama(config) => of_blocks(config),
-        FamilyConfig::Mixtral(config) => of_blocks(config),
-        FamilyConfig::Gpt(config) => of_blocks(config),
-        FamilyConfig::DeepSeekV3(config) => deepseek_v3(config),
-        FamilyConfig::Mamba2(config) => of_blocks(config),
-        FamilyConfig::NemotronH(config) => of_blocks(config),
-    }
-}
-
-/// What the blocks of a model say. Layers differ in which of the parts they have, and attention by its window; what else
-/// there is of a part the first layer that has it says.
-fn of_blocks(config: &impl DecoderConfig) -> Decoder {
+/// The sizes of a model, which follow from its blocks. Layers differ in which of the parts they have, and attention by its
+/// window; what else there is of a part the first layer that has it says.
+pub fn decoder_of(config: &impl DecoderConfig) -> Decoder {
     let frame = config.frame();
     let blocks: Vec<BlockConfig> = (0..frame.layers).map(|layer| config.block(layer)).collect();
     let with =
@@ -33,13 +21,18 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
         Some(Mixer::Mamba2(of)) => Some(of),
         _ => None,
     });
+    let latent = blocks.iter().find_map(|block| match &block.mixer {
+        Some(Mixer::Latent(of)) => Some(of),
+        _ => None,
+    });
     let mlp = blocks.iter().find_map(|block| if let Some(Ffn::Dense(of)) = &block.mlp { Some(of) } else { None });
     let moe = blocks.iter().find_map(|block| if let Some(Ffn::Moe(of)) = &block.mlp { Some(of) } else { None });
-    let [heads, kv_heads, head_dim] = match (attention, mamba, linear) {
+    let [heads, kv_heads, head_dim] = match (attention, latent, mamba, linear) {
         (Some(of), ..) => [of.heads, of.kv_heads, of.head_dim],
-        (None, Some(of), _) => [of.heads, of.heads, of.head_dim],
-        (None, None, Some(of)) => [of.value_heads, of.key_heads, of.value_dim],
-        (None, None, None) => [1; 3],
+        (None, Some(of), ..) => [of.heads, of.heads, of.qk_nope_head_dim + of.qk_rope_head_dim],
+        (None, None, Some(of), _) => [of.heads, of.heads, of.head_dim],
+        (None, None, None, Some(of)) => [of.value_heads, of.key_heads, of.value_dim],
+        (None, None, None, None) => [1; 3],
     };
     let normed = attention.and_then(|of| of.query_key_norm).map(|norm| norm.over);
     let norms = blocks.first().map_or(NormPlacement::Before, |block| block.placement);
@@ -63,6 +56,14 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
         heads,
         kv_heads,
         head_dim,
+        latent: latent.map(|of| Latent {
+            queries: of.q_lora_rank,
+            keys: of.kv_lora_rank,
+            rotated: of.qk_rope_head_dim,
+            unrotated: of.qk_nope_head_dim,
+            value: of.v_head_dim,
+        }),
+        mtp: frame.mtp.map_or(0, |mtp| mtp.modules),
         linear: linear.map(|of| Linear {
             layers: with(|block| matches!(block.mixer, Some(Mixer::GatedDelta(_)))),
             key_heads: of.key_heads,
@@ -95,44 +96,8 @@ fn of_blocks(config: &impl DecoderConfig) -> Decoder {
         attention_bias: attention.map_or([false; 2], |of| [of.input.bias, of.output.bias]),
         mlp_bias: mlp.is_some_and(|of| of.input.bias),
         positions: frame.positions,
-        rope: blocks.iter().any(|block| block.attention().is_some_and(|of| of.rope.is_some())),
+        rope: blocks.iter().any(|block| block.rope().is_some()),
         tied: frame.tied,
-        ..Decoder::default()
-    }
-}
-
-/// Latent attention is in no block of the other families.
-fn deepseek_v3(config: &DeepSeekV3Config) -> Decoder {
-    Decoder {
-        vocab: config.vocab_size,
-        vocab_multiple: config.make_vocab_size_divisible_by,
-        hidden: config.hidden_size,
-        intermediate: config.intermediate_size,
-        experts: Some(Experts {
-            count: config.n_routed_experts,
-            top_k: config.num_experts_per_tok,
-            intermediate: config.moe_intermediate_size,
-            shared: config.shared_intermediate_size(),
-            shared_gate: false,
-            biases: false,
-            dense_layers: (0..config.first_k_dense_replace).collect(),
-        }),
-        layers: config.num_hidden_layers,
-        heads: config.num_attention_heads,
-        kv_heads: config.num_attention_heads,
-        head_dim: config.qk_nope_head_dim + config.qk_rope_head_dim,
-        latent: Some(Latent {
-            queries: config.q_lora_rank,
-            keys: config.kv_lora_rank,
-            rotated: config.qk_rope_head_dim,
-            unrotated: config.qk_nope_head_dim,
-            value: config.v_head_dim,
-        }),
-        mtp: config.num_nextn_predict_layers,
-        gated: true,
-        norms: [true, false],
-        rope: true,
-        ..Decoder::default()
     }
 }
 

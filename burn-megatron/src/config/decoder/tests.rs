@@ -5,8 +5,8 @@ use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::{Device, FloatDType};
 use models::layers::GatedDeltaConfig;
 use models::{
-    CausalLm, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant, ModelConfig,
-    NemotronHConfig, ParamBuilder, WithModel,
+    CausalLm, DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig,
+    MixtralVariant, ModelConfig, NemotronHConfig, ParamBuilder, WithModel,
 };
 
 use super::*;

@@ -165,13 +165,17 @@ fn what_decides_the_learning_must_not_change_silently() {
     let said = check(&longer, &[]).unwrap_err();
     assert_eq!(said.lines().count(), 4, "{said}");
     for part in [
-        "model.hidden-size was 64 when the checkpoint was saved, now it is 32; give it the old value, or --allow-change model.hidden-size",
+        "model.hidden-size was 64 when the checkpoint was saved, now it is 32; give it the old value, the only one that the saved weights have",
         "lr.decay was \"1000 steps\"",
         "data.samples was 8000 when",
     ] {
         says!(said, part);
     }
-    assert_eq!(check(&longer, &["model.hidden_size", "lr.lr-decay-iters", "data"]), Ok(()));
+    let said = check(&longer, &["model.hidden_size", "lr.lr-decay-iters", "data"]).unwrap_err();
+    assert!(said.starts_with("model.hidden-size was 64") && said.lines().count() == 1, "{said}");
+    let free = [("training.steps", "2000"), ("model.hidden-dropout", "0.1")];
+    says!(check(&free, &[]).unwrap_err(), "or --allow-change model.hidden-dropout");
+    assert_eq!(check(&free, &["model.hidden_dropout", "lr.lr-decay-iters", "data"]), Ok(()));
     assert!(check(&[], &["lr.deacy"]).unwrap_err().contains("did you mean `lr.decay`?"));
     assert!(check(&[], &["model.hiden-size"]).unwrap_err().contains("did you mean `model.hidden-size`?"));
     assert_eq!(before.check_changes(&serde_json::Value::Null, &[]), Ok(()), "imported weights have no configuration");

@@ -101,8 +101,7 @@ fn contradictions_are_found_together() {
     let experts = contradiction(
         "[model]\npreset = \"mixtral-tiny\"\n[training]\ndtype = \"bf16\"\n[optimizer]\nmain-grads-dtype = \"bf16\"\n",
     );
-    let said =
-        "optimizer.main-grads-dtype = bf16 with training.dtype = bf16 and experts: only gradients of dense layers";
+    let said = "optimizer.main-grads-dtype = bf16 with training.dtype = bf16 and layers that are not dense: only gradients of dense layers";
     says!(experts, said);
     for part in [
         "optimizer.exp-avg-sq-dtype = bf16 with training.dtype = f64, whose states are f64; nearest legal: f32",

@@ -117,7 +117,9 @@ impl Scheduler {
     /// The same for a sequence of which all tokens are read, whatever the cache holds: all of its logits are wanted.
     pub fn add_to_read_all(&mut self, id: u64, model: usize, tokens: &[i64]) {
         self.add(id, model, tokens);
-        self.waiting.iter_mut().filter(|sequence| sequence.id == id).for_each(|sequence| sequence.reads_all = true);
+        if let Some(added) = self.waiting.back_mut() {
+            added.reads_all = true;
+        }
     }
 
     /// A sequence has one more token.
