@@ -11,8 +11,8 @@
 
 pub use ops;
 pub use ranks::{
-    buffer, collective, collective_ops, comm, gpu, host_copy, launch, matrix_owners, memory, mesh, process, profile,
-    startup,
+    buffer, buffer_collectives, collective, collective_ops, comm, gpu, host_copy, launch, matrix_owners, memory, mesh,
+    process, profile, startup,
 };
 #[cfg(feature = "cuda")]
 pub use ranks::{idle, overlap, timeline};

@@ -24,6 +24,7 @@ pub use layouts::{matrix_owners, mesh};
 
 pub mod attached;
 pub mod buffer;
+pub mod buffer_collectives;
 pub mod collective;
 pub mod collective_ops;
 #[cfg(any(test, feature = "cuda"))]

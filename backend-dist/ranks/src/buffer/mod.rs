@@ -11,13 +11,13 @@ mod none;
 
 #[cfg(feature = "cuda")]
 pub use gpu::{
-    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, encode_blocks, join_masters, momentum, muon_mix,
-    muon_step, split_masters, squares,
+    Buffer, ChunkTable, RangeTable, TensorTable, adamw, encode_blocks, join_masters, momentum, muon_mix, muon_step,
+    split_masters, squares,
 };
 #[cfg(not(feature = "cuda"))]
 pub use none::{
-    Buffer, ChunkTable, RangeTable, TensorTable, Wait, adamw, encode_blocks, join_masters, momentum, muon_mix,
-    muon_step, split_masters, squares,
+    Buffer, ChunkTable, RangeTable, TensorTable, adamw, encode_blocks, join_masters, momentum, muon_mix, muon_step,
+    split_masters, squares,
 };
 
 pub use kernels_cubecl::narrow::dynamic::{BLOCK, Map};

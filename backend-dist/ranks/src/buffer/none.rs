@@ -1,7 +1,6 @@
 //! Buffers of a build without GPUs: there are none.
 
 use super::{AdamWBuffers, AdamWStep, Blocks, Map, MomentumBuffers, MomentumStep, Place};
-use crate::comm::Group;
 use burn::tensor::{DType, Device, Tensor};
 use std::ops::Range;
 
@@ -22,10 +21,6 @@ pub struct ChunkTable(());
 /// Ranges of a buffer that are packed into another one.
 #[derive(Debug)]
 pub struct RangeTable(());
-
-/// A running collective.
-#[derive(Debug)]
-pub struct Wait(());
 
 /// Functions of buffers, which there are none of.
 macro_rules! none {
@@ -53,9 +48,6 @@ impl Buffer {
         pub fn put(&self, _: usize, _: Tensor<1>);
         pub fn add(&self, _: usize, _: Tensor<1>);
         pub fn clear(&self, _: Range<usize>);
-        pub fn all_reduce(&self, _: &Group) -> Wait;
-        pub fn reduce_scatter(&self, _: &Buffer, _: &Group) -> Wait;
-        pub fn all_gather(&self, _: &Buffer, _: &Group) -> Wait;
     }
 }
 
@@ -82,11 +74,6 @@ impl RangeTable {
         pub fn collect(&self, _: &Buffer, _: &Buffer);
         pub fn distribute(&self, _: &Buffer, _: &Buffer);
     }
-}
-
-#[allow(missing_docs, reason = "documented on the buffers of GPUs")]
-impl Wait {
-    pub fn wait(self) {}
 }
 
 none! {

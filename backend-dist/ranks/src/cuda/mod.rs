@@ -3,9 +3,11 @@
 pub mod lt;
 pub mod lt_fp8;
 mod lt_plan;
+mod pinned;
 mod rows;
 pub mod watch;
 
+pub use pinned::PinnedBuffer;
 pub use rows::packed_rows;
 
 use crate::failed;
@@ -150,9 +152,17 @@ pub(crate) fn wait_for(gpu: usize) -> Result<(), String> {
     synchronize(gpu).map_err(|error| error.to_string())
 }
 
-fn synchronize(gpu: usize) -> Result<(), driver::DriverError> {
+/// Makes the GPU's context current on this thread.
+///
+/// # Errors
+/// If there is none.
+pub fn enter(gpu: usize) -> Result<(), driver::DriverError> {
     // SAFETY: the context is the device's primary one, which CubeCL retains for the life of the process.
-    unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) }?;
+    unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) }
+}
+
+fn synchronize(gpu: usize) -> Result<(), driver::DriverError> {
+    enter(gpu)?;
     driver::ctx::synchronize()
 }
 

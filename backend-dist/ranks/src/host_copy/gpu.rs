@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 
 use super::held;
 use super::pages::{Pages, told};
-use crate::{buffer::Buffer, cuda, failed, nccl::PinnedBuffer};
+use crate::cuda::{self, PinnedBuffer};
+use crate::{buffer::Buffer, failed};
 
 /// Page-locked host memory of a rank, for one copy of its buffers at a time.
 pub struct HostMemory {

@@ -2,10 +2,10 @@
 
 use super::communicator::{Call, Communicator};
 use super::copies::Pull;
-use super::{PinnedBuffer, collective_operation, data_type, finished, grouped, scaled};
+use super::{collective_operation, data_type, finished, grouped, scaled};
 use crate::comm::Splits;
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::cuda::{dense, empty};
+use crate::cuda::{PinnedBuffer, dense, empty};
 use crate::overlap::dma;
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;

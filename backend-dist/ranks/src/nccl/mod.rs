@@ -12,14 +12,12 @@ mod join;
 mod library;
 mod normed_sum;
 pub mod p2p;
-mod pinned;
 mod work;
 
 pub use communicator::Communicator;
 pub(crate) use library::{finished, grouped};
 pub(crate) use normed_sum::normed_rows;
 pub use normed_sum::normed_sum;
-pub(crate) use pinned::PinnedBuffer;
 pub(crate) use work::collective_operation;
 
 use crate::comm::{Collective, DeviceOp, DeviceOpKind, Group, ReduceOp, Splits};

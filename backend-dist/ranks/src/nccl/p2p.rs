@@ -18,9 +18,9 @@
 //! The rank that arrives first spins on the GPU until the other has arrived, so the kernels are small.
 
 use super::library::finished;
-use super::{Communicator, PinnedBuffer, collective_operation, data_type, elements, gpu_of, own_gpus};
+use super::{Communicator, collective_operation, data_type, elements, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::cuda::{dense, empty};
+use crate::cuda::{PinnedBuffer, dense, empty};
 use crate::gpu::memory_use::ledger;
 use crate::profile;
 use burn::backend::Cube;

@@ -3,8 +3,9 @@
 use super::{InFlight, Pending, dma};
 use crate::comm::Splits;
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
+use crate::cuda::PinnedBuffer;
 use crate::nccl::all_to_all::{RowSpan, queue_copies};
-use crate::nccl::{PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of, grouped};
+use crate::nccl::{collective_operation, connect, data_type, elements, finished, gpu_of, grouped};
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 

@@ -6,8 +6,9 @@
 
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
+use crate::cuda::PinnedBuffer;
 use crate::nccl::copies::Pull;
-use crate::nccl::{Communicator, PinnedBuffer, connect, elements, gpu_of};
+use crate::nccl::{Communicator, connect, elements, gpu_of};
 use crate::profile::{self, Operation};
 use burn_cubecl::tensor::CubeTensor;
 use std::ops::Range;

@@ -13,11 +13,10 @@ pub mod dma;
 pub mod together;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
-use crate::cuda;
+use crate::cuda::{self, PinnedBuffer};
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{
-    Communicator, Outcome, PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of,
-    reduction,
+    Communicator, Outcome, collective_operation, connect, data_type, elements, finished, gpu_of, reduction,
 };
 use crate::profile::{self, Operation};
 use burn::backend::Cube;

@@ -2,11 +2,10 @@
 
 use super::{InFlight, Pending};
 use crate::comm::{Collective, DeviceOp, DeviceOpKind, Group, ReduceOp};
-use crate::cuda::{dense, empty};
+use crate::cuda::{PinnedBuffer, dense, empty};
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{
-    Communicator, PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of, grouped,
-    reduction,
+    Communicator, collective_operation, connect, data_type, elements, finished, gpu_of, grouped, reduction,
 };
 use crate::profile;
 use burn_cubecl::tensor::CubeTensor;

@@ -2,7 +2,7 @@
 
 use super::intervals::{union, without};
 use super::{Note, Profile, Source, Span};
-use crate::timeline::enter;
+use crate::cuda::enter;
 use cudarc::driver::sys::{CUevent_flags, CUstream};
 use cudarc::driver::{DriverError, result as driver};
 use parking_lot::Mutex;
@@ -45,7 +45,7 @@ pub(super) fn profile(why: String, window: u64, notes: Vec<Note>) -> Result<Prof
     for note in &notes {
         let Some([begin, end]) = pairs.get(&note.id).map(Vec::as_slice) else { continue };
         let base = *bases.entry(note.noted.gpu).or_insert(*begin);
-        enter(note.noted.gpu);
+        enter(note.noted.gpu)?;
         let since = |event: usize| -> Result<u64, DriverError> {
             // SAFETY: both events were recorded in the current context, and have passed.
             let milliseconds = unsafe { driver::event::elapsed(base as _, event as _) }?;

@@ -2,7 +2,7 @@
 
 use super::note::{self, Marks};
 use super::{Note, Profile, Source, cupti, events, record};
-use crate::timeline::enter;
+use crate::cuda::enter;
 use cudarc::driver::result as driver;
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -86,8 +86,7 @@ impl Drop for Session {
 fn settle(notes: &[Note]) -> Result<(), String> {
     let before = driver::ctx::get_current().map_err(|error| error.to_string())?;
     for gpu in notes.iter().map(|note| note.noted.gpu).collect::<BTreeSet<usize>>() {
-        enter(gpu);
-        driver::ctx::synchronize().map_err(|error| format!("GPU {gpu}: {error}"))?;
+        enter(gpu).and_then(|()| driver::ctx::synchronize()).map_err(|error| format!("GPU {gpu}: {error}"))?;
     }
     // SAFETY: it was current before, and primary contexts live as long as the process.
     unsafe { driver::ctx::set_current(before.unwrap_or(std::ptr::null_mut())) }.map_err(|error| error.to_string())

@@ -1,6 +1,5 @@
 //! Buffers on CubeCL's memory.
 
-mod collectives;
 mod ranges;
 mod squares;
 mod updates;
@@ -16,7 +15,6 @@ use kernels_cubecl::pointwise::flat::{self, FloatType, Run};
 use std::fmt;
 use std::ops::Range;
 
-pub use collectives::Wait;
 pub use ranges::RangeTable;
 pub use squares::{ChunkTable, squares};
 pub use updates::{TensorTable, adamw, encode_blocks, join_masters, momentum, muon_mix, muon_step, split_masters};

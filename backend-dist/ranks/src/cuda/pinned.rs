@@ -9,18 +9,20 @@ use cubecl::server::BufferBinding;
 /// CubeCL reuses memory, writes in place and moves allocations to other pages in the order of the compute stream,
 /// regardless of the communicator's stream. The handle in the tensor prevents reuse and writes in place; the binding
 /// prevents moves.
-pub(crate) struct PinnedBuffer {
-    pub(crate) tensor: CubeTensor,
+pub struct PinnedBuffer {
+    /// What it is the buffer of.
+    pub tensor: CubeTensor,
     _address: BufferBinding,
 }
 
 impl PinnedBuffer {
-    pub(crate) fn new(tensor: CubeTensor) -> Self {
+    /// Of this tensor.
+    pub fn new(tensor: CubeTensor) -> Self {
         Self { _address: tensor.handle.clone().binding(), tensor }
     }
 
     /// The run has failed: nobody knows when others have done with it. It is freed when its GPU has come to rest.
-    pub(crate) fn abandon(self) {
+    pub fn abandon(self) {
         abandoned::keep(usize::from(self.tensor.client.service_id().device.index_id), self);
     }
 }
