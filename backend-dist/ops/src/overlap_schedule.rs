@@ -3,8 +3,8 @@
 //! Copies need no SMs, so GEMMs run at full rate, unlike next to NCCL's kernels (`chunks`), and shards may arrive one
 //! by one. Each additional GEMM costs a partial last wave of tiles.
 
+use gpu::model::GpuModel;
 use layouts::gemm_split::{CHUNK_OVERHEAD, Gemm};
-use ranks::gpu::model::GpuModel;
 use std::ops::Range;
 
 /// Share of a link's bandwidth at which a GPU copies from its peers while GEMMs run: 265 of 450 GB/s on four H200s.
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     fn gemm(rows: usize, inner: usize, columns: usize) -> Gemm {
-        Gemm { rows, inner, columns, element: 2, gpu: ranks::gpu::model::find("h200").unwrap() }
+        Gemm { rows, inner, columns, element: 2, gpu: gpu::model::find("h200").unwrap() }
     }
 
     /// Llama 3 8B over four ranks, two sequences of 8,192 tokens: a shard is 4,096 by 4,096.

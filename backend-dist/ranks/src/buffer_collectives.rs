@@ -1,10 +1,10 @@
 //! Collectives from [`Buffer`] to buffer, overlapped with the compute stream if every rank has its own GPU.
 
-use crate::buffer::Buffer;
 use crate::collective;
 use crate::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
 use crate::overlap::{self, Pending};
+use gpu::buffer::Buffer;
 #[cfg(not(feature = "cuda"))]
 use std::convert::Infallible as Pending;
 use std::fmt;

@@ -5,12 +5,12 @@
 //! compute stream whose timeline is on.
 
 use crate::comm::DeviceOpKind;
-use crate::cuda;
 use crate::nccl::gpu_of;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{DriverError, result as driver, sys};
+use gpu::cuda;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

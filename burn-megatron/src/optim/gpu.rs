@@ -8,12 +8,12 @@ use super::layout::{Layout, Part};
 use super::modules::{map, visit};
 use super::rule::Rule;
 use super::states::place;
-use backend_dist::buffer::{
+use backend_dist::buffer_collectives::{Wait, all_gather};
+use backend_dist::comm::Group;
+use backend_dist::gpu::buffer::{
     AdamWBuffers, AdamWStep, Buffer, ChunkTable, Moments, MomentumBuffers, MomentumRule, MomentumStep, Parameters,
     Place, RangeTable, TensorTable, adamw, join_masters, momentum, split_masters,
 };
-use backend_dist::buffer_collectives::{Wait, all_gather};
-use backend_dist::comm::Group;
 use backend_dist::shard::{Element, HostFloats, into_data};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};

@@ -3,9 +3,9 @@
 use super::flat::Flat;
 use super::layout::{Layout, Slot};
 use super::sharding::Sharding;
-use backend_dist::buffer::Buffer;
 use backend_dist::buffer_collectives::{Wait, all_reduce, reduce_scatter};
 use backend_dist::comm::Group;
+use backend_dist::gpu::buffer::Buffer;
 use backend_dist::ops::main_grads::MainGrad;
 use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;

@@ -13,8 +13,8 @@ use super::factors::{Factor, WeightGrad};
 use super::{Float, columns, empty, launched, packed, rows, work};
 use crate::gemm::Weight;
 use crate::overlap_schedule::{self, MIN_COPY_BYTES, runs};
+use gpu::cuda::dense;
 use ranks::comm::Group;
-use ranks::cuda::dense;
 use ranks::overlap::{Pending, dma};
 
 /// Whether DMA copy engines transfer shards of this size between the members of `group`.

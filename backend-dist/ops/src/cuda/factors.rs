@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use super::blocks::{columns_of, shared, view};
 use super::{Float, columns, empty, rows};
 use crate::main_grads::main_grad;
+use gpu::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias, reserving_sms};
+use gpu::first_model;
 use layouts::gemm_split::Gemm;
-use ranks::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias, reserving_sms};
-use ranks::gpu::first_model;
 
 /// The weight as the second operand of a GEMM.
 pub(super) struct Factor {

@@ -14,10 +14,10 @@ use super::factors::{Factor, WeightGrad};
 use super::{Float, columns, empty, linear, packed, rows};
 use crate::gemm::{self, Gemms, InputCollective, LinearCollectives, OutputCollective, Weight};
 use crate::plain;
+use gpu::cuda::dense;
+use gpu::cuda::lt::reserving_sms;
 use layouts::gemm_split::{COLLECTIVE_SMS, Chunks};
 use ranks::comm::Group;
-use ranks::cuda::dense;
-use ranks::cuda::lt::reserving_sms;
 use ranks::nccl::{connect, gpu_of};
 use ranks::overlap::{Pending, chunks};
 

@@ -15,8 +15,8 @@
 use super::communicator::Call;
 use crate::comm::Group;
 use crate::comm::local_all_gather::LocalAllGather;
-use crate::cuda::PinnedBuffer;
 use cudarc::driver::{result as driver, sys};
+use gpu::cuda::PinnedBuffer;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;

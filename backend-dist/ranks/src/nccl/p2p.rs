@@ -20,14 +20,14 @@
 use super::library::finished;
 use super::{Communicator, collective_operation, data_type, elements, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::cuda::{PinnedBuffer, dense, empty};
-use crate::gpu::memory_use::ledger;
-use crate::profile;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::result as nccl;
+use gpu::cuda::{PinnedBuffer, dense, empty};
+use gpu::memory_use::ledger;
+use gpu::profile;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -6,11 +6,11 @@
 
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::cuda::PinnedBuffer;
 use crate::nccl::copies::Pull;
 use crate::nccl::{Communicator, connect, elements, gpu_of};
-use crate::profile::{self, Operation};
 use burn_cubecl::tensor::CubeTensor;
+use gpu::cuda::PinnedBuffer;
+use gpu::profile::{self, Operation};
 use std::ops::Range;
 
 /// Whether DMA copy engines run the collectives of `group`. The first call is a collective.

@@ -2,10 +2,10 @@
 
 use super::super::bucket::Bucket;
 use super::Optimizer;
-use backend_dist::buffer::Buffer;
 use backend_dist::buffer_collectives;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::gpu::buffer::Buffer;
 use backend_dist::mesh::GridKind;
 use burn::tensor::{DType, Tensor};
 

@@ -11,7 +11,7 @@ use std::sync::Once;
 
 /// Selects the stream-ordered allocator for this process, unless CubeCL has been used or configured before. Other
 /// settings come from CubeCL's files and environment variables as usual.
-pub(crate) fn choose() {
+pub fn choose() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // NCCL must not use such memory without peer access, see `share_pools`.

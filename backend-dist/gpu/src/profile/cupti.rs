@@ -76,7 +76,7 @@ fn open() -> Result<Cupti, String> {
 /// Names for the loader, then the paths of packages and wheels.
 fn candidates() -> Vec<PathBuf> {
     let names = ["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
-    let mut folders = crate::gpu::library_folders();
+    let mut folders = crate::library::folders();
     folders.extend(["/usr/local/cuda/extras/CUPTI/lib64", "/opt/cuda/extras/CUPTI/lib64"].map(PathBuf::from));
     folders.extend(beside_loaded());
     let files = folders.iter().flat_map(|folder| names.map(|name| folder.join(name))).filter(|file| file.is_file());

@@ -18,7 +18,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 
 use super::watch::planning;
 use crate::column_major::{Problem, alignment};
-use crate::gpu::memory_use::ledger;
+use crate::memory_use::ledger;
 use kinds::Kinds;
 pub use kinds::{Mixed, Onto, Sums};
 pub(super) use kinds::{fp8_kinds, kinds};

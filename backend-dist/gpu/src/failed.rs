@@ -32,7 +32,7 @@ fn pending() -> MutexGuard<'static, PendingErrors> {
 }
 
 /// A launch, from its beginning until it is dropped.
-pub(crate) struct Launch(u64);
+pub struct Launch(u64);
 
 impl Launch {
     /// A new one.
@@ -51,7 +51,7 @@ impl Launch {
 
 /// The launch that a thread works for.
 #[cfg(feature = "cuda")]
-pub(crate) struct Entered(u64);
+pub struct Entered(u64);
 
 #[cfg(feature = "cuda")]
 impl Entered {
@@ -76,7 +76,7 @@ impl Drop for Launch {
 }
 
 /// A callback that takes the error of what this thread issues on a GPU, for the next operation there.
-pub(crate) fn noting(gpu: u16) -> impl FnOnce(String) + Send + 'static {
+pub fn noting(gpu: u16) -> impl FnOnce(String) + Send + 'static {
     let launch = LAUNCH.get();
     move |message| {
         let mut pending = pending();
@@ -90,7 +90,7 @@ pub(crate) fn noting(gpu: u16) -> impl FnOnce(String) + Send + 'static {
 
 /// # Panics
 /// If earlier work of this thread's launch on the GPU failed; with its error.
-pub(crate) fn check(gpu: u16) {
+pub fn check(gpu: u16) {
     if !ANY.load(Ordering::Acquire) {
         return;
     }

@@ -1,6 +1,6 @@
 //! Buffers that another stream uses independently of the compute stream.
 
-use crate::gpu::abandoned;
+use crate::abandoned;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::BufferBinding;
 

@@ -11,8 +11,8 @@ pub use pinned::PinnedBuffer;
 pub use rows::packed_rows;
 
 use crate::failed;
-use crate::gpu::{abandoned, allocator};
 use crate::size_class::size_class;
+use crate::{abandoned, allocator};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -50,7 +50,7 @@ pub fn submit<const N: usize>(
 ///
 /// # Panics
 /// As [`submit`].
-pub(crate) fn submit_all(
+pub fn submit_all(
     tensors: &[&CubeTensor],
     work: impl FnOnce(Vec<*mut c_void>, CUstream) -> Result<(), String> + Send + 'static,
     failed: impl FnOnce(String) + Send + 'static,

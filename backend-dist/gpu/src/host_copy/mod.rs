@@ -6,7 +6,7 @@
 //! memory takes seconds to allocate, so a rank keeps it.
 
 #[cfg(feature = "cuda")]
-mod gpu;
+mod cuda;
 #[cfg(not(feature = "cuda"))]
 mod none;
 #[cfg(feature = "cuda")]
@@ -15,7 +15,7 @@ mod offload;
 mod pages;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{HostBytes, HostCopy, HostMemory};
+pub use cuda::{HostBytes, HostCopy, HostMemory};
 #[cfg(not(feature = "cuda"))]
 pub use none::{HostBytes, HostCopy, HostMemory, OffloadMemory};
 #[cfg(feature = "cuda")]

@@ -5,12 +5,12 @@
 //! returns `None`.
 
 #[cfg(feature = "cuda")]
-mod gpu;
+mod cuda;
 #[cfg(not(feature = "cuda"))]
 mod none;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{
+pub use cuda::{
     Buffer, ChunkTable, RangeTable, TensorTable, adamw, encode_blocks, join_masters, momentum, muon_mix, muon_step,
     split_masters, squares,
 };

@@ -1,30 +1,56 @@
-//! This machine's GPUs and their memory, and whether all libraries of a GPU run can be loaded.
+//! The GPUs of one process, under CubeCL's tensors: which there are, their memory and libraries, and what CubeCL has no
+//! function for. It knows no ranks and no communication.
 //!
-//! Built without the feature `cuda`, every function that queries the driver returns [`GpuError::NotBuilt`].
+//! - [`gpus`], [`require`], [`memory_use()`]: this machine's GPUs and their memory, and whether all libraries of a GPU run
+//!   can be loaded.
+//! - [`buffer`]: flat arrays in GPU memory; [`host_copy`]: page-locked host memory, for copies of them.
+//! - [`profile`]: kernels and their times.
+//!
+//! Modules that the documentation leaves out are for the operations and collectives of this project: pointers, streams
+//! and cuBLASLt. Built without the feature `cuda`, every function that queries the driver returns
+//! [`GpuError::NotBuilt`].
 
 #[cfg(any(feature = "cuda", test))]
-pub(crate) mod abandoned;
+mod abandoned;
 #[cfg(feature = "cuda")]
-pub(crate) mod allocator;
+#[doc(hidden)]
+pub mod allocator;
+pub mod buffer;
+#[cfg(any(feature = "cuda", test))]
+#[doc(hidden)]
+pub mod column_major;
+#[cfg(feature = "cuda")]
+#[doc(hidden)]
+pub mod cuda;
 #[cfg_attr(not(feature = "cuda"), path = "no_driver.rs")]
 mod driver;
+#[cfg(any(feature = "cuda", test))]
+#[doc(hidden)]
+pub mod failed;
+pub mod host_copy;
+#[cfg(feature = "cuda")]
+pub mod idle;
 mod library;
-pub(crate) mod memory_use;
+#[doc(hidden)]
+pub mod memory_use;
+mod no_fusion;
 #[cfg_attr(not(feature = "cuda"), path = "no_nvml.rs")]
 mod nvml;
 mod out_of_memory;
+pub mod profile;
 mod recording;
 mod settle;
+#[cfg(any(feature = "cuda", test))]
+mod size_class;
 
 pub use driver::{cublas_lt_version, gpus, nccl_version, reaches};
 pub use layouts::gpu_model as model;
-#[cfg(feature = "cuda")]
-pub(crate) use library::folders as library_folders;
 pub use library::{Library, libdevice};
 pub use memory_use::{MemoryUse, StreamUse, memory_use};
 use model::GpuModel;
 #[cfg(feature = "cuda")]
-pub(crate) use out_of_memory::out_of_memory_on;
+#[doc(hidden)]
+pub use out_of_memory::out_of_memory_on;
 pub use out_of_memory::{index, out_of_memory, release_memory};
 pub use recording::{Recording, overwrite, part};
 use serde::{Deserialize, Serialize};
@@ -185,17 +211,17 @@ impl GpuInfo {
     }
 }
 
-/// Checks that `ranks` ranks of this host can have a GPU each, and that all libraries that they load are installed.
+/// Checks that `count` ranks of this host can have a GPU each, and that all libraries that they load are installed.
 ///
 /// # Errors
 /// The first missing thing, and what to do about it.
-pub fn require(ranks: usize) -> Result<Vec<GpuInfo>, GpuError> {
+pub fn require(count: usize) -> Result<Vec<GpuInfo>, GpuError> {
     let gpus = gpus()?;
-    if gpus.len() < ranks {
-        return Err(GpuError::TooFew { asked: ranks, present: gpus.len(), visible: visible() });
+    if gpus.len() < count {
+        return Err(GpuError::TooFew { asked: count, present: gpus.len(), visible: visible() });
     }
     cublas_lt_version()?;
-    if ranks > 1 {
+    if count > 1 {
         nccl_version()?;
     }
     libdevice()?;

@@ -138,11 +138,11 @@ mod asked {
 
 /// Memory that libraries allocate at a known moment, or that messages hold, as recorded by the code that allocates it.
 #[cfg(feature = "cuda")]
-pub(crate) mod ledger {
+pub mod ledger {
     use parking_lot::{Mutex, MutexGuard};
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) enum Kind {
+    pub enum Kind {
         Communicator,
         Workspace,
         Message,
@@ -155,12 +155,12 @@ pub(crate) mod ledger {
     }
 
     /// Records `bytes` of the GPU with this index.
-    pub(crate) fn add(kind: Kind, gpu: usize, bytes: u64) {
+    pub fn add(kind: Kind, gpu: usize, bytes: u64) {
         entries().push((kind, gpu, bytes));
     }
 
     /// Removes such a record.
-    pub(crate) fn remove(kind: Kind, gpu: usize, bytes: u64) {
+    pub fn remove(kind: Kind, gpu: usize, bytes: u64) {
         let mut entries = entries();
         if let Some(at) = entries.iter().position(|entry| *entry == (kind, gpu, bytes)) {
             entries.swap_remove(at);
@@ -168,7 +168,7 @@ pub(crate) mod ledger {
     }
 
     /// Number of records and bytes of a kind.
-    pub(crate) fn sum(kind: Kind, gpu: usize) -> (usize, u64) {
+    pub fn sum(kind: Kind, gpu: usize) -> (usize, u64) {
         let entries = entries();
         let mine = entries.iter().filter(|entry| (entry.0, entry.1) == (kind, gpu));
         mine.fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.2))

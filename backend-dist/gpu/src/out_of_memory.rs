@@ -13,7 +13,7 @@ pub fn out_of_memory(message: &str, device: &Device) -> Option<String> {
 }
 
 /// The same for the GPU with this CUDA index.
-pub(crate) fn out_of_memory_on(index: usize, message: &str) -> Option<String> {
+pub fn out_of_memory_on(index: usize, message: &str) -> Option<String> {
     let request = Request::find(message)?;
     let gpu = gpus().ok().and_then(|gpus| gpus.into_iter().nth(index));
     let memory = gpu.as_ref().and_then(|gpu| gpu.memory().ok());
