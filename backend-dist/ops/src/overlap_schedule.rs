@@ -7,14 +7,6 @@ use gpu::model::GpuModel;
 use layouts::gemm_split::{CHUNK_OVERHEAD, Gemm};
 use std::ops::Range;
 
-/// Share of a link's bandwidth at which a GPU copies from its peers while GEMMs run: 265 of 450 GB/s on four H200s.
-const COPY_SHARE: f64 = 265.0 / 450.0;
-/// Latency of a copy in seconds.
-const COPY_LATENCY: f64 = 10e-6;
-/// Seconds until the ranks of the group are signalled about each other's shards.
-const SIGNAL_LATENCY: f64 = 25e-6;
-/// Share of the memory bandwidth that a sum of shards reaches: 3.6 of 4.8 TB/s on an H200.
-const SUM_SHARE: f64 = 3.6 / 4.8;
 /// Minimum bytes per shard for DMA copies. NCCL has lower latency for smaller ones.
 #[cfg(feature = "cuda")]
 pub(crate) const MIN_COPY_BYTES: usize = 1 << 20;
@@ -31,8 +23,7 @@ pub(crate) fn gathered(shards: usize, gemm: &Gemm, bytes: usize) -> Vec<usize> {
             arrived += size;
             // The local shard needs no copy, but it waits for the other ones in a single GEMM.
             let copies = if arrived == 1 { 0 } else { arrived - 1 + usize::from(sizes.len() == 1) };
-            let arrival =
-                if copies == 0 { 0.0 } else { SIGNAL_LATENCY + copies as f64 * copy_seconds(gemm.gpu, bytes) };
+            let arrival = if copies == 0 { 0.0 } else { copies_seconds(gemm.gpu, copies, bytes) };
             now = now.max(arrival) + multiply(gemm, shards, *size);
         }
         now
@@ -44,14 +35,14 @@ pub(crate) fn gathered(shards: usize, gemm: &Gemm, bytes: usize) -> Vec<usize> {
 /// The same for GEMMs whose outputs are summed over the ranks: the shards of the following ranks first, the local one
 /// last. `bytes` are those of a shard of the output. Work that does not need the sum takes `after` seconds.
 pub(crate) fn scattered(shards: usize, gemm: &Gemm, bytes: usize, after: f64) -> Vec<usize> {
-    let sum = (shards + 1) as f64 * bytes as f64 / (SUM_SHARE * gemm.gpu.bandwidth * 1e9);
+    let sum = (shards + 1) as f64 * bytes as f64 / (gemm.gpu.operations.sum * gemm.gpu.bandwidth * 1e9);
     let seconds = |sizes: &[usize]| {
         let (mut now, mut copied, mut arrived) = (0.0f64, 0.0f64, 0);
         for size in sizes {
             now += multiply(gemm, shards, *size);
             let others = (arrived + size).min(shards - 1) - arrived.min(shards - 1);
             if others > 0 {
-                copied = copied.max(now) + SIGNAL_LATENCY + others as f64 * copy_seconds(gemm.gpu, bytes);
+                copied = copied.max(now) + copies_seconds(gemm.gpu, others, bytes);
             }
             arrived += size;
         }
@@ -68,8 +59,10 @@ pub(crate) fn runs(rank: usize, offsets: Range<usize>, size: usize) -> impl Iter
     [start..end, 0..start + count - end].into_iter().filter(|run| !run.is_empty())
 }
 
-fn copy_seconds(gpu: &GpuModel, bytes: usize) -> f64 {
-    COPY_LATENCY + bytes as f64 / (COPY_SHARE * gpu.link * 1e9)
+/// Seconds of so many copies, from the signal that the first shard is there.
+fn copies_seconds(gpu: &GpuModel, count: usize, bytes: usize) -> f64 {
+    let rates = &gpu.operations;
+    rates.signal_latency + count as f64 * (rates.copy_latency + bytes as f64 / (rates.copy * gpu.link * 1e9))
 }
 
 fn multiply(gemm: &Gemm, shards: usize, count: usize) -> f64 {
@@ -153,5 +146,26 @@ mod tests {
         assert_eq!(all(3, 1..3), [0..2]);
         assert_eq!([all(0, 1..5), all(2, 0..4)], [[0..4], [0..4]]);
         assert_eq!(all(2, 4..5), [2..3]);
+    }
+
+    /// Many schedules on the GPUs whose rates were measured, folded into one number.
+    #[test]
+    fn schedules_on_hopper_are_those_of_the_measured_rates() {
+        let mut digest = 0xcbf2_9ce4_8422_2325u64;
+        let mut fold = |shards: &usize| digest = (digest ^ *shards as u64).wrapping_mul(0x100_0000_01b3);
+        for gpu in ["h100", "h200"].map(|name| ::gpu::model::find(name).unwrap()) {
+            for (shards, rows) in [(2, 1024), (2, 8192), (4, 4096), (4, 16384), (8, 8192), (8, 65536), (16, 32768)] {
+                for (inner, columns) in
+                    [(256, 1024), (2048, 768), (4096, 3584), (3584, 4096), (14336, 4096), (8192, 28672)]
+                {
+                    let gemm = Gemm { gpu, ..gemm(rows, inner, columns) };
+                    let [read, written] = [inner, columns].map(|width| rows / shards * width * 2);
+                    gathered(shards, &gemm, read).iter().for_each(&mut fold);
+                    scattered(shards, &gemm, written, 0.0).iter().for_each(&mut fold);
+                    scattered(shards, &gemm, written, 2e-4).iter().for_each(&mut fold);
+                }
+            }
+        }
+        assert_eq!(digest, 2_051_006_908_765_283_669);
     }
 }

@@ -1,4 +1,9 @@
-//! GPUs by their data sheets: one description for the planner and for decisions at run time.
+//! GPUs by their data sheets, and what work reaches of them: one description for the planner and for decisions at run
+//! time.
+
+mod rates;
+
+pub use rates::{OperationRates, StepRates};
 
 /// A GPU by its data sheet: dense rates without sparsity, decimal gigabytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +28,10 @@ pub struct GpuModel {
     pub link: f64,
     /// Bandwidth to other hosts, in GB/s, one direction and per GPU.
     pub network: f64,
+    /// What single operations reach of these rates.
+    pub operations: OperationRates,
+    /// What training steps reach of them.
+    pub steps: StepRates,
     /// The source of the numbers.
     pub source: &'static str,
 }
@@ -36,7 +45,8 @@ const fn gpu(
     source: &'static str,
 ) -> GpuModel {
     let ([bf16, fp32, fp64], [memory, bandwidth], [link, network]) = (rates, memory, links);
-    GpuModel { name, capability, sms, bf16, fp32, fp64, memory, bandwidth, link, network, source }
+    let (operations, steps) = (rates::OPERATIONS, rates::STEPS);
+    GpuModel { name, capability, sms, bf16, fp32, fp64, memory, bandwidth, link, network, operations, steps, source }
 }
 
 /// The known GPUs. Networks are those of the vendor's reference hosts: a 400 Gbit/s port per H100, H200 and B200, 200
