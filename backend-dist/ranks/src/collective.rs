@@ -1,7 +1,7 @@
 //! Collectives on tensors, outside autodiff: gradients, parameters, logits.
 //!
-//! All members of the group must call the same function with equal shapes, in the same order. Models use `conjugate` of the
-//! crate `ops`, whose backward passes are collectives too.
+//! All members of the group must call the same function with equal shapes, in the same order. Models use
+//! `tensor_parallel` of the crate `ops`, whose backward passes are collectives too.
 //!
 //! ```
 //! use ranks::{collective::{all_gather, reduce_scatter}, launch::launch, mesh::{Axis, Mesh}};

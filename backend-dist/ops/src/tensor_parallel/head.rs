@@ -13,8 +13,9 @@ use burn::backend::{
 use burn::tensor::{DType, Int, Tensor};
 
 use super::cross_entropy::{self, VocabShard};
-use super::operation::{Parents, Tensors, apply_with, operation};
-use super::{gemm::InputCollective, kernels::LocalKernels, main_grads::main_grad, plain};
+use super::gemm::InputCollective;
+use crate::operation::{Parents, Tensors, apply_with, operation};
+use crate::{kernels::LocalKernels, main_grads::main_grad, plain};
 use ranks::collective_ops::CollectiveOps;
 use ranks::comm::Group;
 
@@ -29,7 +30,7 @@ pub struct Head {
     pub first_row: usize,
     /// Number of token ids; rows of the weight with ids from here on are padding.
     pub vocab_size: usize,
-    /// Logits are capped, see [`softcap`](super::softcap).
+    /// Logits are capped, see [`softcap`](crate::softcap).
     pub softcap: Option<f64>,
     /// Positions of the whole sequence whose logits are computed at a time.
     pub positions: usize,
@@ -54,13 +55,13 @@ impl Head {
     }
 }
 
-/// The fusion of [`linear_with`](super::linear_with) of hidden states `x [s, b, hidden]`, or of the rank's shard of the
+/// The fusion of [`linear_with`](crate::linear_with) of hidden states `x [s, b, hidden]`, or of the rank's shard of the
 /// sequence, with the rank's shard `w [rows, hidden]` of the output layer, and
-/// [`vocab_parallel_cross_entropy`](super::vocab_parallel_cross_entropy) of the logits with `labels [s, b]`; output
+/// [`vocab_parallel_cross_entropy`](crate::vocab_parallel_cross_entropy) of the logits with `labels [s, b]`; output
 /// `[s, b]`. Only the logits of `head.positions` positions exist at a time, in the forward and in the backward pass.
 ///
 /// The weight's gradient is computed together with that of the hidden states, also within
-/// [`deferred`](super::weight_grads::Deferral::deferred): deferring it would need all logits, or their GEMM a third time.
+/// [`deferred`](crate::weight_grads::Deferral::deferred): deferring it would need all logits, or their GEMM a third time.
 ///
 /// # Panics
 ///

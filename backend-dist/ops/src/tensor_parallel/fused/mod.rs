@@ -9,11 +9,11 @@ mod node;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
-use super::{
+use super::gemm::{Gemms, InputCollective, LinearCollectives, OutputCollective};
+use crate::{
     blockwise::QuantizedWeight,
     context,
     fp8::{self, Fp8Linear, Purpose, SavedFp8},
-    gemm::{Gemms, InputCollective, LinearCollectives, OutputCollective},
     operation::{Tensors, apply_to_all},
     pass::PassContext,
     prologue::Prologue,
@@ -21,7 +21,7 @@ use super::{
     shared_input::SharedInput,
     step::{PrologueOutput, Step},
 };
-pub(super) use node::Linear;
+pub(crate) use node::Linear;
 
 /// Options of a linear layer.
 #[derive(Clone, Debug, Default)]
@@ -45,11 +45,11 @@ pub struct LinearOptions {
 }
 
 /// `prologue(x) · wᵀ + bias` for `w [out, in]` and `bias [out]`. Values and gradients are, bit for bit, those of the
-/// separate operations: the prologue, the input collective, [`linear`](super::linear), the output collective and
-/// [`add_bias`](super::add_bias). One exception: on CUDA a GEMM without output collective adds the bias before
+/// separate operations: the prologue, the input collective, [`linear`](crate::linear), the output collective and
+/// [`add_bias`](crate::add_bias). One exception: on CUDA a GEMM without output collective adds the bias before
 /// rounding.
 ///
-/// The weight's gradient can be [deferred](super::weight_grads::Deferral) by the pass.
+/// The weight's gradient can be [deferred](crate::weight_grads::Deferral) by the pass.
 ///
 /// # Panics
 ///
@@ -65,7 +65,7 @@ pub fn linear_with<const D: usize>(
 }
 
 /// [`linear_with`], with the residual joint of `x` if the prologue is a norm.
-pub(super) fn linear_of<const D: usize>(
+pub(crate) fn linear_of<const D: usize>(
     x: Tensor<D>,
     joint: Option<Joint>,
     prologue: Prologue,
@@ -105,7 +105,7 @@ pub(super) fn linear_of<const D: usize>(
 
 /// Everything about the operation but its tensors; by default a layer without prologue, bias or collectives.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LinearConfig {
+pub(crate) struct LinearConfig {
     pub step: Step,
     /// Context plan of attention; attention is then recomputed in the backward pass.
     pub context: Option<context::ContextOptions>,

@@ -2,11 +2,11 @@
 
 use burn::backend::tensor::FloatTensor;
 
+use super::super::gemm::{Weight, weight_grad};
 use super::{LinearConfig, Output, forward};
 use crate::{
     context::attend,
     fp8::{self, Fp8Weight, Purpose, SavedFp8},
-    gemm::{Weight, weight_grad},
     kernels::LocalKernels,
     main_grads::deliver,
     operation::{Parents, operation},

@@ -7,7 +7,7 @@ use burn::backend::{
 };
 use burn::tensor::{Int, Tensor};
 
-use super::{
+use crate::{
     kernels::LocalKernels,
     operation::{Tensors, apply_with, operation},
 };
@@ -16,7 +16,7 @@ use ranks::comm::{Group, ReduceOp};
 
 /// The shard of the vocabulary whose logits this rank holds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct VocabShard {
+pub(crate) struct VocabShard {
     /// Id of the first column.
     pub first_row: usize,
     /// Columns before the padding.
@@ -51,7 +51,7 @@ pub fn vocab_parallel_cross_entropy(
 }
 
 /// Loss and log-sum-exp, both `[s, b]`.
-pub(super) fn forward<B: LocalKernels + CollectiveOps>(
+pub(crate) fn forward<B: LocalKernels + CollectiveOps>(
     logits: FloatTensor<B>,
     labels: IntTensor<B>,
     shard: VocabShard,

@@ -6,7 +6,7 @@ use burn::backend::{
     tensor::FloatTensor as Float,
 };
 
-use super::{
+use crate::{
     context::{kernels::ContextKernels, p2p::PointToPoint},
     fp8::Fp8Kernels,
     kernels::LocalKernels,
@@ -44,7 +44,7 @@ pub enum OutputCollective {
 
 /// The collectives of a linear layer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LinearCollectives {
+pub(crate) struct LinearCollectives {
     pub entry: InputCollective,
     pub exit: OutputCollective,
     /// Overlap the collectives with the GEMMs where the backend can.
@@ -53,7 +53,7 @@ pub(super) struct LinearCollectives {
 }
 
 /// A weight that needs a gradient.
-pub(super) struct Weight<B: Backend> {
+pub(crate) struct Weight<B: Backend> {
     pub id: NodeId,
     /// Whether its gradient is deferred, as a zero-bubble schedule may where nothing waits for it.
     pub deferral: Deferral,
@@ -63,7 +63,7 @@ pub(super) struct Weight<B: Backend> {
 
 impl LinearCollectives {
     /// Whether the layer's gradients are complete without other ranks.
-    pub(super) fn are_local(&self) -> bool {
+    pub(crate) fn are_local(&self) -> bool {
         let entry = match &self.entry {
             InputCollective::None => true,
             InputCollective::Copy(group) | InputCollective::AllGather(group) => group.size() == 1,
@@ -73,14 +73,14 @@ impl LinearCollectives {
 }
 
 impl InputCollective {
-    pub(super) fn forward<B: CollectiveOps>(&self, x: Float<B>) -> Float<B> {
+    pub(crate) fn forward<B: CollectiveOps>(&self, x: Float<B>) -> Float<B> {
         match self {
             Self::AllGather(group) => collective::<B>(x, Collective::AllGather(0), group),
             Self::None | Self::Copy(_) => x,
         }
     }
 
-    pub(super) fn backward<B: CollectiveOps>(&self, grad: Float<B>) -> Float<B> {
+    pub(crate) fn backward<B: CollectiveOps>(&self, grad: Float<B>) -> Float<B> {
         match self {
             Self::None => grad,
             Self::Copy(group) => collective::<B>(grad, Collective::AllReduce(ReduceOp::Sum), group),
@@ -90,7 +90,7 @@ impl InputCollective {
 }
 
 impl OutputCollective {
-    pub(super) fn forward<B: CollectiveOps>(&self, y: Float<B>) -> Float<B> {
+    pub(crate) fn forward<B: CollectiveOps>(&self, y: Float<B>) -> Float<B> {
         match self {
             Self::None => y,
             Self::AllReduce(group) => collective::<B>(y, Collective::AllReduce(ReduceOp::Sum), group),
@@ -98,7 +98,7 @@ impl OutputCollective {
         }
     }
 
-    pub(super) fn backward<B: CollectiveOps>(&self, grad: Float<B>) -> Float<B> {
+    pub(crate) fn backward<B: CollectiveOps>(&self, grad: Float<B>) -> Float<B> {
         match self {
             Self::None | Self::AllReduce(_) => grad,
             Self::ReduceScatter(group) => collective::<B>(grad, Collective::AllGather(0), group),
@@ -106,7 +106,7 @@ impl OutputCollective {
     }
 
     /// Whether the GEMM's output is complete without other ranks.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(crate) fn is_whole(&self) -> bool {
         match self {
             Self::None => true,
             Self::AllReduce(group) | Self::ReduceScatter(group) => group.size() == 1,
@@ -119,7 +119,7 @@ fn collective<B: CollectiveOps>(x: Float<B>, collective: Collective, group: &Gro
 }
 
 /// GEMMs with their collectives, one after the other unless the backend overlaps them.
-pub(super) trait Gemms: Fp8Kernels + ResidualKernels + ContextKernels + PointToPoint {
+pub(crate) trait Gemms: Fp8Kernels + ResidualKernels + ContextKernels + PointToPoint {
     /// `x · wᵀ` between the two `collectives`; the bias is added once the output is complete.
     fn gemm(x: Float<Self>, w: Float<Self>, bias: Option<Float<Self>>, collectives: &LinearCollectives) -> Float<Self> {
         forward::<Self>(x, w, bias, collectives)
@@ -141,7 +141,7 @@ pub(super) trait Gemms: Fp8Kernels + ResidualKernels + ContextKernels + PointToP
 impl Gemms for Flex {}
 
 /// [`Gemms::gemm`], step by step.
-pub(super) fn forward<B: LocalKernels + CollectiveOps>(
+pub(crate) fn forward<B: LocalKernels + CollectiveOps>(
     x: Float<B>,
     w: Float<B>,
     bias: Option<Float<B>>,
@@ -156,7 +156,7 @@ pub(super) fn forward<B: LocalKernels + CollectiveOps>(
 }
 
 /// [`Gemms::gemm_grads`], step by step.
-pub(super) fn backward<B: LocalKernels + CollectiveOps>(
+pub(crate) fn backward<B: LocalKernels + CollectiveOps>(
     grad: Float<B>,
     w: Option<Float<B>>,
     weight: Option<Weight<B>>,
@@ -169,7 +169,7 @@ pub(super) fn backward<B: LocalKernels + CollectiveOps>(
 }
 
 /// Delivers the gradient of `weight`, now or deferred; `grad` is the gradient of the GEMM's output.
-pub(super) fn weight_grad<B: LocalKernels + CollectiveOps>(
+pub(crate) fn weight_grad<B: LocalKernels + CollectiveOps>(
     grad: Float<B>,
     weight: Option<Weight<B>>,
     entry: &InputCollective,
@@ -181,7 +181,7 @@ pub(super) fn weight_grad<B: LocalKernels + CollectiveOps>(
 }
 
 /// Delivers `gradᵀ · x` to the leaf or inner node `id`.
-pub(super) fn deliver_weight_grad<B: LocalKernels>(grads: &mut Gradients, id: NodeId, grad: Float<B>, x: Float<B>) {
+pub(crate) fn deliver_weight_grad<B: LocalKernels>(grads: &mut Gradients, id: NodeId, grad: Float<B>, x: Float<B>) {
     match main_grad::<B>(id) {
         Some((sum, add)) => B::linear_accumulate_weight_grad(grad, x, &sum, add),
         None => grads.register::<B>(id, B::linear_weight_grad(grad, x)),
