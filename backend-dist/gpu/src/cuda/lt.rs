@@ -1,6 +1,5 @@
 //! GEMMs by cuBLASLt on CubeCL's buffers, in the order of the rank's compute stream.
 
-use std::cell::Cell;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -15,23 +14,11 @@ use crate::column_major::{Matrices, Problem};
 use crate::failed;
 use crate::profile::{self, Kind, Operation, Precision};
 
-thread_local! {
-    /// SMs that GEMMs of this thread leave to collectives.
-    static RESERVED_SMS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Runs `work`, whose GEMMs leave this many SMs to overlapped collectives.
-pub fn reserving_sms<T>(sms: usize, work: impl FnOnce() -> T) -> T {
-    let before = RESERVED_SMS.replace(sms);
-    let result = work();
-    RESERVED_SMS.set(before);
-    result
-}
-
 /// A tensor as a batch of matrices, in place, or a copy of it if cuBLASLt cannot read its layout.
 pub struct Operand {
     tensor: CubeTensor,
     matrices: Matrices,
+    reserved_sms: usize,
 }
 
 impl Operand {
@@ -48,6 +35,11 @@ impl Operand {
     /// The transpose, without a copy.
     pub fn transposed(self) -> Self {
         Self { matrices: self.matrices.transposed(), ..self }
+    }
+
+    /// The GEMM whose left operand this is leaves so many SMs to overlapped collectives.
+    pub fn reserving_sms(self, reserved_sms: usize) -> Self {
+        Self { reserved_sms, ..self }
     }
 
     /// Rows of a matrix.
@@ -72,7 +64,7 @@ impl Operand {
         };
         let (held, needed) = (tensor.handle.size_in_used(), (matrices.span() * tensor.dtype.size()) as u64);
         assert!(needed <= held, "GEMM: {matrices:?} of {:?} in a buffer of {held} bytes", tensor.dtype);
-        Self { tensor, matrices }
+        Self { tensor, matrices, reserved_sms: 0 }
     }
 }
 
@@ -175,7 +167,7 @@ fn issue(a: Operand, b: Operand, added: (Option<CubeTensor>, Option<Mixed>), out
             bias.dtype
         );
     }
-    let problem = Problem { reserved_sms: RESERVED_SMS.get(), ..problem };
+    let problem = Problem { reserved_sms: a.reserved_sms, ..problem };
     if elements == 0 {
         return;
     }
