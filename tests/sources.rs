@@ -8,9 +8,10 @@ use syn::{Attribute, ItemMod, ItemUse, Meta, UseTree, Visibility};
 use crate::repository;
 
 /// The crates of the workspace, as their sources call them, and their folders.
-pub const CRATES: [(&str, &str); 9] = [
+pub const CRATES: [(&str, &str); 10] = [
     ("kernels_cubecl", "kernels-cubecl"),
     ("layouts", "backend-dist/layouts"),
+    ("gpu", "backend-dist/gpu"),
     ("ranks", "backend-dist/ranks"),
     ("ops", "backend-dist/ops"),
     ("backend_dist", "backend-dist"),

@@ -5,9 +5,9 @@
 
 use std::time::Instant;
 
-use backend_dist::buffer::Buffer;
 use backend_dist::gpu;
-use backend_dist::host_copy::{HostBytes, HostMemory, held};
+use backend_dist::gpu::buffer::Buffer;
+use backend_dist::gpu::host_copy::{HostBytes, HostMemory, held};
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use burn::tensor::{DType, Device, Tensor, TensorData};

@@ -1,7 +1,8 @@
 //! A distributed backend for Burn: what its tensors are on every rank, and the modules that it distributes.
 //!
 //! [Ranks](launch), their [mesh] and [collectives](collective) are from the crate `ranks`, operations of parallel layers
-//! with autodiff from the crate [`ops`]; both are here under their names, so that a program needs this crate alone.
+//! with autodiff from the crate [`ops`], GPUs and their memory from the crate [`gpu`]; all are here under their names, so
+//! that a program needs this crate alone.
 //!
 //! - [`mesh_backend`]: tensors of the shapes of one device that live on the ranks of a mesh (feature `decorator`, on by
 //!   default), by the rules of [`logical`]; [`parallelize`] places the parameters of a module.
@@ -9,13 +10,13 @@
 //! - [`fully_shard`]: ZeRO 3 for any module. [`gradients`]: data parallelism for any module.
 //! - [`paths`]: the parameters of a module by path. [`shard`]: which slice of which global tensor a local parameter holds. [`random`]: its initial values.
 
+pub use gpu;
 pub use ops;
 pub use ranks::{
-    buffer, collective, collective_ops, comm, gpu, host_copy, launch, matrix_owners, memory, mesh, process, profile,
-    startup,
+    buffer_collectives, collective, collective_ops, comm, launch, matrix_owners, memory, mesh, process, startup,
 };
 #[cfg(feature = "cuda")]
-pub use ranks::{idle, overlap, timeline};
+pub use ranks::{overlap, timeline};
 
 pub mod fully_shard;
 #[cfg(feature = "decorator")]

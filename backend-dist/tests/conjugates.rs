@@ -3,7 +3,7 @@
 use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::conjugate::*;
+use backend_dist::ops::tensor_parallel::*;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// Runs `op` on `x_r = [rows, 2]` with upstream gradient `d_r`, both different on every rank; output and gradient of

@@ -8,7 +8,7 @@ use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::gpu::{Recording, overwrite};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
-use backend_dist::ops::conjugate::Partial;
+use backend_dist::ops::tensor_parallel::Partial;
 use backend_dist::ops::{PassContext, Prologue, Residual};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 

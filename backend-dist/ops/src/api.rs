@@ -5,12 +5,12 @@ use burn::tensor::{Int, Tensor};
 
 use super::{
     dropout_mask::DropoutMask,
-    fused::{Linear, LinearConfig},
     local::{AddBias, AddLinear, Dropout, Embedding, Rope, Softcap},
     operation::{Tensors, apply, apply_with},
     options::GeluKind,
     residual::{Apply, Joint},
     step::Step,
+    tensor_parallel::fused::{Linear, LinearConfig},
 };
 
 /// `x · wᵀ` for `x [.., in]` and `w [out, in]`; output `[.., out]`.

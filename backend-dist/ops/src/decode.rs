@@ -7,7 +7,6 @@ use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES, has_likeliest};
 use super::kernels::LocalKernels;
 use super::operation::Tensors;
 use super::options::{AttentionOptions, PackedHeads};
-use ranks::gpu;
 
 /// What the kernels of a decode step read besides queries, keys and values.
 #[derive(Clone, Copy, Debug)]

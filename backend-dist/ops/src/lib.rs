@@ -15,23 +15,18 @@
 mod api;
 mod attention;
 pub mod blockwise;
-pub mod conjugate;
 pub mod context;
 mod convolution;
-mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod decode;
 mod dropout_mask;
 mod flex;
 pub mod fp8;
-mod fused;
 mod gated_delta;
 mod gated_norm;
-mod gemm;
 #[cfg(feature = "cuda")]
 pub mod grouped;
-mod head;
 mod head_norms;
 mod kernels;
 mod latent;
@@ -41,11 +36,6 @@ pub mod main_grads;
 pub mod moe;
 mod operation;
 mod options;
-#[cfg_attr(
-    not(any(feature = "cuda", test)),
-    expect(dead_code, reason = "CPU ranks do not overlap communication with GEMMs")
-)]
-pub(crate) mod overlap_schedule;
 mod pass;
 mod plain;
 mod prologue;
@@ -60,6 +50,7 @@ mod ssd;
 mod stash;
 mod step;
 mod tape;
+pub mod tensor_parallel;
 #[cfg(test)]
 mod tests;
 pub mod weight_grads;
@@ -70,16 +61,12 @@ pub use api::{
 };
 pub use attention::{attention, attention_packed};
 pub use convolution::causal_convolution;
-pub use cross_entropy::vocab_parallel_cross_entropy;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub use cuda::packed;
 pub use dropout_mask::DropoutMask;
-pub use fused::{LinearOptions, linear_with};
 pub use gated_delta::{GatedDeltaHeads, GatedDeltaInputs, gated_delta, gated_delta_with_states};
 pub use gated_norm::gated_rms_norm;
-pub use gemm::{InputCollective, OutputCollective};
-pub use head::{Head, linear_cross_entropy};
 pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use latent::latent_keys;
@@ -97,6 +84,10 @@ pub use split::split;
 pub use ssd::{SsdHeads, SsdInputs, ssd, ssd_with_states};
 pub use stash::HandOvers;
 pub use tape::{Tape, pull_back};
+pub use tensor_parallel::cross_entropy::vocab_parallel_cross_entropy;
+pub use tensor_parallel::fused::{LinearOptions, linear_with};
+pub use tensor_parallel::gemm::{InputCollective, OutputCollective};
+pub use tensor_parallel::head::{Head, linear_cross_entropy};
 
 macro_rules! kernels {
     ($($family:path),+ $(,)?) => {
@@ -109,7 +100,7 @@ macro_rules! kernels {
 
 kernels! {
     context::SinkKernels, convolution::ConvolutionKernels, fp8::Fp8GroupKernels, gated_delta::node::GatedDeltaKernels,
-    gated_norm::GatedNormKernels, gemm::Gemms, head_norms::HeadNormKernels, latent::LatentKernels,
+    gated_norm::GatedNormKernels, head_norms::HeadNormKernels, latent::LatentKernels,
     low_rank_swiglu::LowRankKernels, moe::BiasKernels, moe::MoeKernels, softmax::NormalizeKernels, split::SplitKernels,
-    ssd::node::SsdKernels,
+    ssd::node::SsdKernels, tensor_parallel::gemm::Gemms,
 }

@@ -8,12 +8,12 @@ use burn::backend::{
 
 use super::{
     dropout_mask::DropoutMask,
-    gemm::deliver_weight_grad,
     main_grads::{deliver, main_grad},
     operation::{Parents, Tensors, operation},
     options::{AttentionOptions, PackedHeads, Rotation},
     plain,
     saved_attention::CoreAttention,
+    tensor_parallel::gemm::deliver_weight_grad,
 };
 
 operation! {

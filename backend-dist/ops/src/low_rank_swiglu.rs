@@ -6,9 +6,9 @@ use burn::tensor::Tensor;
 
 use super::{
     fp8::{Fp8Kernels, KnownAmax},
-    gemm::deliver_weight_grad,
     operation::{Parents, apply, operation},
     shared_input::{LeftGemm, SharedInput, with_added},
+    tensor_parallel::gemm::deliver_weight_grad,
 };
 
 /// [`swiglu`](super::swiglu) of `base + low · bᵀ` for `base [s, b, 2 f] = [gate | up]`, `low [s, b, r]` and `b [2 f, r]`;

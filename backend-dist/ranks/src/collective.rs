@@ -1,7 +1,7 @@
 //! Collectives on tensors, outside autodiff: gradients, parameters, logits.
 //!
-//! All members of the group must call the same function with equal shapes, in the same order. Models use `conjugate` of the
-//! crate `ops`, whose backward passes are collectives too.
+//! All members of the group must call the same function with equal shapes, in the same order. Models use
+//! `tensor_parallel` of the crate `ops`, whose backward passes are collectives too.
 //!
 //! ```
 //! use ranks::{collective::{all_gather, reduce_scatter}, launch::launch, mesh::{Axis, Mesh}};
@@ -91,7 +91,7 @@ pub struct OneShotSums {
 pub fn one_shot_sums(group: &Group, device: &Device) -> OneShotSums {
     #[cfg(feature = "cuda")]
     {
-        let gpu = crate::gpu::index(device).filter(|_| group.size() > 1);
+        let gpu = gpu::index(device).filter(|_| group.size() > 1);
         let link = gpu.and_then(|gpu| crate::nccl::connect(group, Some(gpu)));
         let link = link.filter(|link| link.one_shot(group).inspect(|one_shot| one_shot.use_it(true)).is_some());
         OneShotSums { link }

@@ -159,7 +159,9 @@ impl<B: Backend + CollectiveOps, C: CheckpointStrategy> CollectiveOps for Autodi
         match Conjugate.prepare::<C>([x.node()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let backward = backward.unwrap_or_else(|| {
-                    panic!("{forward:?} on {group:?} has no gradient: use `ops::conjugate` inside a model, or detach")
+                    panic!(
+                        "{forward:?} on {group:?} has no gradient: use `ops::tensor_parallel` inside a model, or detach"
+                    )
                 });
                 let out = B::collective(x.into_primitive(), forward, None, group.clone());
                 prep.finish((backward, group), out)

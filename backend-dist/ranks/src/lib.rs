@@ -17,28 +17,15 @@
 //! # Ok::<(), ranks::launch::BoxError>(())
 //! ```
 //!
-//! Modules that the documentation leaves out are for the operations and the backend of this project: raw CUDA, NCCL and
-//! cuBLASLt under CubeCL's tensors.
+//! Modules that the documentation leaves out are for the operations and the backend of this project.
 
 pub use layouts::{matrix_owners, mesh};
 
 pub mod attached;
-pub mod buffer;
+pub mod buffer_collectives;
 pub mod collective;
 pub mod collective_ops;
-#[cfg(any(test, feature = "cuda"))]
-#[doc(hidden)]
-pub mod column_major;
 pub mod comm;
-#[cfg(feature = "cuda")]
-#[doc(hidden)]
-pub mod cuda;
-#[cfg(any(test, feature = "cuda"))]
-mod failed;
-pub mod gpu;
-pub mod host_copy;
-#[cfg(feature = "cuda")]
-pub mod idle;
 #[cfg(any(feature = "cuda", test))]
 mod in_place;
 pub mod launch;
@@ -46,16 +33,12 @@ pub mod memory;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub mod nccl;
-mod no_fusion;
 #[cfg(any(test, feature = "cuda"))]
 mod one_shot;
 #[cfg(feature = "cuda")]
 pub mod overlap;
 pub mod process;
-pub mod profile;
 mod rank;
-#[cfg(any(feature = "cuda", test))]
-mod size_class;
 #[cfg(any(feature = "cuda", test))]
 mod slot_pool;
 pub mod startup;

@@ -158,7 +158,7 @@ pub fn end() -> Option<Startup> {
     let mut clock = CLOCK.take()?;
     clock.enter(Phase::Other);
     #[cfg(feature = "cuda")]
-    let [kernels, gemms] = [crate::cuda::watch::kernels(), crate::cuda::watch::gemms()]
+    let [kernels, gemms] = [gpu::cuda::watch::kernels(), gpu::cuda::watch::gemms()]
         .map(|(count, cached, seconds)| BuildStats { count, cached, seconds });
     #[cfg(not(feature = "cuda"))]
     let (kernels, gemms) = Default::default();

@@ -5,12 +5,12 @@
 //! compute stream whose timeline is on.
 
 use crate::comm::DeviceOpKind;
-use crate::cuda;
 use crate::nccl::gpu_of;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{DriverError, result as driver, sys};
+use gpu::cuda;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -111,7 +111,7 @@ impl Timeline {
     pub fn start(device: &Device, origin: Instant) -> Option<Self> {
         let anchor = Tensor::<1>::empty([1], (device, DType::F32)).try_into_primitive::<Cube>().ok()?;
         let gpu = gpu_of(&anchor.device)?;
-        enter(gpu);
+        ok(cuda::enter(gpu));
         let mut timeline = Self { anchor, gpu, compute: 0, base: event(), base_time: 0, stamps: Vec::new() };
         let stream = Arc::new(AtomicUsize::new(0));
         let found = stream.clone();
@@ -144,7 +144,7 @@ impl Timeline {
     /// If the GPU has failed.
     pub fn read(&mut self) -> Read {
         self.sync();
-        enter(self.gpu);
+        ok(cuda::enter(self.gpu));
         let stamps = std::mem::take(&mut self.stamps);
         let (ended, stalls) = self.ended();
         let times = |events: [usize; 2]| events.map(|event| self.time(event));
@@ -240,12 +240,6 @@ fn destroy(event: usize) {
 fn has_ended(event: usize) -> bool {
     // SAFETY: the device's thread has recorded it.
     unsafe { driver::event::query(event as _) }.is_ok()
-}
-
-/// Makes the GPU's context current on this thread.
-pub(crate) fn enter(gpu: usize) {
-    // SAFETY: it is the primary context, which CubeCL retains for the life of the process.
-    ok(unsafe { driver::primary_ctx::retain(gpu as i32).and_then(|context| driver::ctx::set_current(context)) });
 }
 
 fn ok<T>(result: Result<T, DriverError>) -> T {

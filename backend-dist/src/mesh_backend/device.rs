@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use ranks::attached::Attached;
 use ranks::collective_ops::ON_GROUPS;
 use ranks::comm::Group;
-use ranks::gpu;
 use ranks::launch::Rank;
 use ranks::mesh::Axis;
 

@@ -5,7 +5,7 @@ use crate::compare::{leaf, numbers, values};
 use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::conjugate::{
+use backend_dist::ops::tensor_parallel::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };

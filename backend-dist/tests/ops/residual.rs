@@ -4,7 +4,7 @@
 use crate::compare::{leaf, numbers, values};
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
-use backend_dist::ops::conjugate::{Partial, reduce_from_tensor_parallel};
+use backend_dist::ops::tensor_parallel::{Partial, reduce_from_tensor_parallel};
 use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{
     HandOvers, InputCollective, LinearOptions, OutputCollective, PassContext, Prologue, Residual, layer_norm,

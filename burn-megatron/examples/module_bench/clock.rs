@@ -1,8 +1,8 @@
 //! The time of the first rank's steps, who was busy meanwhile, and with `+profile` which kernels ran.
 
+use backend_dist::gpu::profile::{Profile, Session, readable};
 use backend_dist::local::is_logical;
 use backend_dist::mesh_backend::{Report, explain};
-use backend_dist::profile::{Profile, Session, readable};
 use burn::tensor::Tensor;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;

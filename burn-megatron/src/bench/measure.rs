@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::gpu::profile::{Profile, Session};
 use backend_dist::gpu::{MemoryUse, memory_use, release_memory};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::process::Cluster;
-use backend_dist::profile::{Profile, Session};
 use backend_dist::startup::{self, Phase, Startup, phase};
 use burn::data::dataloader::DataLoader;
 use models::{CausalLm, ModelConfig, WithModel};

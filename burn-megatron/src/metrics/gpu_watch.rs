@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
+use backend_dist::gpu::idle::IdleWatch;
 use backend_dist::gpu::{GpuInfo, gpus};
-use backend_dist::idle::IdleWatch;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 

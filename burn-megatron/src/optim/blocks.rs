@@ -3,7 +3,7 @@
 //! rank are multiples of 256 elements they are those of the global tensor.
 
 use super::flat::Flat;
-use backend_dist::buffer::{self, BLOCK, Map};
+use backend_dist::gpu::buffer::{self, BLOCK, Map};
 use backend_dist::shard::Section;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::borrow::Cow;

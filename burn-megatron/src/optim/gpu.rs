@@ -8,11 +8,12 @@ use super::layout::{Layout, Part};
 use super::modules::{map, visit};
 use super::rule::Rule;
 use super::states::place;
-use backend_dist::buffer::{
-    AdamWBuffers, AdamWStep, Buffer, ChunkTable, Moments, MomentumBuffers, MomentumRule, MomentumStep, Parameters,
-    Place, RangeTable, TensorTable, Wait, adamw, join_masters, momentum, split_masters,
-};
+use backend_dist::buffer_collectives::{Wait, all_gather};
 use backend_dist::comm::Group;
+use backend_dist::gpu::buffer::{
+    AdamWBuffers, AdamWStep, Buffer, ChunkTable, Moments, MomentumBuffers, MomentumRule, MomentumStep, Parameters,
+    Place, RangeTable, TensorTable, adamw, join_masters, momentum, split_masters,
+};
 use backend_dist::shard::{Element, HostFloats, into_data};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor};
@@ -133,7 +134,7 @@ impl Weights {
     /// Starts the collective of the data-parallel ranks' regions.
     pub fn collective(&self, dp_ranks: &Group) {
         self.wait();
-        *self.running.borrow_mut() = Some(self.all.all_gather(&self.own, dp_ranks));
+        *self.running.borrow_mut() = Some(all_gather(&self.own, &self.all, dp_ranks));
     }
 
     /// Lets what the thread issues from now on find the weights of the last step.

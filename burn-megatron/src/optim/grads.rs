@@ -3,8 +3,9 @@
 use super::flat::Flat;
 use super::layout::{Layout, Slot};
 use super::sharding::Sharding;
-use backend_dist::buffer::{Buffer, Wait};
+use backend_dist::buffer_collectives::{Wait, all_reduce, reduce_scatter};
 use backend_dist::comm::Group;
+use backend_dist::gpu::buffer::Buffer;
 use backend_dist::ops::main_grads::MainGrad;
 use burn::tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
@@ -151,11 +152,11 @@ impl Grads {
         let part = self.part.as_mut().expect("ZeRO 2 and 3 keep their part");
         match (whole.buffer(), part.buffer()) {
             (Some(whole), Some(part)) if first => {
-                self.running = Some(Running::Scatter(whole.reduce_scatter(part, shards), None, None)).into()
+                self.running = Some(Running::Scatter(reduce_scatter(whole, part, shards), None, None)).into()
             }
             (Some(whole), Some(_)) => {
                 let own = whole.part(region.clone());
-                let scatter = whole.reduce_scatter(&own, shards);
+                let scatter = reduce_scatter(whole, &own, shards);
                 self.running = Some(Running::Scatter(scatter, Some(Box::new(own)), None)).into();
             }
             _ if first => *part = whole.reduce_scatter(shards),
@@ -170,7 +171,7 @@ impl Grads {
             0 => {
                 let whole = self.settled(layout);
                 match whole.buffer() {
-                    Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(same_shard))).into(),
+                    Some(buffer) => self.running = Some(Running::Sum(all_reduce(buffer, same_shard))).into(),
                     None => whole.all_reduce(same_shard),
                 }
                 return;
@@ -181,7 +182,7 @@ impl Grads {
                 let whole = self.whole.take().expect("it is settled");
                 match (whole.buffer(), self.part.as_ref().and_then(Flat::buffer)) {
                     (Some(buffer), Some(part)) => {
-                        self.running = Some(Running::Scatter(buffer.reduce_scatter(part, shards), None, None)).into();
+                        self.running = Some(Running::Scatter(reduce_scatter(buffer, part, shards), None, None)).into();
                         self.whole = Some(whole);
                     }
                     _ => self.part = Some(whole.reduce_scatter(shards)),
@@ -207,7 +208,7 @@ impl Grads {
         }
         let part = self.part.as_mut().expect("a reduction leaves the shard");
         match part.buffer() {
-            Some(buffer) => self.running = Some(Running::Sum(buffer.all_reduce(same_shard))).into(),
+            Some(buffer) => self.running = Some(Running::Sum(all_reduce(buffer, same_shard))).into(),
             None => part.all_reduce(same_shard),
         }
     }
@@ -222,7 +223,7 @@ impl Grads {
         wait.wait();
         let Some(part) = self.part.as_ref().and_then(Flat::buffer) else { return };
         own.into_iter().for_each(|own| part.add(0, own.tensor()));
-        *running = then.map(|same_shard| Running::Sum(part.all_reduce(&same_shard)));
+        *running = then.map(|same_shard| Running::Sum(all_reduce(part, &same_shard)));
     }
 
     /// Lets the thread's stream wait for a running sum over the data-parallel ranks.

@@ -1,6 +1,6 @@
 //! The page-locked host memory that a rank's state is copied to for checkpoints, reserved while training begins.
 
-use backend_dist::host_copy::HostMemory;
+use backend_dist::gpu::host_copy::HostMemory;
 use std::cell::{OnceCell, RefCell};
 use std::io;
 use std::thread::{self, JoinHandle};

@@ -3,7 +3,7 @@
 use super::flat::{Flat, with_float};
 use super::real::Real;
 use super::{adamw, lion, sgd};
-use backend_dist::buffer::{self, Place};
+use backend_dist::gpu::buffer::{self, Place};
 use burn::tensor::{DType, Tensor};
 use half::bf16;
 use std::ops::Range;

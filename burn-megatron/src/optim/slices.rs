@@ -4,7 +4,7 @@ use super::blocks::{Blocks, scales_section};
 use super::box_runs::box_runs;
 use super::layout::{Part, Unit};
 use crate::checkpoint::{Kind, Slice, SliceData};
-use backend_dist::buffer::{self, BLOCK};
+use backend_dist::gpu::buffer::{self, BLOCK};
 use backend_dist::shard::copy_bytes;
 use burn::tensor::{DType, Tensor};
 use safetensors::Dtype;

@@ -2,7 +2,7 @@
 
 use super::flat::wide;
 use super::layout::Unit;
-use backend_dist::buffer::{self, BLOCK, Place};
+use backend_dist::gpu::buffer::{self, BLOCK, Place};
 use backend_dist::shard::stable_hash;
 use burn::tensor::{DType, Tensor, TensorData};
 use half::bf16;
@@ -24,7 +24,7 @@ pub enum StateDtype {
     F32,
     /// bf16: 2 bytes an element.
     Bf16,
-    /// 8 bits, and a scale for each block of 256 elements ([`backend_dist::buffer::Map`]): for both moments or none, not for gradients. Rounded to
+    /// 8 bits, and a scale for each block of 256 elements ([`backend_dist::gpu::buffer::Map`]): for both moments or none, not for gradients. Rounded to
     /// nearest, as in bitsandbytes and torchao; what is less than the step of a code is lost in the element, but a block's
     /// scale follows its greatest element.
     #[serde(rename = "8bit")]

@@ -9,9 +9,6 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::bf16;
 
-/// SMs of a device that does not report them.
-const DEFAULT_SMS: u32 = 132;
-
 /// Why a call was refused. Nothing has been launched then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
@@ -163,7 +160,8 @@ impl GroupedCall<'_> {
         let table = client.create_from_slice(&table.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>());
         let steps = if plan.gemm == Gemm::Forward { inner } else { features }.div_ceil(DEPTH);
         let sizes = SizesLaunch::new(count as u32, columns as u32, row_tiles as u32, features as u32, steps as u32);
-        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(DEFAULT_SMS);
+        let sms = client.properties().hardware.num_streaming_multiprocessors;
+        let sms = sms.expect("GPUs with warpgroup MMA report their SMs");
         let cubes = (count as u32).min(sms * plan.cubes() * waves::current());
         let (left, right) = (maps::left(left, left_shape, plan), maps::right(right, right_shape, plan));
         let out = maps::result(out, result, plan);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use backend_dist::ops::conjugate::Partial;
+use backend_dist::ops::tensor_parallel::Partial;
 use backend_dist::ops::{embedding, expand_dim};
 use backend_dist::shard::{GroupPosition, Init, Section};
 use burn::module::{Module, Param};

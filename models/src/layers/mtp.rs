@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use backend_dist::collective::all_gather_int;
-use backend_dist::ops::conjugate::gather_from_sequence_parallel;
 use backend_dist::ops::context::{ContextParallel, Documents, zigzag};
+use backend_dist::ops::tensor_parallel::gather_from_sequence_parallel;
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::kind::Basic;

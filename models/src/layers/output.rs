@@ -1,6 +1,6 @@
 //! From the last hidden states to logits and losses, with the vocabulary sharded over the ranks.
 
-use backend_dist::ops::conjugate::gather_from_tensor_parallel;
+use backend_dist::ops::tensor_parallel::gather_from_tensor_parallel;
 use backend_dist::ops::{
     Head, LinearOptions, Prologue, linear, linear_cross_entropy, linear_with, positions_at_once, softcap,
     vocab_parallel_cross_entropy,

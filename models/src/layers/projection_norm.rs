@@ -1,6 +1,6 @@
 //! RMSNorms of features that are sharded over the tensor-parallel ranks.
 
-use backend_dist::ops::conjugate::{
+use backend_dist::ops::tensor_parallel::{
     Partial, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
 };
 use backend_dist::ops::{gated_rms_norm, sum_dim};

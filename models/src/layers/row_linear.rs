@@ -2,8 +2,8 @@
 //! added to the residual stream.
 
 use backend_dist::comm::Group;
-use backend_dist::ops::conjugate::{Partial, reduce_from_tensor_parallel};
 use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
+use backend_dist::ops::tensor_parallel::{Partial, reduce_from_tensor_parallel};
 use backend_dist::ops::{
     LinearOptions, OutputCollective, Prologue, Residual, SharedInput, SwiGluNeighbours, linear_with,
 };

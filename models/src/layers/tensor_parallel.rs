@@ -1,6 +1,6 @@
 //! Where activations enter and leave what each tensor parallel rank computes for itself.
 
-use backend_dist::ops::conjugate::{
+use backend_dist::ops::tensor_parallel::{
     Partial, copy_to_tensor_parallel, gather_from_sequence_parallel, reduce_from_tensor_parallel,
     reduce_scatter_to_sequence_parallel,
 };

@@ -4,7 +4,7 @@
 //! every rank, applied to the rank's positions; then the positions are gathered (or copied), and each rank has its rows
 //! of B. A row-parallel layer has its columns of A, whose outputs are summed over the ranks (and scattered), and B whole.
 
-use backend_dist::ops::conjugate::Partial;
+use backend_dist::ops::tensor_parallel::Partial;
 use backend_dist::ops::{
     LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, linear_with, low_rank_swiglu,
 };

@@ -7,14 +7,6 @@
 
 use crate::gpu_model::GpuModel;
 
-/// Share of a link's bandwidth that NCCL reaches without overlap: 280 of 450 GB/s over NVLink 4.
-const NCCL_SHARE: f64 = 280.0 / 450.0;
-/// The same, overlapped with GEMMs, on two H200s.
-const OVERLAPPED_SHARE: f64 = 160.0 / 450.0;
-/// Latency of a collective in seconds.
-const LATENCY: f64 = 10e-6;
-/// Share of the peak that 16-bit GEMMs reach, roughly: cuBLASLt on Hopper, 650 of 989 TFLOP/s.
-const GEMM_SHARE: f64 = 650.0 / 989.4;
 /// SMs left to an overlapped collective: the most that NCCL uses within a host.
 pub const COLLECTIVE_SMS: usize = 32;
 /// Output tile of an SM.
@@ -74,17 +66,17 @@ pub fn is_worth_chunking(gpu: &GpuModel, bytes: usize, [hidden, intermediate]: [
 
 /// Seconds of an SM for an output tile of a 16-bit GEMM.
 fn tile_seconds(gpu: &GpuModel, inner: usize) -> f64 {
-    2.0 * (TILE[0] * TILE[1] * inner) as f64 * gpu.sms as f64 / (GEMM_SHARE * gpu.peak(2))
+    2.0 * (TILE[0] * TILE[1] * inner) as f64 * gpu.sms as f64 / (gpu.operations.gemm * gpu.peak(2))
 }
 
 /// Seconds of a collective of `bytes` between the GPUs of a host.
 fn collective_seconds(gpu: &GpuModel, bytes: usize) -> f64 {
-    LATENCY + bytes as f64 / (NCCL_SHARE * gpu.link * 1e9)
+    gpu.operations.collective_latency + bytes as f64 / (gpu.operations.nccl * gpu.link * 1e9)
 }
 
 /// The same, overlapped with GEMMs.
 fn overlapped_seconds(gpu: &GpuModel, bytes: usize) -> f64 {
-    LATENCY + bytes as f64 / (OVERLAPPED_SHARE * gpu.link * 1e9)
+    gpu.operations.collective_latency + bytes as f64 / (gpu.operations.overlapped_nccl * gpu.link * 1e9)
 }
 
 /// About `step` of `STEPS` of the rows, in whole tiles where there are enough.

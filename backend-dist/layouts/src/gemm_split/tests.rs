@@ -128,3 +128,27 @@ fn scattered_chunks_fill_each_shard_in_order() {
         }
     }
 }
+
+/// Many decisions on the GPUs whose rates were measured, folded into one number: a description that is written otherwise
+/// decides the same.
+#[test]
+fn decisions_on_hopper_are_those_of_the_measured_rates() {
+    let mut digest = 0xcbf2_9ce4_8422_2325u64;
+    let mut fold = |decision: usize| digest = (digest ^ decision as u64).wrapping_mul(0x100_0000_01b3);
+    for name in ["h100", "h200"] {
+        let gpu = find(name).unwrap();
+        for (rows, ranks) in [(1024, 2), (4096, 4), (8192, 2), (8192, 8), (16384, 4), (65536, 8)] {
+            for (inner, columns) in
+                [(256, 1024), (2048, 768), (4096, 3584), (4096, 14336), (14336, 4096), (8192, 28672)]
+            {
+                let gemm = Gemm { gpu, ..gemm(rows, inner, columns) };
+                let [read, written] = [inner, columns].map(|width| bytes(rows, width, ranks));
+                fold(gemm.overlapped_rows(read));
+                fold(Chunks::gathered(ranks, &gemm, read).first);
+                fold(Chunks::scattered(ranks, &gemm, written).first);
+                fold(usize::from(is_worth_chunking(gpu, read, [inner, columns])));
+            }
+        }
+    }
+    assert_eq!(digest, 2_450_285_857_162_125_093);
+}

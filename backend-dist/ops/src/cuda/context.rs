@@ -123,7 +123,7 @@ impl ContextKernels for Cube {
         }
         // Contiguous, which CubeCL's zeros need not be.
         let zeros = empty(like, shape, wide(like.dtype()));
-        ranks::cuda::clear(&zeros);
+        gpu::cuda::clear(&zeros);
         zeros
     }
 }

@@ -11,10 +11,10 @@ use kernels_cubecl::pointwise::reduce_slices;
 use super::blocks::{blocks, resized};
 use super::factors::{Factor, WeightGrad};
 use super::{Float, columns, empty, launched, packed, rows, work};
-use crate::gemm::Weight;
-use crate::overlap_schedule::{self, MIN_COPY_BYTES, runs};
+use crate::tensor_parallel::gemm::Weight;
+use crate::tensor_parallel::overlap_schedule::{self, MIN_COPY_BYTES, runs};
+use gpu::cuda::dense;
 use ranks::comm::Group;
-use ranks::cuda::dense;
 use ranks::overlap::{Pending, dma};
 
 /// Whether DMA copy engines transfer shards of this size between the members of `group`.
@@ -36,7 +36,7 @@ pub(super) fn gathered(shard: Float, factor: &Factor, bias: Option<Float>, group
         for members in runs(group.rank(), first..first + count, size) {
             let [start, count] = [members.start, members.len()].map(|shards| shards * length);
             let x = if alone { run(&shard, 0, count) } else { run(&whole, start, count) };
-            factor.multiply(x, bias.as_ref(), &run(&out, start, count));
+            factor.multiply(x, bias.as_ref(), &run(&out, start, count), 0);
         }
         first += count;
     }
@@ -72,7 +72,7 @@ pub(super) fn scattered(x: Float, factor: &Factor, after: f64, group: &Group) ->
         let offsets = first..first + count;
         for members in runs(group.rank(), offsets.clone(), size) {
             let [start, count] = [members.start, members.len()].map(|shards| shards * length);
-            factor.multiply(run(&x, start, count), None, &run(&staged, start, count));
+            factor.multiply(run(&x, start, count), None, &run(&staged, start, count), 0);
         }
         // The offset `size` is the member itself.
         let others = offsets.start..offsets.end.min(size);

@@ -7,7 +7,7 @@ use kernels_cubecl::pointwise::embedding::{self as kernels, TableShape};
 use super::accumulate::accumulate;
 use super::{Float, Int, columns, empty, ids, is_aligned, is_here, launched, packed};
 use crate::plain;
-use ranks::cuda;
+use gpu::cuda;
 
 fn shape_of(x: &CubeTensor, rows: usize, tokens: &Int, first_row: usize) -> Option<TableShape> {
     let shape = TableShape { rows, hidden: columns(x), first_row, ids: tokens.meta.shape().num_elements() };

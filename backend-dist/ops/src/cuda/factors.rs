@@ -6,9 +6,9 @@ use burn_cubecl::tensor::CubeTensor;
 use super::blocks::{columns_of, shared, view};
 use super::{Float, columns, empty, rows};
 use crate::main_grads::main_grad;
+use gpu::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias};
+use gpu::first_model;
 use layouts::gemm_split::Gemm;
-use ranks::cuda::lt::{Onto, Operand, multiply, multiply_and_add_bias, reserving_sms};
-use ranks::gpu::first_model;
 
 /// The weight as the second operand of a GEMM.
 pub(super) struct Factor {
@@ -33,13 +33,15 @@ impl Factor {
         Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size(), gpu: first_model() }
     }
 
-    /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`.
-    pub(super) fn multiply(&self, x: CubeTensor, bias: Option<&Float>, out: &CubeTensor) {
+    /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`. `left` SMs are left
+    /// to a collective.
+    pub(super) fn multiply(&self, x: CubeTensor, bias: Option<&Float>, out: &CubeTensor, left: usize) {
         let w = Operand::batched(shared(&self.w, x.meta.shape()[0]));
         let w = if self.transposed { w.transposed() } else { w };
+        let x = Operand::batched(x).reserving_sms(left);
         match bias {
-            None => multiply(Operand::batched(x), w, out, Onto::Replace),
-            Some(bias) => multiply_and_add_bias(Operand::batched(x), w, bias.clone(), out),
+            None => multiply(x, w, out, Onto::Replace),
+            Some(bias) => multiply_and_add_bias(x, w, bias.clone(), out),
         }
     }
 }
@@ -80,7 +82,7 @@ impl WeightGrad {
         for (start, count, left) in runs {
             let (grad, input) = (Operand::batched(columns_of(&grad, start, count)), Operand::flat(input.clone()));
             let rows = view(&sum, [1, count, inputs], [0, inputs, 1], start * inputs);
-            reserving_sms(left, || multiply(grad.transposed(), input, &rows, onto));
+            multiply(grad.transposed().reserving_sms(left), input, &rows, onto);
         }
         if !is_placed {
             grads.register::<Cube>(id, sum);

@@ -7,9 +7,9 @@ use kernels_cubecl::fp8::{Codec, Format, amax, cast, transpose};
 
 use super::{Float, are_half, columns, empty, launched, packed, rows, work};
 use crate::fp8::{Fp8Kernels, Matrix, Number, Precision, Quantized, Scales, Sides};
+use gpu::cuda::lt_fp8::{Onto, Operand, Sums, multiply};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
-use ranks::cuda::lt_fp8::{Onto, Operand, Sums, multiply};
 
 pub(super) fn format(number: Number) -> Format {
     match number {

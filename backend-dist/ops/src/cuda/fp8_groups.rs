@@ -13,9 +13,9 @@ use super::blocks::view;
 use super::fp8::{format, half, sums};
 use super::{Float, columns, empty, launched, work};
 use crate::fp8::{Fp8GroupKernels, Groups, Number, Precision, QuantizedGroups, Scales, Sides};
-use ranks::cuda::clear;
-use ranks::cuda::lt_fp8::{Onto, Operand, Sums, multiply_one};
-use ranks::profile::{self, Kind, Operation, operation};
+use gpu::cuda::clear;
+use gpu::cuda::lt_fp8::{Onto, Operand, Sums, multiply_one};
+use gpu::profile::{self, Kind, Operation, operation};
 
 /// Elements between the scales of two groups: cuBLASLt requires pointers of FP8 GEMMs to be multiples of 16 bytes.
 const APART: usize = 4;

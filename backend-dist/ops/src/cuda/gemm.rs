@@ -12,12 +12,11 @@ use super::blocks::{blocks, chunk_of, resized};
 use super::dma_overlap::{self, uses_dma};
 use super::factors::{Factor, WeightGrad};
 use super::{Float, columns, empty, linear, packed, rows};
-use crate::gemm::{self, Gemms, InputCollective, LinearCollectives, OutputCollective, Weight};
 use crate::plain;
+use crate::tensor_parallel::gemm::{self, Gemms, InputCollective, LinearCollectives, OutputCollective, Weight};
+use gpu::cuda::dense;
 use layouts::gemm_split::{COLLECTIVE_SMS, Chunks};
 use ranks::comm::Group;
-use ranks::cuda::dense;
-use ranks::cuda::lt::reserving_sms;
 use ranks::nccl::{connect, gpu_of};
 use ranks::overlap::{Pending, chunks};
 
@@ -134,7 +133,7 @@ fn column_grads(
     let overlapped = gather.as_ref().map_or(0, |_| factor.of(rows(&grad)).overlapped_rows(received(&input, group)));
     for (start, count, left) in in_two(rows(&grad), overlapped) {
         let block = |x| blocks(x, [1, count], count, start);
-        reserving_sms(left, || factor.multiply(block(&grad), None, &block(&sums)));
+        factor.multiply(block(&grad), None, &block(&sums), left);
     }
     let (input_grad, sum, bytes) = match gathers {
         true => {
@@ -171,7 +170,7 @@ fn gathered(shard: Float, factor: &Factor, bias: Option<Float>, chunks: Chunks, 
     for (i, chunk) in arriving.into_iter().enumerate() {
         chunk.wait();
         let left = if i + 1 < chunks.count() { COLLECTIVE_SMS } else { 0 };
-        reserving_sms(left, || factor.multiply(chunk_of(&whole, chunks, i), bias.as_ref(), &chunk_of(&out, chunks, i)));
+        factor.multiply(chunk_of(&whole, chunks, i), bias.as_ref(), &chunk_of(&out, chunks, i), left);
     }
     (whole, out)
 }
@@ -192,7 +191,7 @@ fn scattered(x: Float, factor: &Factor, chunks: Chunks, group: &Group) -> (Float
     let launched = (0..chunks.count()).map(|i| {
         let run = blocks(&staged, [chunks.shards, chunks.rows(i)], chunks.rows(i), chunks.staged(i));
         let left = if i > 0 { COLLECTIVE_SMS } else { 0 };
-        reserving_sms(left, || factor.multiply(chunk_of(&x, chunks, i), None, &run));
+        factor.multiply(chunk_of(&x, chunks, i), None, &run, left);
         chunks::scatter(&staged, &shard, chunks, i, group)
     });
     let pending = launched.collect();
@@ -205,7 +204,7 @@ fn reduced(x: Float, factor: &Factor, chunks: Chunks, group: &Group) -> (Float, 
     let out = empty(&x, resized(&x, |first| first, factor.columns()), x.dtype);
     let launched = (0..chunks.count()).map(|i| {
         let left = if i > 0 { COLLECTIVE_SMS } else { 0 };
-        reserving_sms(left, || factor.multiply(chunk_of(&x, chunks, i), None, &chunk_of(&out, chunks, i)));
+        factor.multiply(chunk_of(&x, chunks, i), None, &chunk_of(&out, chunks, i), left);
         chunks::reduce(&out, chunks, i, group)
     });
     let pending = launched.collect();

@@ -10,9 +10,9 @@ use kernels_cubecl::hopper::mma::Half;
 use super::blocks::view;
 use super::{Float, are_half, columns, empty, launched, rows};
 use crate::moe::groups;
-use ranks::cuda::lt::{Onto, Operand, multiply};
-use ranks::cuda::{clear, dense};
-use ranks::profile::{Kind, Operation, Precision, operation};
+use gpu::cuda::lt::{Onto, Operand, multiply};
+use gpu::cuda::{clear, dense};
+use gpu::profile::{Kind, Operation, Precision, operation};
 
 /// Alignment in bytes of tensors that the kernels access by TMA.
 const START: u64 = 16;
@@ -156,7 +156,7 @@ fn noted(
     near: &CubeTensor,
     size: usize,
     adds: bool,
-) -> Option<ranks::profile::Open> {
+) -> Option<gpu::profile::Open> {
     operation(near, || {
         let GroupedCall { counts, features, inner, .. } = *call;
         let (rows, groups) = (call.rows(), counts.len());

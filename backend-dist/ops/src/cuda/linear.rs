@@ -14,7 +14,7 @@ use super::{
     Float, are_half, columns, empty, few_rows, launched, low_rank, packed, reductions::sum_dim, rows, with_last,
 };
 use crate::plain;
-use ranks::cuda::lt::{Mixed, Onto, Operand, gemm, gemm_and_bias, gemm_mixed, multiply};
+use gpu::cuda::lt::{Mixed, Onto, Operand, gemm, gemm_and_bias, gemm_mixed, multiply};
 
 /// Rows up to which a kernel of ours reads the weight faster than cuBLASLt.
 pub(super) const FEW: usize = 4;

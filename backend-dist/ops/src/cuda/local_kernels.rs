@@ -25,7 +25,7 @@ impl LocalKernels for Cube {
     }
 
     fn matmul_mixed(a: Float, b: Float, [alpha, beta]: [f64; 2], left: bool) -> Float {
-        linear::matmul_mixed(a, b, ranks::cuda::lt::Mixed { alpha, beta, left })
+        linear::matmul_mixed(a, b, gpu::cuda::lt::Mixed { alpha, beta, left })
     }
 
     fn linear_forward(x: Float, w: Float) -> Float {

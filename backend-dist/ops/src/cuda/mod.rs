@@ -72,7 +72,7 @@ use burn::backend::{
 use burn::tensor::Shape;
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
-use ranks::cuda::packed_rows;
+use gpu::cuda::packed_rows;
 
 type Float = FloatTensor<Cube>;
 type Int = IntTensor<Cube>;
@@ -128,7 +128,7 @@ pub fn packed(x: CubeTensor) -> CubeTensor {
 
 /// An uninitialised contiguous tensor on the device of `x`.
 fn empty(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
-    ranks::cuda::empty(x, shape.into(), dtype)
+    gpu::cuda::empty(x, shape.into(), dtype)
 }
 
 /// Unwraps the result of a launch whose sizes were checked before.

@@ -12,8 +12,8 @@ use kernels_cubecl::pointwise::split_bf16;
 
 use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, reductions, rows, work};
 use crate::moe::{self, MoeKernels};
-use ranks::cuda::dense;
-use ranks::cuda::lt::{Operand, gemm};
+use gpu::cuda::dense;
+use gpu::cuda::lt::{Operand, gemm};
 
 /// Thread blocks of overlapped GEMMs, as a multiple of those that fit on the device.
 const WAVES: u32 = 8;

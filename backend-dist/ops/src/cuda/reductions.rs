@@ -5,7 +5,7 @@ use burn::backend::{Cube, DType, FloatDType, Scalar, Slice, TensorMetadata, ops:
 use burn::tensor::Shape;
 
 use super::{Float, is_here};
-use ranks::cuda::lt::{Operand, gemm};
+use gpu::cuda::lt::{Operand, gemm};
 
 /// Up to this many slices are added one by one, instead of a GEMM of very many rows of very few elements.
 const FEW: usize = 16;

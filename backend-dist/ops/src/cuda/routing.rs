@@ -13,7 +13,7 @@ use kernels_cubecl::pointwise::moe::topk::{self, Selection as Kernel};
 use super::{empty, ids, is_here, launched, packed, work};
 use crate::moe::RowMap;
 use crate::moe::routing::tables::{OrderedCopies, RowOrder, RowStarts, Run, Selection, TokenCounts, table};
-use ranks::cuda;
+use gpu::cuda;
 
 /// Alignment, in elements, of a table in a shared buffer: 256 bytes, as CubeCL aligns its own.
 const APART: usize = 64;

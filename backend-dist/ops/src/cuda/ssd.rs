@@ -14,7 +14,7 @@ use crate::plain::ssd::Formulas;
 use crate::ssd::algorithm::{Answers, Gradients, backward, forward};
 use crate::ssd::node::{PLAIN_CHUNK, SsdKernels, Tensors};
 use crate::ssd::stages::{Combined, Decays, Features, InputSums, SsdShape, SsdStages, StepInputs};
-use ranks::cuda::lt::{Operand, gemm};
+use gpu::cuda::lt::{Operand, gemm};
 
 /// Positions of a chunk: weights between positions and states are about as large then.
 const CHUNK: usize = 128;

@@ -4,8 +4,8 @@ use burn::backend::Cube;
 
 use super::{Float, columns, empty};
 use crate::moe::{Splits, TokenAllToAll, all_to_all_matrices, append_chunk, concat_chunks};
+use gpu::cuda::dense;
 use ranks::comm::Group;
-use ranks::cuda::dense;
 use ranks::nccl::{connect, gpu_of};
 use ranks::overlap::all_to_all::{RowRange, all_to_all};
 use ranks::overlap::{Pending, dma};

@@ -4,9 +4,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use crate::context::plan::ScoreBlock;
 use crate::options::{AttentionOptions, PackedHeads};
-use ranks::profile::{Operation, Precision, operation};
+use gpu::profile::{Operation, Precision, operation};
 
-type Noted = Option<ranks::profile::Open>;
+type Noted = Option<gpu::profile::Open>;
 
 /// Bytes of all elements.
 pub fn size(x: &CubeTensor) -> usize {

@@ -12,7 +12,7 @@ use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
 use super::layers::Operand;
 use super::linear::{Fp8Linear, MULTIPLE, ScaleScope};
 use super::sharing::Sharing;
-use crate::gemm::{InputCollective, LinearCollectives, OutputCollective};
+use crate::tensor_parallel::gemm::{InputCollective, LinearCollectives, OutputCollective};
 use crate::{kernels::LocalKernels, main_grads::main_grad, plain, weight_grads::Deferral};
 
 /// Saved for the backward pass of an FP8 GEMM.
@@ -38,7 +38,7 @@ pub(crate) enum Purpose {
     },
 }
 
-/// As [`Gemms::gemm`](crate::gemm::Gemms::gemm); `None` if the sizes do not allow FP8.
+/// As [`Gemms::gemm`](crate::tensor_parallel::gemm::Gemms::gemm); `None` if the sizes do not allow FP8.
 pub(crate) fn forward<B: Fp8Kernels>(
     layer: &Fp8Linear,
     (x, w, bias): (FloatTensor<B>, FloatTensor<B>, Option<FloatTensor<B>>),
@@ -90,13 +90,13 @@ fn gathering(entry: &InputCollective) -> Option<&Group> {
 /// A weight that needs a gradient.
 pub(crate) struct Fp8Weight<B: LocalKernels> {
     pub id: NodeId,
-    /// As [`Weight::deferral`](crate::gemm::Weight::deferral).
+    /// As [`Weight::deferral`](crate::tensor_parallel::gemm::Weight::deferral).
     pub deferral: Deferral,
     /// The layer's input before its collective, if the forward pass did not save it quantised.
     pub input: Option<FloatTensor<B>>,
 }
 
-/// As [`Gemms::gemm_grads`](crate::gemm::Gemms::gemm_grads).
+/// As [`Gemms::gemm_grads`](crate::tensor_parallel::gemm::Gemms::gemm_grads).
 pub(crate) fn backward<B: Fp8Kernels>(
     layer: &Fp8Linear,
     saved: SavedFp8<B>,

@@ -173,7 +173,7 @@ pub fn through_experts(
 /// collective transfers `bytes` per rank, and the experts have feature sizes `[hidden, intermediate]`.
 #[cfg(feature = "cuda")]
 pub fn is_faster_in_two_chunks(bytes: usize, features: [usize; 2]) -> bool {
-    layouts::gemm_split::is_worth_chunking(ranks::gpu::first_model(), bytes, features)
+    layouts::gemm_split::is_worth_chunking(gpu::first_model(), bytes, features)
 }
 
 /// Never: CPU ranks overlap nothing.

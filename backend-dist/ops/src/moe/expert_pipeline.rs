@@ -242,7 +242,7 @@ impl<B: MoeKernels, P: ExpertGemms<B>> SavedPipeline<B, P> {
 #[derive(Clone, Debug)]
 struct Matrices {
     id: NodeId,
-    /// As [`Weight::deferral`](crate::gemm::Weight::deferral).
+    /// As [`Weight::deferral`](crate::tensor_parallel::gemm::Weight::deferral).
     deferral: Deferral,
 }
 

@@ -15,12 +15,14 @@ pub(super) use kernels::ResidualKernels;
 pub(super) use node::Apply;
 
 use super::{
-    conjugate::Partial,
-    fused::{LinearOptions, linear_of},
     operation::{Tensors, apply, apply_to_all, apply_with},
     pass::PassContext,
     prologue::Prologue,
     step::Step,
+    tensor_parallel::{
+        Partial,
+        fused::{LinearOptions, linear_of},
+    },
 };
 use joint::ResidualAdd;
 use node::{Enter, Plus};

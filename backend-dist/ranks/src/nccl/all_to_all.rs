@@ -2,17 +2,17 @@
 
 use super::communicator::{Call, Communicator};
 use super::copies::Pull;
-use super::{PinnedBuffer, collective_operation, data_type, finished, grouped, scaled};
+use super::{collective_operation, data_type, finished, grouped, scaled};
 use crate::comm::Splits;
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::cuda::{dense, empty};
 use crate::overlap::dma;
-use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::CUstream;
 use cudarc::nccl::result as nccl;
 use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclDataType_t};
+use gpu::cuda::{PinnedBuffer, dense, empty};
+use gpu::profile;
 use std::ffi::c_void;
 use std::sync::Arc;
 

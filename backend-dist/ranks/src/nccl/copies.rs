@@ -12,11 +12,11 @@
 //! - For the same reason two events of a kind are enough for each member: when one is recorded again, all members have
 //!   queued their waits.
 
-use super::PinnedBuffer;
 use super::communicator::Call;
 use crate::comm::Group;
 use crate::comm::local_all_gather::LocalAllGather;
 use cudarc::driver::{result as driver, sys};
+use gpu::cuda::PinnedBuffer;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -3,7 +3,6 @@
 use super::library::{finished, free_raised, raise, text};
 use crate::comm::Group;
 use crate::comm::abort::{self, Abort};
-use crate::gpu;
 use cudarc::driver::result as driver;
 use cudarc::nccl::{result as nccl, sys};
 use std::ffi::c_char;

@@ -12,25 +12,23 @@ mod join;
 mod library;
 mod normed_sum;
 pub mod p2p;
-mod pinned;
 mod work;
 
 pub use communicator::Communicator;
 pub(crate) use library::{finished, grouped};
 pub(crate) use normed_sum::normed_rows;
 pub use normed_sum::normed_sum;
-pub(crate) use pinned::PinnedBuffer;
 pub(crate) use work::collective_operation;
 
 use crate::comm::{Collective, DeviceOp, DeviceOpKind, Group, ReduceOp, Splits};
-use crate::cuda::{dense, empty};
-use crate::profile;
 use burn::backend::Cube;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
+use gpu::cuda::{dense, empty};
+use gpu::profile;
 use std::ffi::c_void;
 use std::sync::Arc;
 

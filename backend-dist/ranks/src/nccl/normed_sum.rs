@@ -2,11 +2,11 @@
 
 use super::{Communicator, collective_operation, elements};
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
-use crate::cuda::{dense, empty};
 use crate::one_shot::NormedRows;
 use crate::one_shot::layout::prefetched;
-use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
+use gpu::cuda::{dense, empty};
+use gpu::profile;
 use kernels_cubecl::pointwise::norm::Plan;
 use std::sync::Arc;
 

@@ -18,16 +18,16 @@
 //! The rank that arrives first spins on the GPU until the other has arrived, so the kernels are small.
 
 use super::library::finished;
-use super::{Communicator, PinnedBuffer, collective_operation, data_type, elements, gpu_of, own_gpus};
+use super::{Communicator, collective_operation, data_type, elements, gpu_of, own_gpus};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
-use crate::cuda::{dense, empty};
-use crate::gpu::memory_use::ledger;
-use crate::profile;
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::result as nccl;
+use gpu::cuda::{PinnedBuffer, dense, empty};
+use gpu::memory_use::ledger;
+use gpu::profile;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;

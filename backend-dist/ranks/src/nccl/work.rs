@@ -1,7 +1,7 @@
 //! The communication volume of collectives, for profiles.
 
 use crate::comm::{DeviceOp, DeviceOpKind};
-use crate::profile::Operation;
+use gpu::profile::Operation;
 
 /// A collective over `size` members with `bytes` each: the bytes that a member sends in a ring algorithm (NVIDIA's
 /// nccl-tests, doc/PERFORMANCE.md). `suffix` ends its name.

@@ -4,9 +4,10 @@ use super::{InFlight, Pending, dma};
 use crate::comm::Splits;
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::all_to_all::{RowSpan, queue_copies};
-use crate::nccl::{PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of, grouped};
-use crate::profile;
+use crate::nccl::{collective_operation, connect, data_type, elements, finished, gpu_of, grouped};
 use burn_cubecl::tensor::CubeTensor;
+use gpu::cuda::PinnedBuffer;
+use gpu::profile;
 
 /// Rows of the matrix `from`, from row `first` on, and rows of `to`, from row `at` on. Both are contiguous and have the
 /// same type and width.

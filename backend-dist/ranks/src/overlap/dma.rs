@@ -7,9 +7,10 @@
 use super::{InFlight, Pending};
 use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::copies::Pull;
-use crate::nccl::{Communicator, PinnedBuffer, connect, elements, gpu_of};
-use crate::profile::{self, Operation};
+use crate::nccl::{Communicator, connect, elements, gpu_of};
 use burn_cubecl::tensor::CubeTensor;
+use gpu::cuda::PinnedBuffer;
+use gpu::profile::{self, Operation};
 use std::ops::Range;
 
 /// Whether DMA copy engines run the collectives of `group`. The first call is a collective.

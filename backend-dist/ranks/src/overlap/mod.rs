@@ -13,19 +13,18 @@ pub mod dma;
 pub mod together;
 
 use crate::comm::{DeviceOp, DeviceOpKind, Group, ReduceOp};
-use crate::cuda;
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{
-    Communicator, Outcome, PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of,
-    reduction,
+    Communicator, Outcome, collective_operation, connect, data_type, elements, finished, gpu_of, reduction,
 };
-use crate::profile::{self, Operation};
 use burn::backend::Cube;
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::result as driver;
 use cudarc::nccl::result as nccl;
 use cudarc::nccl::sys::{cudaStream_t, ncclComm_t, ncclRedOp_t};
+use gpu::cuda::{self, PinnedBuffer};
+use gpu::profile::{self, Operation};
 use std::ffi::c_void;
 use std::sync::Arc;
 

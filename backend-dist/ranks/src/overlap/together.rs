@@ -2,16 +2,15 @@
 
 use super::{InFlight, Pending};
 use crate::comm::{Collective, DeviceOp, DeviceOpKind, Group, ReduceOp};
-use crate::cuda::{dense, empty};
 use crate::in_place::is_in_place_or_apart;
 use crate::nccl::{
-    Communicator, PinnedBuffer, collective_operation, connect, data_type, elements, finished, gpu_of, grouped,
-    reduction,
+    Communicator, collective_operation, connect, data_type, elements, finished, gpu_of, grouped, reduction,
 };
-use crate::profile;
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::result as nccl;
 use cudarc::nccl::sys::ncclRedOp_t;
+use gpu::cuda::{PinnedBuffer, dense, empty};
+use gpu::profile;
 
 /// Whether the GPUs of the members of `group` are connected.
 pub fn is_connected(group: &Group) -> bool {

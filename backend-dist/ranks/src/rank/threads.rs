@@ -3,7 +3,7 @@
 use super::panics::{RankPanics, enter_rank, panic_message};
 use super::{BoxError, Rank};
 use crate::comm::{Aborted, FailureCause, RunError, World};
-use crate::{gpu, memory, mesh::Mesh, startup};
+use crate::{memory, mesh::Mesh, startup};
 use burn::tensor::Device;
 use std::any::Any;
 use std::ops::Range;
@@ -20,7 +20,7 @@ impl Rank {
     pub fn spawn(&self, name: &str, mut work: impl FnMut() + Send + 'static) {
         let (rank, device, world) = (self.rank, self.device.clone(), self.world.clone());
         #[cfg(feature = "cuda")]
-        let under_way = crate::failed::Entered::of_this_thread();
+        let under_way = gpu::failed::Entered::of_this_thread();
         let run = move || {
             enter_rank();
             memory::set_rank(Some(rank));
@@ -46,15 +46,15 @@ pub(crate) fn launch_in<T: Send>(
     assert!(!devices.is_empty(), "a launch needs at least one device");
     #[cfg(feature = "cuda")]
     if devices.iter().any(|device| *device != Device::flex()) {
-        crate::gpu::allocator::choose();
-        crate::cuda::watch::begin();
+        gpu::allocator::choose();
+        gpu::cuda::watch::begin();
         let is_taken = |(i, device): (usize, &Device)| devices[..i].contains(device);
         if here.len() > devices.len() || devices.iter().enumerate().any(is_taken) {
             world.links.share_gpus();
         }
     }
     #[cfg(feature = "cuda")]
-    let under_way = crate::failed::Launch::begin();
+    let under_way = gpu::failed::Launch::begin();
     let (launched, program) = (Instant::now(), startup::program_seconds());
     let _hook = RankPanics::store();
     let mesh = Arc::new(mesh.clone());
@@ -117,7 +117,7 @@ pub(crate) fn launch_in<T: Send>(
     #[cfg(feature = "cuda")]
     {
         // Where no rank has ended its clock.
-        crate::cuda::watch::kernels();
+        gpu::cuda::watch::kernels();
         world.links.close(failure.is_some());
     }
     match failure {

@@ -6,12 +6,12 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Cube, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_std::tensor::{ReshapeAction, reshape_action};
+use gpu::cuda::lt::{self, Operand};
+use gpu::cuda::{empty, packed_rows};
 use kernels_cubecl::fused::{self, Plan};
 use ops::{LocalKernels, packed};
 use ranks::collective_ops::Collective;
 use ranks::comm::Group;
-use ranks::cuda::lt::{self, Operand};
-use ranks::cuda::{empty, packed_rows};
 use ranks::overlap::together;
 
 impl Inner for Cube {

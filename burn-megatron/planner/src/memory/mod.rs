@@ -100,7 +100,7 @@ fn gaps(chunks: &[&StageMemory]) -> u64 {
 const CONTEXT: u64 = 1 << 30;
 /// Buffers and channels of an NCCL communicator between GPUs of a host: an estimate.
 const COMMUNICATOR: u64 = 3 << 27;
-/// The workspace of cuBLASLt (backend-dist/ranks/src/cuda/lt_plan/mod.rs).
+/// The workspace of cuBLASLt (backend-dist/gpu/src/cuda/lt_plan/mod.rs).
 const CUBLAS_LT: u64 = 64 << 20;
 
 /// Memory of driver and libraries on each GPU: one communicator for each kind of group (those that shard and those

@@ -31,7 +31,7 @@ impl UnitBuilder<'_> {
     }
 
     /// Logits, whose weight has the given number of own elements, and their losses. Logits that are computed in
-    /// chunks are recomputed instead of saved (backend-dist/ops/src/head.rs).
+    /// chunks are recomputed instead of saved (backend-dist/ops/src/tensor_parallel/head.rs).
     fn losses(&self, chain: &mut Chain, weight: u64) {
         match self.job.post_training.loss {
             LossOf::Label => {}

@@ -86,7 +86,7 @@ fn states_in_host_memory_cost_copies() {
     let hardware = gpus::Hardware::of(gpus::find("h200").unwrap(), 2);
     let time = |job: Job| Plan::new(job, &hardware).unwrap().time.optimizer;
     let [plain, small] = [StateBytes::F32, StateBytes::BF16].map(|bytes| time(with(1.0, bytes)));
-    assert!((plain / (12.0 * 8_030_261_248.0 / gpus::HOST_LINK) - 1.0).abs() < 1e-6, "{plain}");
+    assert!((plain / (12.0 * 8_030_261_248.0 / hardware.model.steps.host_link) - 1.0).abs() < 1e-6, "{plain}");
     assert!((plain / small - 2.0).abs() < 1e-6 && time(with(0.0, StateBytes::F32)) < small / 10.0);
 }
 

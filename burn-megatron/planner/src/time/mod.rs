@@ -2,7 +2,7 @@
 
 mod unit;
 
-use super::gpus::{HOST_LINK, Hardware, LATENCY, OVERLAPPED_GEMM_RATE};
+use super::gpus::Hardware;
 use super::muon::newton_schulz;
 use super::state::{BLOCK, States, buckets};
 use super::traffic::Replication;
@@ -76,7 +76,8 @@ impl CostModel<'_> {
             let (layers, mtp) = (self.job.decoder.layers, if stage.loss { self.job.decoder.mtp } else { 0 });
             let orthogonalised = orthogonalise(stage.layers.clone()) + orthogonalise(layers..layers + mtp);
             // Loads, updates and stores of states in host memory overlap.
-            let update = (moved as f64 / self.hardware.bandwidth).max(hosted as f64 / HOST_LINK);
+            let update =
+                (moved as f64 / self.hardware.bandwidth).max(hosted as f64 / self.hardware.model.steps.host_link);
             StageTime { passes, copies, update: update + orthogonalised }
         };
         self.job.stages.stages().iter().map(stage).collect()
@@ -110,14 +111,14 @@ impl CostModel<'_> {
         if bytes == 0 {
             return 0.0;
         }
-        bytes as f64 / self.hardware.between(ranks, self.job.layout.tp * step) + LATENCY
+        bytes as f64 / self.hardware.between(ranks, self.job.layout.tp * step) + self.hardware.model.steps.latency
     }
 
     /// Seconds that communication adds to a pass: its exposed part, and the slow-down of the pass while they
     /// overlap.
     fn exposed_part(&self, communication: f64, pass: f64) -> f64 {
         let hidden = if self.hardware.overlap { communication.min(pass) } else { 0.0 };
-        communication - hidden * OVERLAPPED_GEMM_RATE
+        communication - hidden * self.hardware.model.steps.overlapped_gemm
     }
 
     /// Seconds that the communication of ZeRO 2 and 3 adds to the forward and backward passes of each stage.
@@ -149,7 +150,7 @@ impl CostModel<'_> {
         }
         let stride = layout.tp * layout.cp * layout.dp;
         let speed = if stride * layout.pp <= self.hardware.host { self.hardware.link } else { self.hardware.network };
-        (local.stream_tokens * local.hidden * self.job.element) as f64 / speed + LATENCY
+        (local.stream_tokens * local.hidden * self.job.element) as f64 / speed + self.hardware.model.steps.latency
     }
 }
 

@@ -2,10 +2,7 @@
 
 use super::super::Job;
 use super::super::collective::Collective;
-use super::super::gpus::{
-    ALL_TO_ALL_RATE, COPY_ENGINE_RATE, EXPERT_COUNTS_WAIT, EXPERT_GEMM_OVERHEAD, FP8, Hardware, LATENCY,
-    OVERLAPPED_GEMM_RATE,
-};
+use super::super::gpus::Hardware;
 use super::super::operations::{Communication, Op, Over, Unit};
 
 /// Seconds of one pass of a stage.
@@ -56,8 +53,10 @@ impl CostModel<'_> {
     fn communication(&self, communication: &Communication, collective: Option<Collective>) -> f64 {
         let Some(collective) = collective else { return 0.0 };
         let (ranks, stride) = self.job.ranks(communication.over);
-        let reached = if collective == Collective::AllToAll { ALL_TO_ALL_RATE } else { 1.0 };
-        collective.sent(communication.bytes, ranks) as f64 / (reached * self.hardware.between(ranks, stride)) + LATENCY
+        let rates = &self.hardware.model.steps;
+        let reached = if collective == Collective::AllToAll { rates.all_to_all } else { 1.0 };
+        let bytes = collective.sent(communication.bytes, ranks) as f64;
+        bytes / (reached * self.hardware.between(ranks, stride)) + rates.latency
     }
 
     fn moving(&self, bytes: u64) -> f64 {
@@ -67,13 +66,14 @@ impl CostModel<'_> {
     /// An operation at the rate of its arithmetic or its memory traffic, whichever is slower. `pass` is the index
     /// of its FLOPs.
     fn roofline(&self, op: &Op, pass: usize, bytes: u64, again: bool) -> PassTime {
+        let rates = &self.hardware.model.steps;
         let rate = match (op.attention, op.fp8) {
             (true, _) => self.hardware.attention(self.job.decoder.head_dim)[pass.min(1)],
             (false, None) => self.hardware.gemms,
-            (false, Some(_)) => FP8 * self.hardware.gemms,
+            (false, Some(_)) => rates.fp8 * self.hardware.gemms,
         };
         let (arithmetic, moving) =
-            (op.flops[pass] / rate + self.apart(op) as f64 * EXPERT_GEMM_OVERHEAD, self.moving(bytes));
+            (op.flops[pass] / rate + self.apart(op) as f64 * rates.expert_gemm_overhead, self.moving(bytes));
         let mut time = PassTime { memory: (moving - arithmetic).max(0.0), ..PassTime::default() };
         *(if again { &mut time.recompute } else { &mut time.compute }) = arithmetic;
         time
@@ -139,7 +139,7 @@ impl CostModel<'_> {
             let computes = |pass: usize| self.roofline(gemm, pass, 0, false).compute;
             let others = 1.0 - 1.0 / tp as f64;
             let mut overlap = |pass: usize, seconds: f64, compute: f64| {
-                let seen = (seconds / COPY_ENGINE_RATE - compute).max(0.0);
+                let seen = (seconds / self.hardware.model.steps.dma_copy - compute).max(0.0);
                 passes[pass].send(Over::Tensor, seen - seconds);
             };
             overlap(0, takes(communication.forward), others * computes(0));
@@ -204,10 +204,11 @@ impl CostModel<'_> {
         if layers == 0.0 {
             return;
         }
+        let rates = &self.hardware.model.steps;
         // Shared experts are queued when the host begins to wait.
         let local = self.job.local();
         let shared = 6.0 * (local.tokens * local.experts.shared * local.hidden) as f64 / self.hardware.gemms;
-        let waits = layers * (EXPERT_COUNTS_WAIT - shared).max(0.0);
+        let waits = layers * (rates.expert_counts_wait - shared).max(0.0);
         passes[0].experts += waits;
         if unit.recomputed {
             passes[1].experts += waits;
@@ -225,7 +226,7 @@ impl CostModel<'_> {
         let way = unit.ops.iter().map(there).sum::<f64>() / layers / 2.0;
         let saved = |compute: f64| {
             let hidden = 2.0 * way + compute - chunked(way, compute, pieces);
-            layers * hidden * OVERLAPPED_GEMM_RATE
+            layers * hidden * rates.overlapped_gemm
         };
         passes[0].experts -= saved(forward);
         passes[1].experts -= saved(backward) + if unit.recomputed { saved(forward) } else { 0.0 };

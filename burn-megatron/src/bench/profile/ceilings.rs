@@ -1,6 +1,6 @@
 //! The peak rates of a GPU.
 
-use backend_dist::profile::{Kind, Precision};
+use backend_dist::gpu::profile::{Kind, Precision};
 use serde::{Deserialize, Serialize};
 
 use crate::plan::gpus::GpuModel;

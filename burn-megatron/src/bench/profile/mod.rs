@@ -7,7 +7,7 @@ mod table;
 mod tests;
 mod totals;
 
-use backend_dist::profile::{Kind, Profile, Source, Span};
+use backend_dist::gpu::profile::{Kind, Profile, Source, Span};
 use serde::{Deserialize, Serialize};
 
 pub use ceilings::Ceilings;

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use backend_dist::profile::intervals::shared;
-use backend_dist::profile::{Kind, Noted, Precision, Profile, Span, readable};
+use backend_dist::gpu::profile::intervals::shared;
+use backend_dist::gpu::profile::{Kind, Noted, Precision, Profile, Span, readable};
 use serde::{Deserialize, Serialize};
 
 use super::totals::busy;

@@ -1,5 +1,5 @@
 use super::*;
-use backend_dist::profile::{Noted, Operation, Precision, Span};
+use backend_dist::gpu::profile::{Noted, Operation, Precision, Span};
 
 const MS: u64 = 1_000_000;
 

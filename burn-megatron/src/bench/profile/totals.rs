@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use backend_dist::profile::intervals::{Interval, shared, total, union};
-use backend_dist::profile::{Kind, Profile, Span};
+use backend_dist::gpu::profile::intervals::{Interval, shared, total, union};
+use backend_dist::gpu::profile::{Kind, Profile, Span};
 use serde::{Deserialize, Serialize};
 
 use super::{milliseconds, span_kind};

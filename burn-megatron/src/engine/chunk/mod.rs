@@ -9,7 +9,7 @@ use super::segments::{Segment, segments};
 use crate::engine::ParamGroups;
 use crate::optim::BucketSpec;
 use crate::schedule::Pass as Kind;
-use backend_dist::host_copy::ActivationMemory;
+use backend_dist::gpu::host_copy::ActivationMemory;
 use backend_dist::ops::weight_grads::Deferred;
 use backend_dist::shard::{ParamSpec, Unit};
 use burn::module::{ModuleVisitor, Param};

@@ -1,6 +1,6 @@
 //! What a forward pass saves of a segment for the backward pass.
 
-use backend_dist::host_copy::{ActivationMemory, HostActivation, ReturningActivation};
+use backend_dist::gpu::host_copy::{ActivationMemory, HostActivation, ReturningActivation};
 use backend_dist::ops::weight_grads::Deferral;
 use backend_dist::ops::{SavedAttention, Tape};
 use burn::tensor::Tensor;

@@ -4,7 +4,7 @@ use super::super::flat::Flat;
 use super::super::layout::{Layout, Part};
 use super::super::rule::Rule;
 use super::super::states::place;
-use backend_dist::buffer::muon_step;
+use backend_dist::gpu::buffer::muon_step;
 use burn::tensor::Tensor;
 
 /// Steps of matrices that Muon has orthogonalised: what to subtract so many times, and the share of the matrix to keep;

@@ -4,7 +4,7 @@
 mod sums;
 
 use super::real::Real;
-use backend_dist::buffer::Buffer;
+use backend_dist::gpu::buffer::Buffer;
 use backend_dist::shard::{HostFloats, element, into_data};
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;

@@ -1,6 +1,7 @@
 //! Sums over flat arrays: over the ranks of a group, of squares, of zeros.
 
 use super::{Flat, Real, with_float};
+use backend_dist::buffer_collectives;
 use backend_dist::collective::{all_reduce, reduce_scatter};
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::ops::sum;
@@ -11,7 +12,7 @@ impl Flat {
     /// Sums all elements over the group.
     pub fn all_reduce(&mut self, group: &Group) {
         if let Some(buffer) = &self.buffer {
-            buffer.all_reduce(group).wait();
+            buffer_collectives::all_reduce(buffer, group).wait();
         } else if group.size() > 1 {
             let tensor = self.tensor.take().expect("the tensor is in place between calls");
             *self = Self::new(all_reduce(tensor, ReduceOp::Sum, group));

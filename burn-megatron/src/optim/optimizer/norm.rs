@@ -4,8 +4,8 @@ use super::super::box_runs::box_runs;
 use super::super::bucket::Bucket;
 use super::super::layout::Unit;
 use super::Optimizer;
-use backend_dist::buffer::{self, Buffer, ChunkTable};
 use backend_dist::comm::Group;
+use backend_dist::gpu::buffer::{self, Buffer, ChunkTable};
 use backend_dist::mesh::GridKind;
 use std::ops::Range;
 

@@ -2,9 +2,10 @@
 
 use super::super::bucket::Bucket;
 use super::Optimizer;
-use backend_dist::buffer::Buffer;
+use backend_dist::buffer_collectives;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::{Group, ReduceOp};
+use backend_dist::gpu::buffer::Buffer;
 use backend_dist::mesh::GridKind;
 use burn::tensor::{DType, Tensor};
 
@@ -84,7 +85,7 @@ impl Optimizer {
             table.collect(sum, &packed.part(start..len));
             start += table.len();
         }
-        packed.all_reduce(group).wait();
+        buffer_collectives::all_reduce(&packed, group).wait();
         start = 0;
         for (table, sum) in &pieces {
             table.distribute(&packed.part(start..len), sum);

@@ -4,7 +4,7 @@ use super::super::bucket::Bucket;
 use super::super::gpu::Weights;
 use super::super::weight_buffers::WeightBuffers;
 use super::Optimizer;
-use backend_dist::buffer::Buffer;
+use backend_dist::gpu::buffer::Buffer;
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 

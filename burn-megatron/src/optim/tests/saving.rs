@@ -1,7 +1,7 @@
 //! Checkpoints between layouts.
 
 use super::*;
-use backend_dist::buffer::Map;
+use backend_dist::gpu::buffer::Map;
 
 pub(super) type Saved = BTreeMap<(Kind, String), HostTensor>;
 
@@ -45,7 +45,7 @@ pub(super) fn collect(slices: impl IntoIterator<Item = Slice>) -> Saved {
         let mut masters = saved.remove(&(Kind::Remainder, name.clone())).expect("its name is there");
         for (master, weight) in masters.data.iter_mut().zip(&saved[&(Kind::Weight, name.clone())].data) {
             let weight = half::bf16::from_f64(*weight).to_bits();
-            *master = backend_dist::buffer::join(weight, *master as u16).into();
+            *master = backend_dist::gpu::buffer::join(weight, *master as u16).into();
         }
         saved.insert((Kind::Master, name), masters);
     }

@@ -87,7 +87,7 @@ fn remainders_are_masters() {
     for ((kind, name), masters) in split.iter().filter(|((kind, _), _)| *kind == Kind::Master) {
         let weights = &split[&(Kind::Weight, name.clone())];
         for (master, weight) in masters.data.iter().zip(&weights.data) {
-            let expected = bf16::from_bits(backend_dist::buffer::split(*master as f32).0).to_f64();
+            let expected = bf16::from_bits(backend_dist::gpu::buffer::split(*master as f32).0).to_f64();
             assert_eq!(*weight, expected, "{kind} {name}");
         }
     }

@@ -30,10 +30,10 @@ impl Plan {
     }
 
     pub(super) fn on(cube: CubeShape, shape: TableShape) -> Self {
-        let gpu = cube.plane > 1;
+        let is_gpu = cube.plane > 1;
         // Cubes of 512 scan the ids half as often as those of 256.
-        let (units, side, buckets) = if gpu { (2 * cube.units, 128, 128) } else { (cube.units, 1, 4) };
-        let most = MAX_TOKENS[usize::from(!gpu)];
+        let (units, side, buckets) = if is_gpu { (2 * cube.units, 128, 128) } else { (cube.units, 1, 4) };
+        let most = MAX_TOKENS[usize::from(!is_gpu)];
         let max_tokens = shape.ids.next_power_of_two().clamp(units as usize, most) as u32;
         Self { units, side, buckets, in_flight: 4, max_tokens, run: 8 }
     }

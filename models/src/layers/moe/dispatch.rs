@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use backend_dist::comm::Group;
-use backend_dist::ops::conjugate::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
 use backend_dist::ops::moe::routing::{ExpertChoice, RowOrder};
 use backend_dist::ops::moe::{
     ExpertChunk, ExpertPipeline, RowMap, Splits, all_to_all, gather_rows, is_faster_in_two_chunks,
 };
+use backend_dist::ops::tensor_parallel::{Partial, gather_from_sequence_parallel, reduce_scatter_to_sequence_parallel};
 use burn::tensor::{Device, FloatDType, IntDType, Tensor};
 
 use super::config::Dispatcher;

@@ -2,10 +2,10 @@
 
 use backend_dist::mesh::Nearest;
 use backend_dist::ops::Residual;
-use backend_dist::ops::conjugate::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
 use backend_dist::ops::fp8::MULTIPLE;
 use backend_dist::ops::moe::routing::OrderedCopies;
 use backend_dist::ops::moe::{gather_rows, row_multiple};
+use backend_dist::ops::tensor_parallel::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
 use burn::module::Module;
 use burn::tensor::Tensor;
 

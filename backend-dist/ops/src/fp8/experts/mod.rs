@@ -209,7 +209,7 @@ pub(super) fn gemm<B: Fp8GroupKernels>(
 /// Experts' weights that need a gradient.
 pub(super) struct Weight<B: LocalKernels> {
     pub id: NodeId,
-    /// As [`Weight::deferral`](crate::gemm::Weight::deferral).
+    /// As [`Weight::deferral`](crate::tensor_parallel::gemm::Weight::deferral).
     pub deferral: Deferral,
     /// The layer's input, if the forward pass did not save it quantised.
     pub input: Option<FloatTensor<B>>,

@@ -3,11 +3,11 @@
 use super::{Communicator, Mark};
 use crate::comm::DeviceLink;
 use crate::comm::abort::{self, Abort};
-use crate::gpu::memory_use::ledger;
 use crate::nccl::library::{free_raised, raise, text};
 use crate::one_shot::OneShot;
 use cudarc::driver::{result as driver, sys as cuda_sys};
 use cudarc::nccl::{result as nccl, sys as nccl_sys};
+use gpu::memory_use::ledger;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

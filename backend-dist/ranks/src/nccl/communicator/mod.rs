@@ -19,13 +19,13 @@ use super::copies::DmaCopies;
 use super::events::Events;
 use super::join;
 use crate::comm::{DeviceLink, DeviceOp, Group, Member};
-use crate::cuda;
-use crate::gpu::memory_use::ledger;
 use crate::one_shot::OneShot;
 use crate::startup::{Phase, phase};
 use crate::timeline::{self, CollectiveKind};
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::driver::{result as driver, sys as cuda_sys};
+use gpu::cuda;
+use gpu::memory_use::ledger;
 use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::ffi::c_void;
@@ -260,7 +260,7 @@ impl Communicator {
         };
         let index = usize::from(tensors[0].client.service_id().device.index_id);
         cuda::submit_all(tensors, work, move |message| {
-            failed.member.fail(&crate::gpu::out_of_memory_on(index, &message).unwrap_or(message));
+            failed.member.fail(&gpu::out_of_memory_on(index, &message).unwrap_or(message));
         });
         cuda::flush(tensors[0]);
     }

@@ -7,7 +7,7 @@ use super::super::super::slices::{cut_bytes, read_blocks, remainders, stored};
 use super::super::Bucket;
 use super::{Hosted, Offload};
 use crate::checkpoint::{Kind, Slice};
-use backend_dist::buffer::{self, Map};
+use backend_dist::gpu::buffer::{self, Map};
 use backend_dist::shard::{HostFloats, element, into_data};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::bf16;

@@ -7,7 +7,7 @@ use super::super::update::Update;
 use super::super::{Bucket, MatrixSteps};
 use super::{Hosted, Offload, Piece};
 use crate::checkpoint::Kind;
-use backend_dist::buffer::{AdamWBuffers, Blocks, Moments, Parameters, adamw};
+use backend_dist::gpu::buffer::{AdamWBuffers, Blocks, Moments, Parameters, adamw};
 use burn::module::Module;
 
 impl Bucket {
