@@ -179,7 +179,7 @@ fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     serialize_to_file(views, Some(metadata), &path).map_err(refused)?;
     // peft has no words for `all-linear` and patterns in files: it writes the names that they stand for.
-    let mut modules: Vec<&str> = plan.targets().map(|(_, theirs, _)| theirs).collect();
+    let mut modules: Vec<&str> = plan.modules().into_iter().collect();
     if !config.target_modules.iter().any(|target| target == ALL_LINEAR || target.contains('*')) {
         modules = config.target_modules.iter().map(String::as_str).collect();
     }
@@ -253,11 +253,10 @@ impl TensorReader for Merged<'_> {
         let base = self.base.read(name, shape, &[rows.clone(), 0..shape[1]])?;
         let mut sum = base.clone();
         for (adapter, factor) in adapters {
-            let part = |part: &str| -> Result<HostTensor, BoxError> {
-                let name = format!("{layer}.{part}");
-                Ok(adapter.tensors.get(&name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
+            let tensor = |name: &str| -> Result<HostTensor, BoxError> {
+                Ok(adapter.tensors.get(name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
             };
-            let merged = adapter.plan.merge(rows.clone(), base.clone(), part)?;
+            let merged = adapter.plan.merge(layer, rows.clone(), base.clone(), tensor)?;
             let added = merged.iter().zip(&base).map(|(merged, base)| factor * (merged - base));
             sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
         }

@@ -3,6 +3,8 @@
 //! The narrow activations between A and B, not the wide ones, are communicated. A column-parallel layer has A whole on
 //! every rank, applied to the rank's positions; then the positions are gathered (or copied), and each rank has its rows
 //! of B. A row-parallel layer has its columns of A, whose outputs are summed over the ranks (and scattered), and B whole.
+//!
+//! Outputs whose weights Hugging Face stores as one have one A, and of its B their rows.
 
 use backend_dist::ops::conjugate::Partial;
 use backend_dist::ops::{
@@ -33,14 +35,14 @@ pub(super) fn init_a(inputs: usize) -> Init {
 pub(crate) struct ColumnAdapters {
     /// One after the other along the first dimension.
     a: Param<Tensor<2>>,
-    /// The same.
+    /// Of each output with an adapter, the same.
     b: Param<Tensor<2>>,
-    /// DoRA's, of each adapter.
+    /// DoRA's, of each of these outputs.
     magnitude: Vec<Param<Tensor<1>>>,
-    /// By output: its local features, and which adapter is its own.
+    /// By output: its local features, and which A it reads.
     #[module(skip)]
     outputs: Vec<(usize, Option<usize>)>,
-    /// Of several outputs.
+    /// Unless all outputs read one A.
     #[module(skip)]
     blocks: Option<Blocks>,
     #[module(skip)]
@@ -70,17 +72,20 @@ impl ColumnAdapters {
         let section = |name: &str, features: usize, parts: usize| {
             Section::split(format!("{name}.weight"), &[features, inputs], 0, parts, at).local_shape()[0]
         };
-        let mut count = 0;
+        let mut modules: Vec<String> = Vec::new();
         let mut places = Vec::with_capacity(outputs.len());
         for (name, features, parts) in outputs {
-            let own = params.has_adapter(name).then_some(count);
-            count += usize::from(own.is_some());
-            places.push((section(name, *features, *parts), own));
+            let read = params.adapter_module(name).map(|module| {
+                modules.iter().position(|known| *known == module).unwrap_or_else(|| {
+                    modules.push(module);
+                    modules.len() - 1
+                })
+            });
+            places.push((section(name, *features, *parts), read));
         }
         let with: Vec<&ColumnOutput> = outputs.iter().filter(|(name, ..)| params.has_adapter(name)).collect();
-        let a =
-            with.iter().map(|(name, ..)| (Section::replicated(named(name, "A"), &[rank, inputs], at), init_a(inputs)));
-        let a = params.adapter_on_sequence(a.collect())?;
+        let a = |module: &String| (Section::replicated(named(module, "A"), &[rank, inputs], at), init_a(inputs));
+        let a = params.adapter_on_sequence(modules.iter().map(a).collect())?;
         let b = with.iter().map(|(name, features, parts)| {
             (Section::split(named(name, "B"), &[*features, rank], 0, *parts, at), Init::ZEROS)
         });
@@ -89,8 +94,8 @@ impl ColumnAdapters {
         if config.dora {
             let norms = row_norms(w.plain(), None);
             let mut start = 0;
-            for ((name, features, parts), (local, own)) in outputs.iter().zip(&places) {
-                if own.is_some() {
+            for ((name, features, parts), (local, read)) in outputs.iter().zip(&places) {
+                if read.is_some() {
                     let section = Section::split(named(name, "magnitude_vector"), &[*features], 0, *parts, at);
                     magnitude.push(params.adapter_of_values(section, norms.clone().narrow(0, start, *local), false)?);
                 }
@@ -100,7 +105,8 @@ impl ColumnAdapters {
         let (scale, parallel) = (config.scale(), params.parallel().clone());
         // Half precision has powers of two exactly; what A gives is multiplied by other scales.
         let scale_of_b = if scale.log2().fract() == 0.0 { scale } else { 1.0 };
-        let blocks = (places.len() > 1).then(|| Blocks::new(&places, [count, rank], scale_of_b, &b));
+        let is_one = places.iter().all(|(_, read)| *read == Some(0));
+        let blocks = (!is_one).then(|| Blocks::new(&places, [modules.len(), rank], scale_of_b, &b));
         Ok(Some(Self { a, b, magnitude, outputs: places, blocks, rank, scale, scale_of_b, parallel }))
     }
 
@@ -170,6 +176,7 @@ impl ColumnAdapters {
     fn factors(&self, w: &LinearWeight) -> Tensor<1> {
         let w = w.plain();
         let (mut start, mut start_of_b, device) = (0, 0, self.b.val().device());
+        let mut magnitudes = self.magnitude.iter();
         let factor = |(features, adapter): &(usize, Option<usize>)| {
             let w = w.clone().narrow(0, start, *features);
             start += features;
@@ -180,7 +187,8 @@ impl ColumnAdapters {
                     let b = self.b.val().inner().narrow(0, start_of_b, *features);
                     start_of_b += features;
                     let whole = merged(w, a, b, self.scale);
-                    divided(self.magnitude[*index].val(), row_norms(whole, None))
+                    let magnitude = magnitudes.next().expect("every output with an adapter has one");
+                    divided(magnitude.val(), row_norms(whole, None))
                 }
             }
         };

@@ -35,6 +35,7 @@ pub(crate) use layers::{ColumnAdapters, RowAdapter};
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
 pub use plan::LoraPlan;
+use plan::Target;
 pub(crate) use prologue::apply;
 pub use share::with_weights_of;
 
@@ -141,7 +142,7 @@ impl LoraConfig {
                 if let Some(why) = layer.refused() {
                     return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
                 }
-                targets.insert(layer.ours.to_string(), (layer.theirs.to_string(), layer.shape));
+                targets.insert(layer.ours.to_string(), Target::new(layer.ours, layer.theirs, layer.foreign));
             }
         }
         let together: BTreeSet<(&str, &str)> = targets.keys().filter_map(|ours| of_expert(ours)).collect();
@@ -165,7 +166,6 @@ fn of_expert(ours: &str) -> Option<(&str, &str)> {
 struct Linear<'a> {
     ours: &'a str,
     theirs: &'a str,
-    shape: [usize; 2],
     foreign: &'a Foreign,
 }
 
@@ -176,8 +176,9 @@ impl Linear<'_> {
             _ if is_router(self.theirs) => Some("it is a router"),
             _ if self.foreign.stack.is_some() => Some("Hugging Face stores the experts of a layer as one tensor"),
             _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
-            _ if self.foreign.rows.is_some() => {
-                Some("Hugging Face stores its rows in another order, or together with another layer's")
+            // `LatentAttention`'s down projections and multi-token prediction's.
+            _ if ["q_a_proj", "kv_a_proj_with_mqa", "eh_proj"].iter().any(|end| self.ours.ends_with(end)) => {
+                Some("it is whole on every rank, where adapters are not implemented")
             }
             _ => None,
         }
@@ -185,19 +186,19 @@ impl Linear<'_> {
 }
 
 /// Hugging Face's names of all linear layers of a model with these names.
-pub fn modules(names: &NameMap) -> impl Iterator<Item = &str> {
-    linear_layers(names).into_iter().map(|layer| layer.theirs)
+pub fn modules(names: &NameMap) -> BTreeSet<&str> {
+    linear_layers(names).into_iter().map(|layer| layer.theirs).collect()
 }
 
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {
     let layer = |(ours, foreign)| -> Option<Linear<'_>> {
         let (ours, foreign): (&str, &Foreign) = (ours, foreign);
-        let shape: [usize; 2] = foreign.our_shape().try_into().ok()?;
-        let ours =
-            ours.strip_suffix(".weight").filter(|name| !name.contains("embed") && !name.ends_with("positions"))?;
+        let ours = ours
+            .strip_suffix(".weight")
+            .filter(|name| foreign.our_shape().len() == 2 && !name.contains("embed") && !name.ends_with("positions"))?;
         // Experts that are one tensor are parameters without a module.
         let theirs = foreign.name.strip_suffix(".weight").or(foreign.stack.map(|_| &*foreign.name))?;
-        Some(Linear { ours, theirs, shape, foreign })
+        Some(Linear { ours, theirs, foreign })
     };
     names.iter().filter_map(layer).collect()
 }
@@ -214,7 +215,7 @@ pub struct Adapter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
+    use crate::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
 
     fn of(targets: &[&str], names: &NameMap) -> Result<LoraPlan, LoraError> {
         let target_modules = targets.iter().map(|target| target.to_string()).collect();
@@ -242,6 +243,28 @@ mod tests {
         let theirs = of(&["experts.*.w1"], &names).unwrap().names("base_model.model.");
         let a = theirs.get("layers.1.mlp.experts.2.gate_proj.lora_A.weight").unwrap();
         assert_eq!(a.name, "base_model.model.model.layers.1.block_sparse_moe.experts.2.w1.lora_A.weight");
+    }
+
+    #[test]
+    fn layers_that_a_file_fuses_have_one_a_and_their_rows_of_b() {
+        let config = LlamaConfig { variant: LlamaVariant::Phi3, ..LlamaConfig::tiny() };
+        let plan = of(&[ALL_LINEAR], &config.hf_names()).unwrap();
+        assert_eq!(plan.len(), 4 * config.num_hidden_layers);
+        assert!(plan.modules().contains("model.layers.0.self_attn.qkv_proj"));
+        let names = plan.names("base_model.model.");
+        let (queries, keys) = (config.hidden_size, config.num_key_value_heads * config.head_dim);
+        let b = names.get("layers.0.attention.k_proj.lora_B.weight").unwrap();
+        assert_eq!(b.name, "base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight");
+        assert_eq!((&b.rows, &b.shape), (&Some(vec![queries..queries + keys]), &vec![queries + 2 * keys, 8]));
+        assert!(names.get("layers.0.attention.k_proj.lora_A.weight").is_none());
+        let a = names.get("layers.0.attention.qkv_proj.lora_A.weight").unwrap();
+        assert_eq!((&a.rows, &a.shape), (&None, &vec![8, config.hidden_size]));
+        // The matrix rows of a whole module in another order.
+        let glm = LlamaConfig { variant: LlamaVariant::Glm4, ..LlamaConfig::tiny() };
+        let names = of(&["q_proj", "gate_up_proj"], &glm.hf_names()).unwrap().names("");
+        assert!(names.get("layers.0.attention.q_proj.lora_A.weight").unwrap().rows.is_none());
+        let b = names.get("layers.0.attention.q_proj.lora_B.weight").unwrap();
+        assert_eq!(b.rows.as_ref().map(|rows| rows[1].start), Some(2));
     }
 
     #[test]

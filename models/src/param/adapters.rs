@@ -83,6 +83,11 @@ impl<'a> ParamBuilder<'a> {
         self.lora.as_ref().is_some_and(|lora| lora.plan.has(layer))
     }
 
+    /// Our name of the module whose A the layer reads, if it has an adapter.
+    pub(crate) fn adapter_module(&self, layer: &str) -> Option<String> {
+        self.lora.as_ref().and_then(|lora| lora.plan.module_of(layer)).map(String::from)
+    }
+
     /// What adapters are like, if one of these layers has one.
     pub(crate) fn lora_of<'n>(&self, mut layers: impl Iterator<Item = &'n str>) -> Option<LoraConfig> {
         layers

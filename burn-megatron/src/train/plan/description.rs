@@ -32,7 +32,7 @@ impl fmt::Display for Plan {
         writeln!(f, "model        {family}, {} parameters, {weights}", count(*parameters))?;
         if let Ok(Some(plan)) = config.lora.plan(&config.model.config) {
             let names = plan.names("");
-            let trained: usize = names.iter().map(|(_, tensor)| tensor.shape.iter().product::<usize>()).sum();
+            let trained: usize = names.iter().map(|(_, tensor)| tensor.our_shape().iter().product::<usize>()).sum();
             let rank = plan.config().rank;
             writeln!(
                 f,
