@@ -102,6 +102,10 @@ impl RunConfig {
                  needs more of both"
             )))
         };
+        let has_own = |own: &(usize, f64)| *own != (rank, plan.config().alpha);
+        if plan.modules().values().any(has_own) {
+            return refused("with other ranks or scales (rank-pattern, alpha-pattern)");
+        }
         if decoder.latent.is_some() || decoder.lone_mlps.is_some() || decoder.mtp > 0 {
             return refused("in a model with latent attention, Mamba-2 or multi-token prediction");
         }

@@ -64,7 +64,7 @@ impl Targets {
             }
             None => {
                 let config = LoraConfig { target_modules: self.names.clone(), ..LoraConfig::default() };
-                config.plan(names)?.modules().into_iter().map(String::from).collect()
+                config.plan(names)?.modules().into_keys().map(String::from).collect()
             }
         };
         let is_meant = |module: &String| {
@@ -123,7 +123,7 @@ fn whole(key: &str, text: &str) -> Result<Regex, String> {
     expression(key, text, &format!("^(?:{text})$"))
 }
 
-fn expression(key: &str, text: &str, whole: &str) -> Result<Regex, String> {
+pub(super) fn expression(key: &str, text: &str, whole: &str) -> Result<Regex, String> {
     let refused = |_| format!("{key} = {text} is no regular expression without look-around; legal: that, or names");
     Regex::new(whole).map_err(refused)
 }

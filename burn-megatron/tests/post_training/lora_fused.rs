@@ -1,5 +1,5 @@
-//! Adapters of projections whose weights Hugging Face stores as one, or in another order of rows: what peft computes, every
-//! layout, training, and peft's files both ways.
+//! Adapters of projections whose weights Hugging Face stores as one, or in another order of rows, and of modules with ranks and
+//! scales of their own: what peft computes, every layout, training, and peft's files both ways.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,12 +20,18 @@ use serde_json::Value;
 
 use super::{VERIFIED, assert_verified, gap, golden, last_loss, parse, read, succeed};
 
-/// Adapters with their base.
-const ADAPTERS: [(&str, &str); 3] = [("phi3", "phi3"), ("phi3_dora", "phi3"), ("glm4", "glm4")];
+/// Adapters, their base, and how many modules have one.
+const ADAPTERS: [(&str, &str, usize); 5] = [
+    ("phi3", "phi3", 4 * 4),
+    ("phi3_dora", "phi3", 4 * 2),
+    ("glm4", "glm4", 4 * 6),
+    ("patterns", "llama3", 4 * 7),
+    ("patterns_dora", "phi3", 4 * 4),
+];
 
 #[test]
 fn forward_and_gradients_are_those_of_peft_in_every_layout() {
-    for (name, base) in ADAPTERS {
+    for (name, base, _) in ADAPTERS {
         let base = HfFolder::open(golden("hf").join(base)).unwrap();
         let path = golden("lora").join(name).join("oracle.safetensors");
         let (input, oracle) = (read_input(&path).unwrap(), read(&path));
@@ -59,7 +65,7 @@ fn forward_and_gradients_are_those_of_peft_in_every_layout() {
 #[test]
 fn merged_weights_are_those_of_peft() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, base) in ADAPTERS {
+    for (name, base, modules) in ADAPTERS {
         let (base, from) = (golden("hf").join(base), golden("lora").join(name));
         let [at, adapter] = [&base, &from.join("adapter")].map(|path| path.display().to_string());
         let said = succeed(folder.path(), &format!("merge --hf {at} --adapter {adapter} --output {name} --dtype f64"));
@@ -70,7 +76,8 @@ fn merged_weights_are_those_of_peft() {
         } else {
             4 * 2
         };
-        says!(said, format!("{modules} of the model's layers").as_str());
+        let counted = format!("{modules} of the model's layers");
+        says!(said, counted.as_str());
         let merged = read(&folder.path().join(name).join("model.safetensors"));
         let before = read(&base.join("model.safetensors"));
         for (tensor, expected) in read(&from.join("merged.safetensors")) {
@@ -149,6 +156,38 @@ fn a_run_trains_saves_resumes_and_exports_them() {
     let still = [("training.steps", "1"), ("lr.max", "1e-12")];
     let continued = last_loss(&config(folder.path(), "start", &[&start[..], &still[..]].concat()));
     assert!((continued - whole).abs() < 1e-5 * whole, "an adapter in fp32: {continued} {whole}");
+}
+
+#[test]
+fn modules_have_ranks_and_scales_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = [
+        ("lora.rank-pattern", "{ qkv_proj = 2 }"),
+        ("lora.alpha-pattern", "{ \"layers.1.*.gate_up_proj\" = 4 }"),
+        ("lora.dora", "true"),
+    ];
+    let with = |more: &[(&'static str, &'static str)]| [&own[..], more].concat();
+    let before = last_loss(&config(folder.path(), "before", &with(&[("training.steps", "1"), ("lr.max", "1e-12")])));
+    let whole = last_loss(&config(folder.path(), "whole", &with(&[])));
+    assert!(whole < 0.9 * before, "{before} {whole}");
+    let layout = [("parallel.tp", "2"), ("parallel.sp", "true"), ("parallel.dp", "2"), ("parallel.zero", "2")];
+    let sharded = last_loss(&config(folder.path(), "sharded", &with(&layout)));
+    assert!((sharded - whole).abs() < 1e-10 * whole, "{sharded} {whole}");
+    succeed(folder.path(), "export --checkpoint whole/checkpoints --adapter adapter");
+    let at = folder.path().join("adapter");
+    let json: Value = serde_json::from_slice(&fs::read(at.join("adapter_config.json")).unwrap()).unwrap();
+    let ranks: BTreeSet<String> = (0..4).map(|layer| format!("model.layers.{layer}.self_attn.qkv_proj")).collect();
+    assert!(json["rank_pattern"].as_object().unwrap().keys().eq(&ranks));
+    assert_eq!(json["alpha_pattern"], serde_json::json!({"model.layers.1.mlp.gate_up_proj": 4}));
+    let adapter = read_adapter(&at, HfFolder::open(golden("hf/phi3")).unwrap().config()).unwrap();
+    let of = |module: &str| adapter.plan.modules()[format!("model.layers.{module}").as_str()];
+    assert_eq!((of("1.self_attn.qkv_proj"), of("1.mlp.gate_up_proj")), ((2, 16.0), (4, 4.0)));
+    let start = at.display().to_string();
+    let refused = |overrides: &[(&str, &str)]| {
+        Plan::new(&config(folder.path(), "start", overrides), &[]).unwrap_err().to_string()
+    };
+    says!(refused(&[("lora.adapter", &start)]), "rank-pattern = {\"model.layers.0.self_attn.qkv_proj\":2,");
+    says!(refused(&[("lora.rank-pattern", "{ q_proj = 2 }")]), "these are gate_up_proj, qkv_proj");
 }
 
 #[test]

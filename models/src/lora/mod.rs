@@ -12,11 +12,13 @@
 
 mod base;
 mod blocks;
+mod error;
 mod experts;
 mod layers;
 mod module;
 mod norms;
 mod off;
+mod pattern;
 mod plan;
 mod prologue;
 mod share;
@@ -25,15 +27,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::names::{Foreign, HostTensors, NameMap, fits, is_router};
+use crate::names::{Foreign, HostTensors, NameMap, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
+pub use error::LoraError;
 pub(crate) use experts::ExpertAdapters;
 pub(crate) use layers::{ColumnAdapters, RowAdapter};
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
+pub(crate) use plan::LayerAdapter;
 pub use plan::LoraPlan;
 use plan::Target;
 pub(crate) use prologue::apply;
@@ -67,47 +70,28 @@ pub struct LoraConfig {
     pub rslora: bool,
     /// Magnitude and direction of the weight are apart.
     pub dora: bool,
+    /// Other ranks, by names of modules as in [`target_modules`](Self::target_modules).
+    #[serde(default)]
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Other numerators of the scale, by names of modules.
+    #[serde(default)]
+    pub alpha_pattern: BTreeMap<String, f64>,
 }
 
 /// Rank 8 and a scale of 2 on all linear layers.
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self { rank: 8, alpha: 16.0, target_modules: vec![ALL_LINEAR.into()], rslora: false, dora: false }
+        let (rank_pattern, alpha_pattern) = (BTreeMap::new(), BTreeMap::new());
+        let target_modules = vec![ALL_LINEAR.into()];
+        Self { rank: 8, alpha: 16.0, target_modules, rslora: false, dora: false, rank_pattern, alpha_pattern }
     }
 }
 
-/// Why a model cannot have these adapters.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[allow(missing_docs, reason = "the message of a variant names its fields")]
-pub enum LoraError {
-    /// A number is not legal.
-    #[error("{key} = {value} is not {legal}")]
-    Value { key: &'static str, value: String, legal: &'static str },
-    /// No module has this name.
-    #[error("target_modules: the model has no linear layer `{target}`; it has {known}, or {ALL_LINEAR}")]
-    Target { target: String, known: String },
-    /// Exceptions and a choice of layers leave nothing.
-    #[error("target_modules: `{targets}` leaves no linear layer of this model that has an adapter")]
-    NoTarget { targets: String },
-    /// A module that is stored in another form than a matrix of its own.
-    #[error("target_modules: adapters of `{module}` are not supported: {why}")]
-    Unsupported { module: String, why: &'static str },
-    /// A frozen weight cannot be stored in few bits.
-    #[error("base: `{layer}`: {what}")]
-    Base { layer: String, what: String },
-    /// The layers that were built have no adapter although they should.
-    #[error("target_modules: the layer `{0}` cannot have an adapter in this model")]
-    Unclaimed(
-        /// Our name.
-        String,
-    ),
-}
-
 impl LoraConfig {
-    /// The factor of the adapters' outputs.
-    pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    /// The factor of the outputs of adapters of this rank and numerator.
+    pub fn scale(&self, rank: usize, alpha: f64) -> f64 {
+        let rank = rank as f64;
+        alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
     /// The adapters of a model with these names.
@@ -115,23 +99,28 @@ impl LoraConfig {
     /// # Errors
     /// If rank or scale are not positive, or a name is none of a linear layer that can have an adapter.
     pub fn plan(&self, names: &NameMap) -> Result<LoraPlan, LoraError> {
-        if self.rank == 0 {
-            return Err(LoraError::Value { key: "r", value: "0".into(), legal: "at least 1" });
+        for (key, rank) in self.rank_pattern.values().map(|rank| ("rank_pattern", rank)).chain([("r", &self.rank)]) {
+            if *rank == 0 {
+                return Err(LoraError::Value { key, value: "0".into(), legal: "at least 1" });
+            }
         }
-        if !(self.alpha.is_finite() && self.alpha > 0.0) {
-            return Err(LoraError::Value { key: "lora_alpha", value: self.alpha.to_string(), legal: "above 0" });
+        let alphas = self.alpha_pattern.values().map(|alpha| ("alpha_pattern", alpha));
+        for (key, alpha) in alphas.chain([("lora_alpha", &self.alpha)]) {
+            if !(alpha.is_finite() && *alpha > 0.0) {
+                return Err(LoraError::Value { key, value: alpha.to_string(), legal: "above 0" });
+            }
         }
         let linear = linear_layers(names);
         let mut targets = BTreeMap::new();
         for target in &self.target_modules {
             let all = target == ALL_LINEAR;
-            let end = format!("*.{target}");
-            let is_named = |theirs: &str| fits(target, theirs) || fits(&end, theirs);
             // A router is no linear layer to peft, nor are experts where transformers 5 has them as one tensor.
             let is_output = |theirs: &str| theirs == "lm_head" || theirs.ends_with(".lm_head");
             let in_all = |theirs: &str| !theirs.contains(".experts.") && !is_router(theirs) && !is_output(theirs);
-            let chosen: Vec<&Linear> =
-                linear.iter().filter(|layer| if all { in_all(layer.theirs) } else { is_named(layer.theirs) }).collect();
+            let chosen: Vec<&Linear> = linear
+                .iter()
+                .filter(|layer| if all { in_all(layer.theirs) } else { pattern::names(target, layer.theirs) })
+                .collect();
             if chosen.is_empty() {
                 let mut known: Vec<&str> = linear.iter().filter_map(|layer| layer.theirs.rsplit('.').next()).collect();
                 known.sort_unstable();
@@ -142,7 +131,7 @@ impl LoraConfig {
                 if let Some(why) = layer.refused() {
                     return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
                 }
-                targets.insert(layer.ours.to_string(), Target::new(layer.ours, layer.theirs, layer.foreign));
+                targets.insert(layer.ours, layer);
             }
         }
         let together: BTreeSet<(&str, &str)> = targets.keys().filter_map(|ours| of_expert(ours)).collect();
@@ -152,6 +141,20 @@ impl LoraConfig {
             let why = "the experts of a layer have adapters all or none, and it would be left out";
             return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
         }
+        let modules = targets.values().map(|layer| layer.theirs).collect();
+        let ranks = pattern::of_modules("rank_pattern", &self.rank_pattern, &modules)?;
+        let alphas = pattern::of_modules("alpha_pattern", &self.alpha_pattern, &modules)?;
+        let of = |theirs: &str| (*ranks.get(theirs).unwrap_or(&self.rank), *alphas.get(theirs).unwrap_or(&self.alpha));
+        let mut of_experts = BTreeMap::new();
+        for layer in targets.values() {
+            let Some((of_layer, _)) = of_expert(layer.ours) else { continue };
+            if *of_experts.entry(of_layer).or_insert(of(layer.theirs)) != of(layer.theirs) {
+                let why = "the experts of a layer have adapters of one rank and scale, and it has others";
+                return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
+            }
+        }
+        let target = |layer: &Linear| Target::new(layer.ours, layer.theirs, layer.foreign, of(layer.theirs));
+        let targets = targets.into_iter().map(|(ours, layer)| (ours.to_string(), target(layer))).collect();
         Ok(LoraPlan::new(self.clone(), targets))
     }
 }
@@ -166,6 +169,7 @@ fn of_expert(ours: &str) -> Option<(&str, &str)> {
 struct Linear<'a> {
     ours: &'a str,
     theirs: &'a str,
+    shape: [usize; 2],
     foreign: &'a Foreign,
 }
 
@@ -193,12 +197,12 @@ pub fn modules(names: &NameMap) -> BTreeSet<&str> {
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {
     let layer = |(ours, foreign)| -> Option<Linear<'_>> {
         let (ours, foreign): (&str, &Foreign) = (ours, foreign);
-        let ours = ours
-            .strip_suffix(".weight")
-            .filter(|name| foreign.our_shape().len() == 2 && !name.contains("embed") && !name.ends_with("positions"))?;
+        let shape: [usize; 2] = foreign.our_shape().try_into().ok()?;
+        let ours =
+            ours.strip_suffix(".weight").filter(|name| !name.contains("embed") && !name.ends_with("positions"))?;
         // Experts that are one tensor are parameters without a module.
         let theirs = foreign.name.strip_suffix(".weight").or(foreign.stack.map(|_| &*foreign.name))?;
-        Some(Linear { ours, theirs, foreign })
+        Some(Linear { ours, theirs, shape, foreign })
     };
     names.iter().filter_map(layer).collect()
 }
@@ -250,7 +254,7 @@ mod tests {
         let config = LlamaConfig { variant: LlamaVariant::Phi3, ..LlamaConfig::tiny() };
         let plan = of(&[ALL_LINEAR], &config.hf_names()).unwrap();
         assert_eq!(plan.len(), 4 * config.num_hidden_layers);
-        assert!(plan.modules().contains("model.layers.0.self_attn.qkv_proj"));
+        assert!(plan.modules().contains_key("model.layers.0.self_attn.qkv_proj"));
         let names = plan.names("base_model.model.");
         let (queries, keys) = (config.hidden_size, config.num_key_value_heads * config.head_dim);
         let b = names.get("layers.0.attention.k_proj.lora_B.weight").unwrap();
@@ -290,8 +294,37 @@ mod tests {
     }
 
     #[test]
+    fn modules_have_ranks_and_scales_of_their_own() {
+        let (rank, alpha) = (|pattern: &str, rank| (pattern.to_string(), rank), |pattern: &str| (pattern.into(), 3.0));
+        let config = |rank_pattern: Vec<(String, usize)>, alpha_pattern: Vec<(String, f64)>| {
+            let (rank_pattern, alpha_pattern) =
+                (rank_pattern.into_iter().collect(), alpha_pattern.into_iter().collect());
+            let target_modules = vec!["q_proj".into(), "o_proj".into()];
+            LoraConfig { target_modules, rank_pattern, alpha_pattern, ..LoraConfig::default() }
+        };
+        let names = LlamaConfig::tiny().hf_names();
+        let plan = config(vec![rank("layers.1.*.q_proj", 4)], vec![alpha("o_proj")]).plan(&names).unwrap();
+        let of = |module: &str| plan.modules()[format!("model.layers.{module}").as_str()];
+        assert_eq!(of("0.self_attn.q_proj"), (8, 16.0));
+        assert_eq!((of("1.self_attn.q_proj"), of("1.self_attn.o_proj")), ((4, 16.0), (8, 3.0)));
+        assert_eq!(plan.of_layer("layers.1.attention.q_proj").unwrap().scale, 4.0);
+        assert_eq!(plan.names("").get("layers.1.attention.q_proj.lora_B.weight").unwrap().shape[1], 4);
+        let refused = |ranks| config(ranks, vec![]).plan(&names).unwrap_err().to_string();
+        let said = refused(vec![rank("v_proj", 4)]);
+        assert_eq!(said, "rank_pattern: no module with an adapter is called `v_proj`; these are o_proj, q_proj");
+        let said = refused(vec![rank("q_proj", 4), rank("layers.0.*", 2)]);
+        assert!(said.contains("`layers.0.*` and `q_proj` both fit `model.layers.0.self_attn.q_proj`"), "{said}");
+        assert_eq!(refused(vec![rank("q_proj", 0)]), "rank_pattern = 0 is not at least 1");
+        let one_of = [("experts.0.w1".to_string(), 4)].into();
+        let experts =
+            LoraConfig { target_modules: vec!["experts.*".into()], rank_pattern: one_of, ..LoraConfig::default() };
+        let said = experts.plan(&MixtralConfig::tiny().hf_names()).unwrap_err().to_string();
+        assert!(said.contains("the experts of a layer have adapters of one rank and scale"), "{said}");
+    }
+
+    #[test]
     fn scales_are_those_of_the_papers() {
-        let config = LoraConfig { rank: 16, alpha: 8.0, ..LoraConfig::default() };
-        assert_eq!((config.scale(), LoraConfig { rslora: true, ..config }.scale()), (0.5, 2.0));
+        let (plain, rs) = (LoraConfig::default(), LoraConfig { rslora: true, ..LoraConfig::default() });
+        assert_eq!((plain.scale(16, 8.0), rs.scale(16, 8.0)), (0.5, 2.0));
     }
 }

@@ -25,16 +25,30 @@ pub(super) struct Target {
     module: String,
     /// The module's weight, and which of its rows are the layer's.
     weight: Foreign,
+    rank: usize,
+    /// Numerator of the scale.
+    alpha: f64,
+}
+
+/// What a layer has to know of its adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LayerAdapter {
+    /// Our name of the module whose A it reads: its own, or that of the module which fuses its weight with others.
+    pub module: String,
+    pub rank: usize,
+    /// The factor of the adapter's output.
+    pub scale: f64,
+    pub dora: bool,
 }
 
 impl Target {
-    /// The layer `ours`, which is `weight` of the module `theirs`.
-    pub fn new(ours: &str, theirs: &str, weight: &Foreign) -> Self {
+    /// The layer `ours`, which is `weight` of the module `theirs`, whose adapter has this rank and numerator.
+    pub fn new(ours: &str, theirs: &str, weight: &Foreign, (rank, alpha): (usize, f64)) -> Self {
         let module = match (&weight.rows, ours.rsplit_once('.'), theirs.rsplit('.').next()) {
             (Some(_), Some((parent, _)), Some(called)) => format!("{parent}.{called}"),
             _ => ours.to_string(),
         };
-        Self { theirs: theirs.into(), module, weight: weight.clone() }
+        Self { theirs: theirs.into(), module, weight: weight.clone(), rank, alpha }
     }
 }
 
@@ -80,9 +94,15 @@ impl LoraPlan {
         })
     }
 
-    /// Names of Hugging Face's modules.
-    pub fn modules(&self) -> BTreeSet<&str> {
-        self.targets.values().map(|target| target.theirs.as_str()).collect()
+    /// Names of Hugging Face's modules, with rank and numerator of the scale of each.
+    pub fn modules(&self) -> BTreeMap<&str, (usize, f64)> {
+        self.targets.values().map(|target| (target.theirs.as_str(), (target.rank, target.alpha))).collect()
+    }
+
+    /// Whether adapters of both plans have the same tensors and compute the same.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let scales = |plan: &Self| plan.targets.keys().filter_map(|ours| plan.of_layer(ours)).collect::<Vec<_>>();
+        self.names("") == other.names("") && scales(self) == scales(other)
     }
 
     /// Our name of the module whose A the layer reads, if it has an adapter: its own, or that of the module which fuses its
@@ -91,13 +111,20 @@ impl LoraPlan {
         self.targets.get(layer).map(|target| target.module.as_str())
     }
 
+    /// The adapter of the layer of our name, if it has one.
+    pub(crate) fn of_layer(&self, layer: &str) -> Option<LayerAdapter> {
+        let Target { module, rank, alpha, .. } = self.targets.get(layer)?;
+        let scale = self.config.scale(*rank, *alpha);
+        Some(LayerAdapter { module: module.clone(), rank: *rank, scale, dora: self.config.dora })
+    }
+
     /// The adapters' tensors under names that begin with `prefix`: in files of peft `base_model.model.`, among a
     /// model's parameters nothing. B and magnitudes are rows of the module's, as the weight is.
     pub fn names(&self, prefix: &str) -> NameMap {
         let in_file = !prefix.is_empty();
         let (mut map, mut modules) = (NameMap::default(), BTreeSet::new());
-        for (ours, Target { theirs, module, weight }) in &self.targets {
-            let (rank, rows) = (self.config.rank, weight.rows.clone());
+        for (ours, Target { theirs, module, weight, rank, .. }) in &self.targets {
+            let (rank, rows) = (*rank, weight.rows.clone());
             let (out, input) = (weight.shape[0], weight.shape[1]);
             let parts =
                 [(module, vec![rank, input], None), (ours, vec![out, rank], rows.clone()), (ours, vec![out], rows)];
@@ -139,11 +166,11 @@ impl LoraPlan {
         mut base: Vec<f64>,
         tensor: impl Fn(&str) -> Result<HostTensor, E>,
     ) -> Result<Vec<f64>, E> {
-        let module = self.module_of(layer).expect("the layer has an adapter");
+        let LayerAdapter { module, rank, scale, dora } = self.of_layer(layer).expect("the layer has an adapter");
         let part = |of: &str, part: usize| tensor(&format!("{of}.{}", PARTS[part].0));
-        let [a, b] = [part(module, 0)?, part(layer, 1)?];
-        let (rank, scale, input) = (self.config.rank, self.config.scale(), a.shape[1]);
-        let magnitude = if self.config.dora { Some(part(layer, 2)?) } else { None };
+        let [a, b] = [part(&module, 0)?, part(layer, 1)?];
+        let input = a.shape[1];
+        let magnitude = if dora { Some(part(layer, 2)?) } else { None };
         for (row, values) in rows.zip(base.chunks_exact_mut(input)) {
             for (factor, a) in b.data[row * rank..(row + 1) * rank].iter().zip(a.data.chunks_exact(input)) {
                 values.iter_mut().zip(a).for_each(|(value, a)| *value += scale * factor * a);

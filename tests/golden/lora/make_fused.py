@@ -1,5 +1,5 @@
-"""Adapters of projections that files fuse or reorder (Phi-3, GLM-4) as peft writes them, and what transformers and peft compute with
-them in fp64.
+"""Adapters of projections that files fuse or reorder (Phi-3, GLM-4), and adapters whose modules have other ranks and scales, as peft
+writes them, and what transformers and peft compute with them in fp64.
 
     pip install torch transformers peft safetensors
     python tests/golden/lora/make_fused.py            # writes the folders
@@ -18,12 +18,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 HERE = Path(__file__).parent
+PATTERNS = dict(
+    rank_pattern={"q_proj": 5, r"layers\.[01]\..*\.down_proj": 2, "model.layers.0.self_attn.qkv_proj": 4},
+    alpha_pattern={"v_proj": 8, ".*up_proj": 1, "o_proj": 2},
+)
 ADAPTERS = {
     "phi3": ("phi3", dict(target_modules="all-linear")),
     "phi3_dora": ("phi3", dict(target_modules=["qkv_proj", "gate_up_proj"], use_dora=True)),
     "glm4": ("glm4", dict(target_modules="all-linear", use_rslora=True)),
+    "patterns": ("llama3", dict(target_modules="all-linear", **PATTERNS)),
+    "patterns_dora": ("phi3", dict(target_modules="all-linear", use_dora=True, **PATTERNS)),
 }
-PARTS = ("self_attn.q", "mlp.gate_up")
+PARTS = ("self_attn.q", "mlp.gate_up", "mlp.up")
 
 
 def base_of(folder):
@@ -52,7 +58,7 @@ def make(name):
     config.write_text(json.dumps({**text, "target_modules": sorted(text["target_modules"])}, indent=2) + "\n")
 
     oracle = load_file(base / "oracle.safetensors")
-    inputs = {n: oracle[n] for n in ("input_ids", "labels")}
+    inputs = {n: oracle[n][:, :24] for n in ("input_ids", "labels")}
     result = model(**inputs)
     result.loss.backward()
     save = {**inputs, "loss": result.loss.detach().reshape(1), "logits_last4": result.logits.detach()[:, -4:]}
