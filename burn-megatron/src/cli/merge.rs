@@ -64,8 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     };
     let (files, bytes) =
         export(&args.output, &what, &Merged { base: &base, adapters: &adapters, element: args.dtype })?;
-    let layers: BTreeSet<&str> =
-        adapters.iter().flat_map(|(adapter, _)| adapter.plan.targets().map(|(ours, ..)| ours)).collect();
+    let layers: BTreeSet<&str> = adapters.iter().flat_map(|(adapter, _)| adapter.plan.modules().into_keys()).collect();
     report(&args, layers.len(), files, bytes)
 }
 

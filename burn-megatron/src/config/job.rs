@@ -102,6 +102,10 @@ impl RunConfig {
                  needs more of both"
             )))
         };
+        let has_own = |own: &(usize, f64)| *own != (rank, plan.config().alpha);
+        if plan.modules().values().any(has_own) {
+            return refused("with other ranks or scales (rank-pattern, alpha-pattern)");
+        }
         if decoder.latent.is_some() || decoder.lone_mlps.is_some() || decoder.mtp > 0 {
             return refused("in a model with latent attention, Mamba-2 or multi-token prediction");
         }
@@ -123,15 +127,18 @@ impl RunConfig {
         let same = |layer: usize| {
             parts.iter().zip(&has).all(|((_, part), has)| plan.has(&format!("layers.{layer}.{part}")) == *has)
         };
-        if !(1..layers).all(same) || counted * layers != plan.len() {
+        if !(1..layers).all(same) || counted * layers != plan.targets().count() {
             return refused("of some layers only");
         }
+        // The place of the first layer that reads the same A.
+        let module = |at: usize| plan.module_of(&format!("layers.0.{}", parts[at].1));
+        let read = |at: usize| module(at).and_then(|own| (0..=at).find(|first| module(*first) == Some(own)));
         Ok(Some(Adapters {
             rank: rank as u64,
             dora: plan.config().dora,
-            qkv: [has[0], has[1], has[2]],
+            qkv: [read(0), read(1), read(2)],
             out: has[3],
-            up: [has[4], has[5]],
+            up: [read(4), read(5)],
             down: has[6],
             expert_up: [has[7], has[8]],
             expert_down: has[9],

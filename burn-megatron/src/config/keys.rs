@@ -219,6 +219,8 @@ pub const KEYS: &[Key] = {
         key("lora.target-modules", Names, "[\"all-linear\"]", "Linear layers with an adapter: Hugging Face's names or their last parts, such as q_proj, in which * stands for any characters (experts.*: all routed experts), or all-linear (all but the output layer, routers and routed experts)"),
         key("lora.rslora", Flag, "false", "Scale alpha / √rank (rsLoRA)").or(&["use-rslora"]),
         key("lora.dora", Flag, "false", "Train magnitude and direction of each weight apart (DoRA)").or(&["use-dora"]),
+        key("lora.rank-pattern", Counts, "{}", "Other ranks by the names of modules, in which * stands for any characters, for example { \"q_proj\" = 32 }"),
+        key("lora.alpha-pattern", Scales, "{}", "Other numerators of the scale by the names of modules"),
         key("lora.base", Choice(&["nf4", "fp8-block"]), "\"none\"", "How the frozen weights of linear layers and routed experts are stored (QLoRA), dequantized in front of each GEMM: nf4 (4 bits, in blocks of 64, with double quantization), fp8-block (E4M3 in blocks of 128 x 128); none: in training.dtype").or(&["quantize-base"]).optional(),
         key("lora.adapter", Path, "\"none\"", "Folder of an adapter, as peft writes it, to start from; none: adapters that change nothing yet").optional(),
         key("performance.deterministic", Flag, "false", "GPUs: use a fixed order for every sum, so that a resumed run is bitwise identical to an uninterrupted one; the backward pass of attention is slower")

@@ -51,6 +51,8 @@ pub enum Kind {
     Pair,
     /// Factors of at least 0 by pattern of names.
     Scales,
+    /// Whole numbers of at least 1 by pattern of names.
+    Counts,
     /// Three whole numbers of at least 1.
     Triple,
 }
@@ -86,6 +88,7 @@ impl Kind {
             Self::CommTypes => "one of p2p, all_gather, a2a, a2a+p2p, or a list of them".into(),
             Self::Pair => "two whole numbers of at least 1 such as [4, 2]".into(),
             Self::Scales => "a table of patterns and factors of at least 0 such as { \"*.mlp.*\" = 0.5 }".into(),
+            Self::Counts => "a table of patterns and whole numbers of at least 1 such as { \"*.mlp.*\" = 32 }".into(),
             Self::Triple => "three whole numbers of at least 1 such as [32, 32, 100000]".into(),
         }
     }
@@ -126,6 +129,9 @@ impl Kind {
                 let factors: Option<BTreeMap<String, f64>> = value.as_table()?.iter().map(factor).collect();
                 return serde_json::to_value(factors?).ok();
             }
+            Self::Counts => {
+                json.as_object().is_some_and(|table| table.values().all(|count| count.as_u64().is_some_and(|n| n > 0)))
+            }
             Self::Modules if json.is_string() => return normal::<Vec<Module>>(Value::Array(vec![json])),
             Self::Modules => return normal::<Vec<Module>>(json),
         };
@@ -148,7 +154,9 @@ impl Kind {
         };
         let string = || Some(toml::Value::from(text));
         match self {
-            Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag | Self::Scales => written(text),
+            Self::Count | Self::Whole | Self::UpTo(_) | Self::Number | Self::Flag | Self::Scales | Self::Counts => {
+                written(text)
+            }
             Self::Automatic if text == AUTO => string(),
             Self::Automatic => written(text),
             Self::Text | Self::Path | Self::Choice(_) | Self::Shares => string(),
@@ -233,6 +241,7 @@ mod tests {
         assert_eq!(read(Kind::Pair, "4 2"), Some(json!([4, 2])));
         assert_eq!(read(Kind::Triple, "32 32 1000"), Some(json!([32, 32, 1000])));
         assert_eq!(read(Kind::Scales, "{ \"*.mlp.*\" = 2 }"), Some(json!({ "*.mlp.*": 2.0 })));
+        assert_eq!(read(Kind::Counts, "{ q_proj = 2 }"), Some(json!({ "q_proj": 2 })));
         assert_eq!(Kind::Modules.accept(&toml::Value::from("norms")), Some(json!(["norms"])));
         let wsd = "{ wsd = { tail = 10, form = \"linear\" } }";
         assert_eq!(read(Kind::Form, wsd), Some(json!({ "wsd": { "tail": "10 steps", "form": "linear" } })));
@@ -264,6 +273,7 @@ mod tests {
             (Kind::Triple, "4,2"),
             (Kind::Scales, "{ \"*\" = -1 }"),
             (Kind::Scales, "0.5"),
+            (Kind::Counts, "{ \"*\" = 0 }"),
         ] {
             assert_eq!(read(kind, text), None, "{kind:?} {text}");
         }

@@ -1,6 +1,7 @@
 //! `[chat]`, `[preference]`, `[grpo]`, `[distill]` and `[lora]`: conversations, pairs of answers or prompts as training data,
 //! a teacher, and adapters in place of the weights.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use models::lora::{BaseFormat, LoraError};
@@ -161,6 +162,12 @@ pub struct LoraSection {
     pub rslora: bool,
     /// DoRA.
     pub dora: bool,
+    /// Other ranks, by names of modules.
+    #[serde(default)]
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Other numerators of the scale.
+    #[serde(default)]
+    pub alpha_pattern: BTreeMap<String, f64>,
     /// How frozen weights are stored, if not as all weights.
     pub base: Option<BaseFormat>,
     /// An adapter to start from.
@@ -171,7 +178,8 @@ impl LoraSection {
     /// The adapters, if there are any.
     pub fn config(&self) -> Option<LoraConfig> {
         let Self { alpha, rslora, dora, .. } = *self;
-        self.rank.map(|rank| LoraConfig { rank, alpha, target_modules: self.target_modules.clone(), rslora, dora })
+        let Self { target_modules, rank_pattern, alpha_pattern, .. } = self.clone();
+        self.rank.map(|rank| LoraConfig { rank, alpha, target_modules, rslora, dora, rank_pattern, alpha_pattern })
     }
 
     /// The adapters of a model, if there are any. Fails if the model cannot have them.

@@ -15,6 +15,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 
+use super::adapter_patterns::Patterns;
 use super::adapter_targets::Targets;
 use super::error::HfFolderError;
 use super::folder::HfFolder;
@@ -29,9 +30,7 @@ const TENSORS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 
 /// Keys of `adapter_config.json` that must not say anything, with what they would do.
-const UNSUPPORTED: [(&str, &str); 12] = [
-    ("rank_pattern", "ranks of their own"),
-    ("alpha_pattern", "scales of their own"),
+const UNSUPPORTED: [(&str, &str); 10] = [
     ("modules_to_save", "whole modules that are trained"),
     ("layer_replication", "repeated layers"),
     ("target_parameters", "adapters of parameters"),
@@ -73,9 +72,11 @@ fn read(
         serde_json::from_slice(&text).map_err(|source| HfFolderError::Json { path: path.clone(), source })?;
     let refused = |what| HfFolderError::file(&path, what);
     let (config, targets) = (config_of(&json).map_err(refused)?, Targets::read(&json).map_err(refused)?);
+    let patterns = Patterns::read(&json).map_err(refused)?;
     let mut plans = versions.iter().map(|names| {
         let config = |target_modules| LoraConfig { target_modules, ..config.clone() };
-        targets.of(names).and_then(|modules| config(modules).plan(names)).map_err(|error| {
+        let plan = |modules| patterns.of(config(modules), names)?.plan(names);
+        targets.of(names).and_then(plan).map_err(|error| {
             let what = match explained(error) {
                 error @ LoraError::Target { .. } => {
                     format!("{error}; the adapter belongs to another model, name its base with --hf (model.hf)")
@@ -128,7 +129,8 @@ fn config_of(json: &Value) -> Result<LoraConfig, String> {
     let rank = json["r"].as_u64().ok_or("r is missing: the rank")? as usize;
     let alpha = json["lora_alpha"].as_f64().ok_or("lora_alpha is missing: the numerator of the scale")?;
     let flag = |key: &str| json[key].as_bool().unwrap_or(false);
-    Ok(LoraConfig { rank, alpha, target_modules: Vec::new(), rslora: flag("use_rslora"), dora: flag("use_dora") })
+    let (rslora, dora) = (flag("use_rslora"), flag("use_dora"));
+    Ok(LoraConfig { rank, alpha, target_modules: Vec::new(), rslora, dora, ..LoraConfig::default() })
 }
 
 /// Writes an adapter in fp32 as `PeftModel.from_pretrained` reads it; `base` is the name or folder of the model.
@@ -179,26 +181,35 @@ fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     serialize_to_file(views, Some(metadata), &path).map_err(refused)?;
     // peft has no words for `all-linear` and patterns in files: it writes the names that they stand for.
-    let mut modules: Vec<&str> = plan.targets().map(|(_, theirs, _)| theirs).collect();
+    let mut modules: Vec<&str> = plan.modules().into_keys().collect();
     if !config.target_modules.iter().any(|target| target == ALL_LINEAR || target.contains('*')) {
         modules = config.target_modules.iter().map(String::as_str).collect();
     }
-    let alpha = if config.alpha.fract() == 0.0 { json!(config.alpha as i64) } else { json!(config.alpha) };
+    let alpha = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
+    let (mut rank_pattern, mut alpha_pattern) = (BTreeMap::new(), BTreeMap::new());
+    for (module, (rank, own)) in plan.modules() {
+        if rank != config.rank {
+            rank_pattern.insert(module, rank);
+        }
+        if own != config.alpha {
+            alpha_pattern.insert(module, alpha(own));
+        }
+    }
     let json = json!({
         "peft_type": "LORA",
         "task_type": task,
         "base_model_name_or_path": base,
         "inference_mode": true,
         "r": config.rank,
-        "lora_alpha": alpha,
+        "lora_alpha": alpha(config.alpha),
         "lora_dropout": 0.0,
         "target_modules": modules,
         "bias": "none",
         "fan_in_fan_out": false,
         "init_lora_weights": true,
         "modules_to_save": null,
-        "rank_pattern": {},
-        "alpha_pattern": {},
+        "rank_pattern": rank_pattern,
+        "alpha_pattern": alpha_pattern,
         "use_rslora": config.rslora,
         "use_dora": config.dora,
     });
@@ -253,11 +264,10 @@ impl TensorReader for Merged<'_> {
         let base = self.base.read(name, shape, &[rows.clone(), 0..shape[1]])?;
         let mut sum = base.clone();
         for (adapter, factor) in adapters {
-            let part = |part: &str| -> Result<HostTensor, BoxError> {
-                let name = format!("{layer}.{part}");
-                Ok(adapter.tensors.get(&name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
+            let tensor = |name: &str| -> Result<HostTensor, BoxError> {
+                Ok(adapter.tensors.get(name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
             };
-            let merged = adapter.plan.merge(rows.clone(), base.clone(), part)?;
+            let merged = adapter.plan.merge(layer, rows.clone(), base.clone(), tensor)?;
             let added = merged.iter().zip(&base).map(|(merged, base)| factor * (merged - base));
             sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
         }

@@ -58,10 +58,13 @@ impl Targets {
             return Ok(self.names.clone());
         }
         let named: Vec<String> = match &self.pattern {
-            Some(pattern) => modules(names).filter(|module| pattern.is_match(module)).map(String::from).collect(),
+            Some(pattern) => {
+                let meant = modules(names).into_iter().filter(|module| pattern.is_match(module));
+                meant.map(String::from).collect()
+            }
             None => {
                 let config = LoraConfig { target_modules: self.names.clone(), ..LoraConfig::default() };
-                config.plan(names)?.targets().map(|(_, theirs, _)| theirs.to_string()).collect()
+                config.plan(names)?.modules().into_keys().map(String::from).collect()
             }
         };
         let is_meant = |module: &String| {
@@ -120,7 +123,7 @@ fn whole(key: &str, text: &str) -> Result<Regex, String> {
     expression(key, text, &format!("^(?:{text})$"))
 }
 
-fn expression(key: &str, text: &str, whole: &str) -> Result<Regex, String> {
+pub(super) fn expression(key: &str, text: &str, whole: &str) -> Result<Regex, String> {
     let refused = |_| format!("{key} = {text} is no regular expression without look-around; legal: that, or names");
     Regex::new(whole).map_err(refused)
 }

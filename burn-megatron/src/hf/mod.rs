@@ -1,6 +1,7 @@
 //! Hugging Face folders: reading one as the source of a model's weights, and writing one.
 
 mod adapter;
+mod adapter_patterns;
 mod adapter_targets;
 mod checkpoint;
 mod companions;

@@ -175,6 +175,8 @@ fn planned_memory_is_what_ranks_allocate() {
         (LLAMA, "lora.rank 8 recompute.granularity full"),
         (LLAMA, "lora.rank 16 lora.target-modules q_proj,v_proj"),
         (LLAMA, "lora.rank 8 lora.dora true"),
+        (LLAMA, "lora.rank 64 model.variant phi3"),
+        (LLAMA, "lora.rank 64 model.variant glm4 parallel.tp 2 parallel.sp true"),
         (LLAMA, "lora.rank 8 lora.base nf4"),
         (LLAMA, "lora.rank 8 lora.base nf4 parallel.tp 2 recompute.granularity full"),
         (LLAMA, "lora.rank 8 lora.base fp8-block"),

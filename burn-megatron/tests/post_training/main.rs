@@ -13,6 +13,7 @@ mod eval;
 mod grpo;
 mod lora;
 mod lora_experts;
+mod lora_fused;
 mod parquet;
 mod preference;
 mod preference_runs;

@@ -46,7 +46,8 @@ pub struct Output<'a> {
 pub struct ColumnParallelLinear {
     weight: LinearWeight,
     bias: Option<Param<Tensor<1>>>,
-    adapters: Option<ColumnAdapters>,
+    /// By rank and scale.
+    adapters: Vec<ColumnAdapters>,
     #[module(skip)]
     observed: Option<ObservedInput>,
     #[module(skip)]
@@ -81,8 +82,8 @@ impl ColumnParallelLinear {
 
     /// The rank's outputs for the whole sequence of `norm(x)`.
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, batch: &MicroBatch) -> Tensor<3> {
-        if let Some(adapters) = &self.adapters {
-            return self.adapted(norm.of_residual(x.into()), adapters, batch);
+        if !self.adapters.is_empty() {
+            return self.adapted(norm.of_residual(x.into()), batch);
         }
         let (x, prologue) = norm.in_front_of_linear(x.into());
         self.after(x, prologue, batch)
@@ -95,14 +96,14 @@ impl ColumnParallelLinear {
 
     /// The weight, if a decode step only multiplies with it, in its own precision.
     pub(super) fn plain_weight(&self) -> Option<Tensor<2>> {
-        let is_plain = self.bias.is_none() && self.adapters.is_none() && self.observed.is_none() && self.fp8.is_none();
+        let is_plain = self.bias.is_none() && self.adapters.is_empty() && self.observed.is_none() && self.fp8.is_none();
         self.weight_in_memory().filter(|_| is_plain && !self.parallel.sequence)
     }
 
     /// The rank's outputs for the whole sequence of `prologue(x)`.
     pub(super) fn after(&self, x: impl Into<Residual>, prologue: Prologue, batch: &MicroBatch) -> Tensor<3> {
-        if let Some(adapters) = &self.adapters {
-            return self.adapted(apply(prologue, x.into().value(), batch), adapters, batch);
+        if !self.adapters.is_empty() {
+            return self.adapted(apply(prologue, x.into().value(), batch), batch);
         }
         let x = x.into();
         if let Some(observed) = &self.observed {
@@ -122,21 +123,19 @@ impl ColumnParallelLinear {
     /// The rank's weight `[out/tp, in]` with its adapter, of a layer with one output that records no gradients.
     pub(super) fn whole_weight(&self) -> Tensor<2> {
         let weight = self.weight.value(false);
-        match &self.adapters {
-            Some(adapters) => adapters.merged(weight),
-            None => weight,
-        }
+        self.adapters.iter().fold(weight, |weight, adapters| adapters.merged(weight))
     }
 
     /// The outputs with the adapters' for the layer's own input `x`.
-    fn adapted(&self, x: Tensor<3>, adapters: &ColumnAdapters, batch: &MicroBatch) -> Tensor<3> {
+    fn adapted(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
         let (base, x) = self.base(x, self.fp8.clone(), batch);
-        with_bias(adapters.add(base, x, &self.weight), self.bias.as_ref())
+        let sum = self.adapters.iter().fold(base, |sum, adapters| adapters.add(sum, x.clone(), &self.weight));
+        with_bias(sum, self.bias.as_ref())
     }
 
-    /// Whether there is [`swiglu`](Self::swiglu): with adapters other than DoRA's, and without a bias.
+    /// Whether there is [`swiglu`](Self::swiglu): with adapters of one kind other than DoRA's, and without a bias.
     pub(super) fn has_swiglu(&self) -> bool {
-        self.bias.is_none() && self.adapters.as_ref().is_some_and(ColumnAdapters::is_sum)
+        self.bias.is_none() && matches!(&self.adapters[..], [adapters] if adapters.is_sum())
     }
 
     /// `silu(gate) up` of the outputs `[gate | up]` for the layer's own input `x`; `behind` is what it and the layer
@@ -145,7 +144,7 @@ impl ColumnParallelLinear {
     /// # Panics
     /// Without adapters.
     pub(super) fn swiglu(&self, x: Tensor<3>, behind: SwiGluNeighbours, batch: &MicroBatch) -> Tensor<3> {
-        let adapters = self.adapters.as_ref().expect("the sum with adapters is one operation with the activation");
+        let adapters = self.adapters.first().expect("the sum with adapters is one operation with the activation");
         let gradient_amax = self.fp8.is_some().then(KnownAmax::default);
         let fp8 = self.fp8.clone().zip(gradient_amax.clone()).map(|(fp8, amax)| fp8.with_gradient_amax(amax));
         let (base, x) = self.base(x, fp8, batch);

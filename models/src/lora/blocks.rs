@@ -9,12 +9,12 @@ use burn::tensor::{Tensor, TensorData};
 pub(super) struct Blocks {
     /// `[rank, adapters rank]`: repeats the columns of B for each adapter. A GEMM's gradient needs no reduction kernel.
     repeat: Tensor<2>,
-    /// `[rows of B, adapters, 1]`: the scale where a row is of an adapter, else zero.
+    /// `[rows of B, adapters, 1]`: the scale where a row is of an output that reads this A, else zero.
     scales: Tensor<3>,
 }
 
 impl Blocks {
-    /// Of outputs with `count` adapters of this rank.
+    /// Of outputs that read `count` A of this rank.
     pub fn new(
         outputs: &[(usize, Option<usize>)],
         [count, rank]: [usize; 2],

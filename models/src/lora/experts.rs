@@ -17,6 +17,7 @@ use layouts::sizes::EXPERT_WIDTH;
 
 use super::layers::{init_a, named};
 use super::norms::{divided, squares, summed};
+use super::plan::LayerAdapter;
 use crate::layers::LinearWeight;
 use crate::layers::moe::ExpertKind;
 use crate::param::{ParamBuilder, Result};
@@ -113,9 +114,11 @@ impl Adapters {
         let (etp, own) = (params.experts().etp, params.experts().local(experts));
         let layer = |expert: usize, part: &str| format!("{name}.{expert}.{part}_proj");
         let names: Vec<String> = parts.iter().map(|part| layer(own.start, part)).collect();
-        let Some(config) = params.lora_of(names.iter().map(String::as_str)) else { return Ok(None) };
-        let (rank, scale) = (config.rank, config.scale());
-        let has: Vec<bool> = names.iter().map(|name| params.has_adapter(name)).collect();
+        let of_parts: Vec<Option<LayerAdapter>> = names.iter().map(|name| params.adapter_of(name)).collect();
+        let Some(LayerAdapter { rank, scale, dora, .. }) = of_parts.iter().flatten().next().cloned() else {
+            return Ok(None);
+        };
+        let has: Vec<bool> = of_parts.iter().map(Option::is_some).collect();
         let section = |name: String, shape: [usize; 2], is_divided: bool| match is_divided {
             true => Section::split(name, &shape, dim, etp.size, etp),
             false => Section::replicated(name, &shape, etp),
@@ -130,7 +133,7 @@ impl Adapters {
         });
         let b = b.collect::<Result<_, _>>()?;
         let mut adapters = Self { a, b, dora: None, experts: own.len(), rank, scale };
-        if config.dora {
+        if dora {
             let group = Some(params.experts().parts.clone()).filter(|_| dim == 1);
             let squares = squares(w.plain(), own.len());
             let norms = summed(squares.clone(), group.as_ref()).sqrt();

@@ -3,6 +3,8 @@
 //! The narrow activations between A and B, not the wide ones, are communicated. A column-parallel layer has A whole on
 //! every rank, applied to the rank's positions; then the positions are gathered (or copied), and each rank has its rows
 //! of B. A row-parallel layer has its columns of A, whose outputs are summed over the ranks (and scattered), and B whole.
+//!
+//! Outputs whose weights Hugging Face stores as one have one A, and of its B their rows.
 
 use backend_dist::ops::tensor_parallel::Partial;
 use backend_dist::ops::{
@@ -14,6 +16,7 @@ use burn::tensor::Tensor;
 
 use super::blocks::Blocks;
 use super::norms::{divided, merged, row_norms};
+use super::plan::LayerAdapter;
 use crate::layers::{LinearWeight, enter_tensor_parallel, leave_tensor_parallel};
 use crate::param::{ParamBuilder, Result, TensorParallel};
 
@@ -28,19 +31,19 @@ pub(super) fn init_a(inputs: usize) -> Init {
     Init::Uniform { low: -bound, high: bound }
 }
 
-/// Adapters of the outputs of a fused column-parallel layer.
+/// Adapters of outputs of a fused column-parallel layer, of one rank and scale.
 #[derive(Module, Debug)]
 pub(crate) struct ColumnAdapters {
     /// One after the other along the first dimension.
     a: Param<Tensor<2>>,
-    /// The same.
+    /// Of each output with an adapter, the same.
     b: Param<Tensor<2>>,
-    /// DoRA's, of each adapter.
+    /// DoRA's, of each of these outputs.
     magnitude: Vec<Param<Tensor<1>>>,
-    /// By output: its local features, and which adapter is its own.
+    /// By output: its local features, and which A it reads.
     #[module(skip)]
     outputs: Vec<(usize, Option<usize>)>,
-    /// Of several outputs.
+    /// Unless all outputs read one A.
     #[module(skip)]
     blocks: Option<Blocks>,
     #[module(skip)]
@@ -58,50 +61,77 @@ pub(crate) struct ColumnAdapters {
 pub(crate) type ColumnOutput<'a> = (&'a str, usize, usize);
 
 impl ColumnAdapters {
-    /// The adapters of a layer with the weight `w`; `None` if none of its outputs has one.
+    /// The adapters of a layer with the weight `w`: those of one rank and scale together.
     pub fn new(
         params: &mut ParamBuilder,
         inputs: usize,
         outputs: &[ColumnOutput],
         w: &LinearWeight,
-    ) -> Result<Option<Self>> {
-        let Some(config) = params.lora_of(outputs.iter().map(|(name, ..)| *name)) else { return Ok(None) };
-        let (at, rank) = (params.place(), config.rank);
+    ) -> Result<Vec<Self>> {
+        let of_outputs: Vec<Option<LayerAdapter>> = outputs.iter().map(|(name, ..)| params.adapter_of(name)).collect();
+        let is_like = |a: &LayerAdapter, b: &LayerAdapter| a.rank == b.rank && a.scale == b.scale;
+        let mut kinds: Vec<&LayerAdapter> = Vec::new();
+        for own in of_outputs.iter().flatten() {
+            if !kinds.iter().any(|kind| is_like(kind, own)) {
+                kinds.push(own);
+            }
+        }
+        let of_kind = |kind: &&LayerAdapter| {
+            let own = of_outputs.iter().map(|own| own.as_ref().filter(|own| is_like(kind, own)));
+            let outputs: Vec<_> = outputs.iter().copied().zip(own).collect();
+            Self::of_kind(params, inputs, &outputs, kind, w)
+        };
+        kinds.iter().map(of_kind).collect()
+    }
+
+    /// Those of the outputs that have one, all of one kind.
+    fn of_kind(
+        params: &mut ParamBuilder,
+        inputs: usize,
+        outputs: &[(ColumnOutput, Option<&LayerAdapter>)],
+        LayerAdapter { rank, scale, dora, .. }: &LayerAdapter,
+        w: &LinearWeight,
+    ) -> Result<Self> {
+        let (at, rank, scale) = (params.place(), *rank, *scale);
         let section = |name: &str, features: usize, parts: usize| {
             Section::split(format!("{name}.weight"), &[features, inputs], 0, parts, at).local_shape()[0]
         };
-        let mut count = 0;
+        let mut modules: Vec<&str> = Vec::new();
         let mut places = Vec::with_capacity(outputs.len());
-        for (name, features, parts) in outputs {
-            let own = params.has_adapter(name).then_some(count);
-            count += usize::from(own.is_some());
-            places.push((section(name, *features, *parts), own));
+        for ((name, features, parts), own) in outputs {
+            let read = own.map(|own| {
+                modules.iter().position(|known| *known == own.module).unwrap_or_else(|| {
+                    modules.push(&own.module);
+                    modules.len() - 1
+                })
+            });
+            places.push((section(name, *features, *parts), read));
         }
-        let with: Vec<&ColumnOutput> = outputs.iter().filter(|(name, ..)| params.has_adapter(name)).collect();
-        let a =
-            with.iter().map(|(name, ..)| (Section::replicated(named(name, "A"), &[rank, inputs], at), init_a(inputs)));
-        let a = params.adapter_on_sequence(a.collect())?;
-        let b = with.iter().map(|(name, features, parts)| {
+        let with = || outputs.iter().filter(|(_, own)| own.is_some()).map(|(output, _)| output);
+        let a = |module: &&str| (Section::replicated(named(module, "A"), &[rank, inputs], at), init_a(inputs));
+        let a = params.adapter_on_sequence(modules.iter().map(a).collect())?;
+        let b = with().map(|(name, features, parts)| {
             (Section::split(named(name, "B"), &[*features, rank], 0, *parts, at), Init::ZEROS)
         });
         let b = params.adapter(b.collect())?;
         let mut magnitude = Vec::new();
-        if config.dora {
+        if *dora {
             let norms = row_norms(w.plain(), None);
             let mut start = 0;
-            for ((name, features, parts), (local, own)) in outputs.iter().zip(&places) {
-                if own.is_some() {
+            for (((name, features, parts), _), (local, read)) in outputs.iter().zip(&places) {
+                if read.is_some() {
                     let section = Section::split(named(name, "magnitude_vector"), &[*features], 0, *parts, at);
                     magnitude.push(params.adapter_of_values(section, norms.clone().narrow(0, start, *local), false)?);
                 }
                 start += local;
             }
         }
-        let (scale, parallel) = (config.scale(), params.parallel().clone());
+        let parallel = params.parallel().clone();
         // Half precision has powers of two exactly; what A gives is multiplied by other scales.
         let scale_of_b = if scale.log2().fract() == 0.0 { scale } else { 1.0 };
-        let blocks = (places.len() > 1).then(|| Blocks::new(&places, [count, rank], scale_of_b, &b));
-        Ok(Some(Self { a, b, magnitude, outputs: places, blocks, rank, scale, scale_of_b, parallel }))
+        let is_one = places.iter().all(|(_, read)| *read == Some(0));
+        let blocks = (!is_one).then(|| Blocks::new(&places, [modules.len(), rank], scale_of_b, &b));
+        Ok(Self { a, b, magnitude, outputs: places, blocks, rank, scale, scale_of_b, parallel })
     }
 
     /// Whether an output is a sum without further factors.
@@ -170,6 +200,7 @@ impl ColumnAdapters {
     fn factors(&self, w: &LinearWeight) -> Tensor<1> {
         let w = w.plain();
         let (mut start, mut start_of_b, device) = (0, 0, self.b.val().device());
+        let mut magnitudes = self.magnitude.iter();
         let factor = |(features, adapter): &(usize, Option<usize>)| {
             let w = w.clone().narrow(0, start, *features);
             start += features;
@@ -180,7 +211,8 @@ impl ColumnAdapters {
                     let b = self.b.val().inner().narrow(0, start_of_b, *features);
                     start_of_b += features;
                     let whole = merged(w, a, b, self.scale);
-                    divided(self.magnitude[*index].val(), row_norms(whole, None))
+                    let magnitude = magnitudes.next().expect("every output with an adapter has one");
+                    divided(magnitude.val(), row_norms(whole, None))
                 }
             }
         };
@@ -209,13 +241,13 @@ impl RowAdapter {
         [inputs, outputs]: [usize; 2],
         w: &LinearWeight,
     ) -> Result<Option<Self>> {
-        let Some(config) = params.lora_of([name].into_iter()) else { return Ok(None) };
-        let (at, rank, parallel) = (params.place(), config.rank, params.parallel().clone());
+        let Some(LayerAdapter { rank, scale, dora, .. }) = params.adapter_of(name) else { return Ok(None) };
+        let (at, parallel) = (params.place(), params.parallel().clone());
         let a = Section::split(named(name, "A"), &[rank, inputs], 1, at.size, at);
         let a = params.adapter(vec![(a, init_a(inputs))])?;
         let b = Section::replicated(named(name, "B"), &[outputs, rank], at);
         let b = params.adapter_on_sequence(vec![(b, Init::ZEROS)])?;
-        let magnitude = match config.dora {
+        let magnitude = match dora {
             true => {
                 let section = Section::replicated(named(name, "magnitude_vector"), &[outputs], at);
                 let norms = row_norms(w.plain(), Some(&parallel.group));
@@ -223,7 +255,7 @@ impl RowAdapter {
             }
             false => None,
         };
-        Ok(Some(Self { a, b, magnitude, scale: config.scale(), parallel }))
+        Ok(Some(Self { a, b, magnitude, scale, parallel }))
     }
 
     /// The layer's output from `base`, its own without bias, for the layer's input `x`.

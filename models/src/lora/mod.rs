@@ -12,11 +12,13 @@
 
 mod base;
 mod blocks;
+mod error;
 mod experts;
 mod layers;
 mod module;
 mod norms;
 mod off;
+mod pattern;
 mod plan;
 mod prologue;
 mod share;
@@ -25,16 +27,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use crate::names::{Foreign, HostTensors, NameMap, fits, is_router};
+use crate::names::{Foreign, HostTensors, NameMap, is_router};
 pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
+pub use error::LoraError;
 pub(crate) use experts::ExpertAdapters;
 pub(crate) use layers::{ColumnAdapters, RowAdapter};
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
+pub(crate) use plan::LayerAdapter;
 pub use plan::LoraPlan;
+use plan::Target;
 pub(crate) use prologue::apply;
 pub use share::with_weights_of;
 
@@ -66,47 +70,28 @@ pub struct LoraConfig {
     pub rslora: bool,
     /// Magnitude and direction of the weight are apart.
     pub dora: bool,
+    /// Other ranks, by names of modules as in [`target_modules`](Self::target_modules).
+    #[serde(default)]
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Other numerators of the scale, by names of modules.
+    #[serde(default)]
+    pub alpha_pattern: BTreeMap<String, f64>,
 }
 
 /// Rank 8 and a scale of 2 on all linear layers.
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self { rank: 8, alpha: 16.0, target_modules: vec![ALL_LINEAR.into()], rslora: false, dora: false }
+        let (rank_pattern, alpha_pattern) = (BTreeMap::new(), BTreeMap::new());
+        let target_modules = vec![ALL_LINEAR.into()];
+        Self { rank: 8, alpha: 16.0, target_modules, rslora: false, dora: false, rank_pattern, alpha_pattern }
     }
 }
 
-/// Why a model cannot have these adapters.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[allow(missing_docs, reason = "the message of a variant names its fields")]
-pub enum LoraError {
-    /// A number is not legal.
-    #[error("{key} = {value} is not {legal}")]
-    Value { key: &'static str, value: String, legal: &'static str },
-    /// No module has this name.
-    #[error("target_modules: the model has no linear layer `{target}`; it has {known}, or {ALL_LINEAR}")]
-    Target { target: String, known: String },
-    /// Exceptions and a choice of layers leave nothing.
-    #[error("target_modules: `{targets}` leaves no linear layer of this model that has an adapter")]
-    NoTarget { targets: String },
-    /// A module that is stored in another form than a matrix of its own.
-    #[error("target_modules: adapters of `{module}` are not supported: {why}")]
-    Unsupported { module: String, why: &'static str },
-    /// A frozen weight cannot be stored in few bits.
-    #[error("base: `{layer}`: {what}")]
-    Base { layer: String, what: String },
-    /// The layers that were built have no adapter although they should.
-    #[error("target_modules: the layer `{0}` cannot have an adapter in this model")]
-    Unclaimed(
-        /// Our name.
-        String,
-    ),
-}
-
 impl LoraConfig {
-    /// The factor of the adapters' outputs.
-    pub fn scale(&self) -> f64 {
-        let rank = self.rank as f64;
-        self.alpha / if self.rslora { rank.sqrt() } else { rank }
+    /// The factor of the outputs of adapters of this rank and numerator.
+    pub fn scale(&self, rank: usize, alpha: f64) -> f64 {
+        let rank = rank as f64;
+        alpha / if self.rslora { rank.sqrt() } else { rank }
     }
 
     /// The adapters of a model with these names.
@@ -114,23 +99,28 @@ impl LoraConfig {
     /// # Errors
     /// If rank or scale are not positive, or a name is none of a linear layer that can have an adapter.
     pub fn plan(&self, names: &NameMap) -> Result<LoraPlan, LoraError> {
-        if self.rank == 0 {
-            return Err(LoraError::Value { key: "r", value: "0".into(), legal: "at least 1" });
+        for (key, rank) in self.rank_pattern.values().map(|rank| ("rank_pattern", rank)).chain([("r", &self.rank)]) {
+            if *rank == 0 {
+                return Err(LoraError::Value { key, value: "0".into(), legal: "at least 1" });
+            }
         }
-        if !(self.alpha.is_finite() && self.alpha > 0.0) {
-            return Err(LoraError::Value { key: "lora_alpha", value: self.alpha.to_string(), legal: "above 0" });
+        let alphas = self.alpha_pattern.values().map(|alpha| ("alpha_pattern", alpha));
+        for (key, alpha) in alphas.chain([("lora_alpha", &self.alpha)]) {
+            if !(alpha.is_finite() && *alpha > 0.0) {
+                return Err(LoraError::Value { key, value: alpha.to_string(), legal: "above 0" });
+            }
         }
         let linear = linear_layers(names);
         let mut targets = BTreeMap::new();
         for target in &self.target_modules {
             let all = target == ALL_LINEAR;
-            let end = format!("*.{target}");
-            let is_named = |theirs: &str| fits(target, theirs) || fits(&end, theirs);
             // A router is no linear layer to peft, nor are experts where transformers 5 has them as one tensor.
             let is_output = |theirs: &str| theirs == "lm_head" || theirs.ends_with(".lm_head");
             let in_all = |theirs: &str| !theirs.contains(".experts.") && !is_router(theirs) && !is_output(theirs);
-            let chosen: Vec<&Linear> =
-                linear.iter().filter(|layer| if all { in_all(layer.theirs) } else { is_named(layer.theirs) }).collect();
+            let chosen: Vec<&Linear> = linear
+                .iter()
+                .filter(|layer| if all { in_all(layer.theirs) } else { pattern::names(target, layer.theirs) })
+                .collect();
             if chosen.is_empty() {
                 let mut known: Vec<&str> = linear.iter().filter_map(|layer| layer.theirs.rsplit('.').next()).collect();
                 known.sort_unstable();
@@ -141,7 +131,7 @@ impl LoraConfig {
                 if let Some(why) = layer.refused() {
                     return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
                 }
-                targets.insert(layer.ours.to_string(), (layer.theirs.to_string(), layer.shape));
+                targets.insert(layer.ours, layer);
             }
         }
         let together: BTreeSet<(&str, &str)> = targets.keys().filter_map(|ours| of_expert(ours)).collect();
@@ -151,6 +141,20 @@ impl LoraConfig {
             let why = "the experts of a layer have adapters all or none, and it would be left out";
             return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
         }
+        let modules = targets.values().map(|layer| layer.theirs).collect();
+        let ranks = pattern::of_modules("rank_pattern", &self.rank_pattern, &modules)?;
+        let alphas = pattern::of_modules("alpha_pattern", &self.alpha_pattern, &modules)?;
+        let of = |theirs: &str| (*ranks.get(theirs).unwrap_or(&self.rank), *alphas.get(theirs).unwrap_or(&self.alpha));
+        let mut of_experts = BTreeMap::new();
+        for layer in targets.values() {
+            let Some((of_layer, _)) = of_expert(layer.ours) else { continue };
+            if *of_experts.entry(of_layer).or_insert(of(layer.theirs)) != of(layer.theirs) {
+                let why = "the experts of a layer have adapters of one rank and scale, and it has others";
+                return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
+            }
+        }
+        let target = |layer: &Linear| Target::new(layer.ours, layer.theirs, layer.foreign, of(layer.theirs));
+        let targets = targets.into_iter().map(|(ours, layer)| (ours.to_string(), target(layer))).collect();
         Ok(LoraPlan::new(self.clone(), targets))
     }
 }
@@ -176,8 +180,9 @@ impl Linear<'_> {
             _ if is_router(self.theirs) => Some("it is a router"),
             _ if self.foreign.stack.is_some() => Some("Hugging Face stores the experts of a layer as one tensor"),
             _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
-            _ if self.foreign.rows.is_some() => {
-                Some("Hugging Face stores its rows in another order, or together with another layer's")
+            // `LatentAttention`'s down projections and multi-token prediction's.
+            _ if ["q_a_proj", "kv_a_proj_with_mqa", "eh_proj"].iter().any(|end| self.ours.ends_with(end)) => {
+                Some("it is whole on every rank, where adapters are not implemented")
             }
             _ => None,
         }
@@ -185,8 +190,8 @@ impl Linear<'_> {
 }
 
 /// Hugging Face's names of all linear layers of a model with these names.
-pub fn modules(names: &NameMap) -> impl Iterator<Item = &str> {
-    linear_layers(names).into_iter().map(|layer| layer.theirs)
+pub fn modules(names: &NameMap) -> BTreeSet<&str> {
+    linear_layers(names).into_iter().map(|layer| layer.theirs).collect()
 }
 
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {
@@ -214,7 +219,7 @@ pub struct Adapter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FamilyConfig, GptConfig, LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
+    use crate::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
 
     fn of(targets: &[&str], names: &NameMap) -> Result<LoraPlan, LoraError> {
         let target_modules = targets.iter().map(|target| target.to_string()).collect();
@@ -245,6 +250,28 @@ mod tests {
     }
 
     #[test]
+    fn layers_that_a_file_fuses_have_one_a_and_their_rows_of_b() {
+        let config = LlamaConfig { variant: LlamaVariant::Phi3, ..LlamaConfig::tiny() };
+        let plan = of(&[ALL_LINEAR], &config.hf_names()).unwrap();
+        assert_eq!(plan.len(), 4 * config.num_hidden_layers);
+        assert!(plan.modules().contains_key("model.layers.0.self_attn.qkv_proj"));
+        let names = plan.names("base_model.model.");
+        let (queries, keys) = (config.hidden_size, config.num_key_value_heads * config.head_dim);
+        let b = names.get("layers.0.attention.k_proj.lora_B.weight").unwrap();
+        assert_eq!(b.name, "base_model.model.model.layers.0.self_attn.qkv_proj.lora_B.weight");
+        assert_eq!((&b.rows, &b.shape), (&Some(vec![queries..queries + keys]), &vec![queries + 2 * keys, 8]));
+        assert!(names.get("layers.0.attention.k_proj.lora_A.weight").is_none());
+        let a = names.get("layers.0.attention.qkv_proj.lora_A.weight").unwrap();
+        assert_eq!((&a.rows, &a.shape), (&None, &vec![8, config.hidden_size]));
+        // The matrix rows of a whole module in another order.
+        let glm = LlamaConfig { variant: LlamaVariant::Glm4, ..LlamaConfig::tiny() };
+        let names = of(&["q_proj", "gate_up_proj"], &glm.hf_names()).unwrap().names("");
+        assert!(names.get("layers.0.attention.q_proj.lora_A.weight").unwrap().rows.is_none());
+        let b = names.get("layers.0.attention.q_proj.lora_B.weight").unwrap();
+        assert_eq!(b.rows.as_ref().map(|rows| rows[1].start), Some(2));
+    }
+
+    #[test]
     fn what_cannot_have_an_adapter_is_refused() {
         let names = LlamaConfig::tiny().hf_names();
         let refused = |targets: &[&str], names: &NameMap| of(targets, names).unwrap_err().to_string();
@@ -267,8 +294,37 @@ mod tests {
     }
 
     #[test]
+    fn modules_have_ranks_and_scales_of_their_own() {
+        let (rank, alpha) = (|pattern: &str, rank| (pattern.to_string(), rank), |pattern: &str| (pattern.into(), 3.0));
+        let config = |rank_pattern: Vec<(String, usize)>, alpha_pattern: Vec<(String, f64)>| {
+            let (rank_pattern, alpha_pattern) =
+                (rank_pattern.into_iter().collect(), alpha_pattern.into_iter().collect());
+            let target_modules = vec!["q_proj".into(), "o_proj".into()];
+            LoraConfig { target_modules, rank_pattern, alpha_pattern, ..LoraConfig::default() }
+        };
+        let names = LlamaConfig::tiny().hf_names();
+        let plan = config(vec![rank("layers.1.*.q_proj", 4)], vec![alpha("o_proj")]).plan(&names).unwrap();
+        let of = |module: &str| plan.modules()[format!("model.layers.{module}").as_str()];
+        assert_eq!(of("0.self_attn.q_proj"), (8, 16.0));
+        assert_eq!((of("1.self_attn.q_proj"), of("1.self_attn.o_proj")), ((4, 16.0), (8, 3.0)));
+        assert_eq!(plan.of_layer("layers.1.attention.q_proj").unwrap().scale, 4.0);
+        assert_eq!(plan.names("").get("layers.1.attention.q_proj.lora_B.weight").unwrap().shape[1], 4);
+        let refused = |ranks| config(ranks, vec![]).plan(&names).unwrap_err().to_string();
+        let said = refused(vec![rank("v_proj", 4)]);
+        assert_eq!(said, "rank_pattern: no module with an adapter is called `v_proj`; these are o_proj, q_proj");
+        let said = refused(vec![rank("q_proj", 4), rank("layers.0.*", 2)]);
+        assert!(said.contains("`layers.0.*` and `q_proj` both fit `model.layers.0.self_attn.q_proj`"), "{said}");
+        assert_eq!(refused(vec![rank("q_proj", 0)]), "rank_pattern = 0 is not at least 1");
+        let one_of = [("experts.0.w1".to_string(), 4)].into();
+        let experts =
+            LoraConfig { target_modules: vec!["experts.*".into()], rank_pattern: one_of, ..LoraConfig::default() };
+        let said = experts.plan(&MixtralConfig::tiny().hf_names()).unwrap_err().to_string();
+        assert!(said.contains("the experts of a layer have adapters of one rank and scale"), "{said}");
+    }
+
+    #[test]
     fn scales_are_those_of_the_papers() {
-        let config = LoraConfig { rank: 16, alpha: 8.0, ..LoraConfig::default() };
-        assert_eq!((config.scale(), LoraConfig { rslora: true, ..config }.scale()), (0.5, 2.0));
+        let (plain, rs) = (LoraConfig::default(), LoraConfig { rslora: true, ..LoraConfig::default() });
+        assert_eq!((plain.scale(16, 8.0), rs.scale(16, 8.0)), (0.5, 2.0));
     }
 }

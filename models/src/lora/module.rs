@@ -8,7 +8,7 @@ use backend_dist::shard::HostTensor;
 use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Distribution, Gradients, Tensor, TensorData};
 
-use super::plan::PARTS;
+use super::plan::{LayerAdapter, PARTS};
 use super::{Adapter, LoraConfig, LoraError, LoraPlan};
 use crate::hf::{HfModule, ModuleNames};
 use crate::names::{HostTensors, NameMap, fits};
@@ -188,7 +188,8 @@ struct Attach<'a> {
 
 impl Attach<'_> {
     fn low_rank<const D: usize>(&self, layer: &str, base: Tensor<D>) -> LowRank {
-        let ((device, dtype), rank) = ((base.device(), base.dtype()), self.plan.config().rank);
+        let (device, dtype) = (base.device(), base.dtype());
+        let LayerAdapter { rank, scale, dora, .. } = self.plan.of_layer(layer).expect("the layer has an adapter");
         let [input, out] = [base.dims()[0], base.dims()[1]];
         let stored = |part: &str| self.values.map(|values| &values[&format!("{layer}.{part}")].data);
         let tensor = |values: Vec<f64>, shape| Tensor::<2>::from_data(TensorData::new(values, shape), (&device, dtype));
@@ -209,8 +210,8 @@ impl Attach<'_> {
         LowRank {
             a: param(matrix("lora_A.weight", [input, rank], &uniform)),
             b: param(matrix("lora_B.weight", [rank, out], &zeros)),
-            magnitude: self.plan.config().dora.then(|| Param::from_tensor(magnitude().detach())),
-            scale: self.plan.config().scale(),
+            magnitude: dora.then(|| Param::from_tensor(magnitude().detach())),
+            scale,
         }
     }
 }

@@ -1,19 +1,55 @@
 //! The adapters of one model: their layers, their tensors, and what they add to the weights.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use backend_dist::shard::{HostTensor, Registry};
 
 use super::{LoraConfig, LoraError};
-use crate::names::NameMap;
+use crate::names::{Foreign, NameMap};
 
 /// The adapters of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraPlan {
     config: LoraConfig,
-    /// By our name of a layer: Hugging Face's, and the shape `[out, in]`.
-    targets: BTreeMap<String, (String, [usize; 2])>,
+    /// By our name of a layer.
+    targets: BTreeMap<String, Target>,
+}
+
+/// A layer with an adapter: a module of Hugging Face's, or some of its matrix rows.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Target {
+    /// Hugging Face's name of the module.
+    theirs: String,
+    /// Our name of the module, under which its A is: all layers whose weights it fuses read one.
+    module: String,
+    /// The module's weight, and which of its rows are the layer's.
+    weight: Foreign,
+    rank: usize,
+    /// Numerator of the scale.
+    alpha: f64,
+}
+
+/// What a layer has to know of its adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct LayerAdapter {
+    /// Our name of the module whose A it reads: its own, or that of the module which fuses its weight with others.
+    pub module: String,
+    pub rank: usize,
+    /// The factor of the adapter's output.
+    pub scale: f64,
+    pub dora: bool,
+}
+
+impl Target {
+    /// The layer `ours`, which is `weight` of the module `theirs`, whose adapter has this rank and numerator.
+    pub fn new(ours: &str, theirs: &str, weight: &Foreign, (rank, alpha): (usize, f64)) -> Self {
+        let module = match (&weight.rows, ours.rsplit_once('.'), theirs.rsplit('.').next()) {
+            (Some(_), Some((parent, _)), Some(called)) => format!("{parent}.{called}"),
+            _ => ours.to_string(),
+        };
+        Self { theirs: theirs.into(), module, weight: weight.clone(), rank, alpha }
+    }
 }
 
 /// The parts of an adapter: our ending, and peft's.
@@ -25,7 +61,7 @@ pub(super) const PARTS: [(&str, &str); 3] = [
 
 impl LoraPlan {
     /// Adapters of these layers.
-    pub(super) fn new(config: LoraConfig, targets: BTreeMap<String, (String, [usize; 2])>) -> Self {
+    pub(super) fn new(config: LoraConfig, targets: BTreeMap<String, Target>) -> Self {
         Self { config, targets }
     }
 
@@ -34,9 +70,9 @@ impl LoraPlan {
         &self.config
     }
 
-    /// Number of layers with an adapter.
+    /// Number of Hugging Face's modules with an adapter.
     pub fn len(&self) -> usize {
-        self.targets.len()
+        self.modules().len()
     }
 
     /// Whether no layer has one.
@@ -49,22 +85,56 @@ impl LoraPlan {
         self.targets.contains_key(layer)
     }
 
-    /// Our names of the layers, with Hugging Face's and the shapes `[out, in]`.
+    /// Our names of the layers, with those of Hugging Face's modules and the shapes `[out, in]`. Layers whose weights a
+    /// module fuses have the same one.
     pub fn targets(&self) -> impl Iterator<Item = (&str, &str, [usize; 2])> {
-        self.targets.iter().map(|(ours, (theirs, shape))| (ours.as_str(), theirs.as_str(), *shape))
+        self.targets.iter().map(|(ours, target)| {
+            let shape = target.weight.our_shape();
+            (ours.as_str(), target.theirs.as_str(), [shape[0], shape[1]])
+        })
+    }
+
+    /// Names of Hugging Face's modules, with rank and numerator of the scale of each.
+    pub fn modules(&self) -> BTreeMap<&str, (usize, f64)> {
+        self.targets.values().map(|target| (target.theirs.as_str(), (target.rank, target.alpha))).collect()
+    }
+
+    /// Whether adapters of both plans have the same tensors and compute the same.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let scales = |plan: &Self| plan.targets.keys().filter_map(|ours| plan.of_layer(ours)).collect::<Vec<_>>();
+        self.names("") == other.names("") && scales(self) == scales(other)
+    }
+
+    /// Our name of the module whose A the layer reads, if it has an adapter: its own, or that of the module which fuses its
+    /// weight with others.
+    pub fn module_of(&self, layer: &str) -> Option<&str> {
+        self.targets.get(layer).map(|target| target.module.as_str())
+    }
+
+    /// The adapter of the layer of our name, if it has one.
+    pub(crate) fn of_layer(&self, layer: &str) -> Option<LayerAdapter> {
+        let Target { module, rank, alpha, .. } = self.targets.get(layer)?;
+        let scale = self.config.scale(*rank, *alpha);
+        Some(LayerAdapter { module: module.clone(), rank: *rank, scale, dora: self.config.dora })
     }
 
     /// The adapters' tensors under names that begin with `prefix`: in files of peft `base_model.model.`, among a
-    /// model's parameters nothing.
+    /// model's parameters nothing. B and magnitudes are rows of the module's, as the weight is.
     pub fn names(&self, prefix: &str) -> NameMap {
         let in_file = !prefix.is_empty();
-        let mut map = NameMap::default();
-        for (ours, theirs, [out, input]) in self.targets() {
-            let rank = self.config.rank;
-            let shapes = [vec![rank, input], vec![out, rank], vec![out]];
-            for ((part, in_files), shape) in PARTS.iter().zip(shapes).take(if self.config.dora { 3 } else { 2 }) {
-                let ending = if in_file { in_files } else { part };
-                map.same(format!("{ours}.{part}"), format!("{prefix}{theirs}.{ending}"), &shape);
+        let (mut map, mut modules) = (NameMap::default(), BTreeSet::new());
+        for (ours, Target { theirs, module, weight, rank, .. }) in &self.targets {
+            let (rank, rows) = (*rank, weight.rows.clone());
+            let (out, input) = (weight.shape[0], weight.shape[1]);
+            let parts =
+                [(module, vec![rank, input], None), (ours, vec![out, rank], rows.clone()), (ours, vec![out], rows)];
+            let parts = PARTS.iter().zip(parts).take(if self.config.dora { 3 } else { 2 });
+            for (index, ((part, in_files), (layer, shape, rows))) in parts.enumerate() {
+                if index == 0 && !modules.insert(module) {
+                    continue;
+                }
+                let name = format!("{prefix}{theirs}.{}", if in_file { in_files } else { part });
+                map.add(format!("{layer}.{part}"), Foreign { name, transposed: false, rows, stack: None, shape });
             }
         }
         map
@@ -77,24 +147,30 @@ impl LoraPlan {
     pub fn check(&self, registry: &Registry) -> Result<(), LoraError> {
         let held = |name: &str| registry.sections().any(|section| section.name == name);
         let missing =
-            self.targets.keys().find(|ours| held(&format!("{ours}.weight")) && !held(&format!("{ours}.lora_A.weight")));
+            self.targets.keys().find(|ours| held(&format!("{ours}.weight")) && !held(&format!("{ours}.lora_B.weight")));
         missing.map_or(Ok(()), |ours| Err(LoraError::Unclaimed(ours.clone())))
     }
 
-    /// Some matrix rows of a layer's weight with its adapter: `W + s B A`, for DoRA `m / ‖W + s B A‖` times that.
-    /// `base` has these rows of `W`, whole; `part` gives the adapter's whole tensors by the ends of our names.
+    /// Some matrix rows of the weight of a layer that has an adapter, with it: `W + s B A`, for DoRA `m / ‖W + s B A‖` times
+    /// that. `base` has these rows of `W`, whole; `tensor` gives the adapter's whole tensors by our names.
     ///
     /// # Errors
-    /// Whatever `part` has to say.
+    /// Whatever `tensor` has to say.
+    ///
+    /// # Panics
+    /// If the layer has none.
     pub fn merge<E>(
         &self,
+        layer: &str,
         rows: Range<usize>,
         mut base: Vec<f64>,
-        part: impl Fn(&str) -> Result<HostTensor, E>,
+        tensor: impl Fn(&str) -> Result<HostTensor, E>,
     ) -> Result<Vec<f64>, E> {
-        let [a, b] = [part("lora_A.weight")?, part("lora_B.weight")?];
-        let (rank, scale, input) = (self.config.rank, self.config.scale(), a.shape[1]);
-        let magnitude = if self.config.dora { Some(part("lora_magnitude_vector.weight")?) } else { None };
+        let LayerAdapter { module, rank, scale, dora } = self.of_layer(layer).expect("the layer has an adapter");
+        let part = |of: &str, part: usize| tensor(&format!("{of}.{}", PARTS[part].0));
+        let [a, b] = [part(&module, 0)?, part(layer, 1)?];
+        let input = a.shape[1];
+        let magnitude = if dora { Some(part(layer, 2)?) } else { None };
         for (row, values) in rows.zip(base.chunks_exact_mut(input)) {
             for (factor, a) in b.data[row * rank..(row + 1) * rank].iter().zip(a.data.chunks_exact(input)) {
                 values.iter_mut().zip(a).for_each(|(value, a)| *value += scale * factor * a);

@@ -10,7 +10,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::kinds::{Created, Sections};
 use super::{ParamBuilder, Result, WeightSource};
 use crate::layers::LinearWeight;
-use crate::lora::{BaseFormat, LoraConfig, LoraPlan, Quantizer};
+use crate::lora::{BaseFormat, LayerAdapter, LoraPlan, Quantizer};
 
 /// Which layers have adapters, and where these have their values from.
 pub(super) struct Adapters<'a> {
@@ -78,16 +78,9 @@ impl<'a> ParamBuilder<'a> {
         self.lora.is_some()
     }
 
-    /// Whether the layer of our name has an adapter.
-    pub(crate) fn has_adapter(&self, layer: &str) -> bool {
-        self.lora.as_ref().is_some_and(|lora| lora.plan.has(layer))
-    }
-
-    /// What adapters are like, if one of these layers has one.
-    pub(crate) fn lora_of<'n>(&self, mut layers: impl Iterator<Item = &'n str>) -> Option<LoraConfig> {
-        layers
-            .any(|layer| self.has_adapter(layer))
-            .then(|| self.lora.as_ref().map(|lora| lora.plan.config().clone()))?
+    /// The adapter of the layer of our name, if it has one.
+    pub(crate) fn adapter_of(&self, layer: &str) -> Option<LayerAdapter> {
+        self.lora.as_ref().and_then(|lora| lora.plan.of_layer(layer))
     }
 
     /// A parameter of an adapter, made of sections one after the other.

@@ -1,5 +1,7 @@
 //! Adapters of linear layers next to frozen weights (`models/src/lora/layers.rs`, `models/src/lora/experts.rs`).
 
+use std::collections::BTreeSet;
+
 use kernels_cubecl::blockwise::Format;
 use layouts::sizes::EXPERT_WIDTH;
 
@@ -12,12 +14,12 @@ pub struct Adapters {
     pub rank: u64,
     /// There is a magnitude for every output.
     pub dora: bool,
-    /// Which of queries, keys and values have one.
-    pub qkv: [bool; 3],
+    /// Of queries, keys and values the A that each reads, if it has an adapter: outputs that a file fuses read one.
+    pub qkv: [Option<usize>; 3],
     /// Whether the projection of attention's output has one.
     pub out: bool,
-    /// Which of gate and up have one.
-    pub up: [bool; 2],
+    /// The same of gate and up.
+    pub up: [Option<usize>; 2],
     /// Whether the MLP's last layer has one.
     pub down: bool,
     /// Which of gate and up of routed experts have one.
@@ -56,14 +58,15 @@ impl Chain<'_> {
         }
     }
 
-    /// Adapters of a column-parallel layer that was just added, by output its features on this rank and whether it has
-    /// one; `came` is the layer's input as the rank has it before the gather.
-    pub(super) fn adapt_columns(&mut self, inputs: u64, outputs: &[(u64, bool)], came: Activation) {
-        let with = || outputs.iter().filter(|(_, has)| *has).map(|(features, _)| *features);
-        let (count, features) = (with().count() as u64, with().sum::<u64>());
+    /// Adapters of a column-parallel layer that was just added, by output its features on this rank and which A it reads;
+    /// `came` is the layer's input as the rank has it before the gather.
+    pub(super) fn adapt_columns(&mut self, inputs: u64, outputs: &[(u64, Option<usize>)], came: Activation) {
+        let read: BTreeSet<usize> = outputs.iter().filter_map(|(_, read)| *read).collect();
+        let with = outputs.iter().filter(|(_, read)| read.is_some());
+        let (count, features) = (read.len() as u64, with.map(|(features, _)| features).sum());
         let all = outputs.iter().map(|(features, _)| features).sum();
-        // The B of several outputs are put together as one matrix.
-        let block = if outputs.len() > 1 { all } else { 0 };
+        // The B of outputs that do not all read one A are put together as one matrix.
+        let block = if count == 1 && features == all { 0 } else { all };
         self.adapt([count, features], [count * inputs, all], block, (came, self.builder.local.tokens));
     }
 

@@ -148,7 +148,7 @@ impl UnitBuilder<'_> {
         let (outputs, first) = self.first_layer(width);
         chain.of(&format!("{name}.{first}_proj")).linear(outputs, local.hidden, decoder.mlp_bias, input);
         if let Some(adapters) = self.adapters {
-            let outputs: Vec<_> = adapters.up.into_iter().map(|has| (width, has)).collect();
+            let outputs: Vec<_> = adapters.up.into_iter().map(|read| (width, read)).collect();
             chain.adapt_columns(local.hidden, &outputs, input);
         }
         let input = chain.at;

@@ -235,6 +235,6 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
 
 /// LoRA of this rank on all linear layers.
 fn all_linear(rank: u64) -> Adapters {
-    let (qkv, up, expert_up) = ([true; 3], [true; 2], [false; 2]);
+    let (qkv, up, expert_up) = ([0, 1, 2].map(Some), [0, 1].map(Some), [false; 2]);
     Adapters { rank, dora: false, qkv, out: true, up, down: true, expert_up, expert_down: false, base: None }
 }

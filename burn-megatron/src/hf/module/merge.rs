@@ -142,11 +142,10 @@ impl TensorReader for Merged<'_> {
         let (rows, row) = (ranges[0].clone(), shape[1..].iter().product::<usize>() * own.size());
         let base = stored.read(rows.start * row..rows.end * row)?;
         let Some(layer) = self.layers.get(name) else { return Ok(base) };
-        let part = |part: &str| -> Result<HostTensor, BoxError> {
-            let name = format!("{layer}.{part}");
-            Ok(self.adapter.tensors.get(&name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
+        let tensor = |name: &str| -> Result<HostTensor, BoxError> {
+            Ok(self.adapter.tensors.get(name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
         };
-        let sum = self.adapter.plan.merge(rows, own.decode(&base), part)?;
+        let sum = self.adapter.plan.merge(layer, rows, own.decode(&base), tensor)?;
         let mut bytes = Vec::new();
         self.element(name, shape)?.encode(&sum, &mut bytes);
         Ok(bytes)

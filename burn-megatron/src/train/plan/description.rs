@@ -32,14 +32,14 @@ impl fmt::Display for Plan {
         writeln!(f, "model        {family}, {} parameters, {weights}", count(*parameters))?;
         if let Ok(Some(plan)) = config.lora.plan(&config.model.config) {
             let names = plan.names("");
-            let trained: usize = names.iter().map(|(_, tensor)| tensor.shape.iter().product::<usize>()).sum();
-            let rank = plan.config().rank;
-            writeln!(
-                f,
-                "adapters     rank {rank} of {} layers, {} parameters are trained",
-                plan.len(),
-                count(trained)
-            )?;
+            let trained: usize = names.iter().map(|(_, tensor)| tensor.our_shape().iter().product::<usize>()).sum();
+            let mut ranks: Vec<usize> = plan.modules().into_values().map(|(rank, _)| rank).collect();
+            ranks.sort_unstable();
+            let rank = match (ranks.first(), ranks.last()) {
+                (Some(least), Some(most)) if least != most => format!("ranks {least} to {most}"),
+                _ => format!("rank {}", ranks[0]),
+            };
+            writeln!(f, "adapters     {rank} of {} layers, {} parameters are trained", plan.len(), count(trained))?;
         }
         writeln!(f, "layout       {layout} on {}", several(layout.world_size(), "rank"))?;
         let sequences = training.global_batch;

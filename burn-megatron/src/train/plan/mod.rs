@@ -9,6 +9,7 @@ use std::sync::Arc;
 use indicatif::{HumanBytes, HumanCount};
 use models::lora::Adapter;
 use models::{LoraConfig, ModelConfig};
+use serde_json::json;
 
 use super::TrainError;
 use super::data::tokenizer_file;
@@ -205,14 +206,15 @@ fn initial_adapter(config: &RunConfig, path: &Path) -> Result<Adapter, Problem> 
     let adapter =
         read_adapter(path, &config.model.config).map_err(|error| Problem::new(format!("lora.adapter: {error}")))?;
     let ours = config.lora.plan(&config.model.config).ok().flatten();
-    let same = ours.is_some_and(|ours| {
-        ours.names("") == adapter.plan.names("") && ours.config().scale() == adapter.plan.config().scale()
-    });
+    let same = ours.is_some_and(|ours| ours.is_like(&adapter.plan));
     if !same {
-        let LoraConfig { rank, alpha, rslora, dora, .. } = adapter.plan.config();
+        let LoraConfig { rank, alpha, rslora, dora, rank_pattern, alpha_pattern, .. } = adapter.plan.config();
+        let patterns = [("rank-pattern", json!(rank_pattern)), ("alpha-pattern", json!(alpha_pattern))];
+        let patterns = patterns.iter().filter(|(_, own)| *own != json!({}));
+        let patterns: String = patterns.map(|(key, own)| format!(", {key} = {own}")).collect();
         return Err(Problem::new(format!(
-            "lora.adapter = {}: it has rank = {rank}, alpha = {alpha}, rslora = {rslora}, dora = {dora} on {} layers, [lora] says \
-             otherwise; give these values, and its target-modules",
+            "lora.adapter = {}: it has rank = {rank}, alpha = {alpha}, rslora = {rslora}, dora = {dora}{patterns} on {} layers, \
+             [lora] says otherwise; give these values, and its target-modules",
             path.display(),
             adapter.plan.len()
         )));

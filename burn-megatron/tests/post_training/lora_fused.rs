@@ -1,0 +1,204 @@
+//! Adapters of projections whose weights Hugging Face stores as one, or in another order of rows, and of modules with ranks and
+//! scales of their own: what peft computes, every layout, training, and peft's files both ways.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use burn::tensor::{Device, FloatDType};
+use burn_megatron::checkpoint::Checkpoint;
+use burn_megatron::config::RunConfig;
+use burn_megatron::forward::{Settings, forward, read_input};
+use burn_megatron::hf::{HfFolder, read_adapter, write_adapter};
+use burn_megatron::train::Plan;
+use burn_megatron::verify::{self, LoraKind};
+use models::{
+    DeepSeekV3Config, Llama, LlamaConfig, LlamaVariant, LoraConfig, Mamba2, Mamba2Config, Mixtral, MixtralConfig,
+    ModelConfig,
+};
+use serde_json::Value;
+
+use super::{VERIFIED, assert_verified, gap, golden, last_loss, parse, read, succeed};
+
+/// Adapters, their base, and how many modules have one.
+const ADAPTERS: [(&str, &str, usize); 5] = [
+    ("phi3", "phi3", 4 * 4),
+    ("phi3_dora", "phi3", 4 * 2),
+    ("glm4", "glm4", 4 * 6),
+    ("patterns", "llama3", 4 * 7),
+    ("patterns_dora", "phi3", 4 * 4),
+];
+
+#[test]
+fn forward_and_gradients_are_those_of_peft_in_every_layout() {
+    for (name, base, _) in ADAPTERS {
+        let base = HfFolder::open(golden("hf").join(base)).unwrap();
+        let path = golden("lora").join(name).join("oracle.safetensors");
+        let (input, oracle) = (read_input(&path).unwrap(), read(&path));
+        let adapter = read_adapter(&golden("lora").join(name).join("adapter"), base.config()).unwrap();
+        let names = adapter.plan.names("");
+        let trained: BTreeSet<&String> = names.iter().map(|(_, theirs)| &theirs.name).collect();
+        // TP4 has two ranks on each key-value head.
+        for layout in ["TP1", "TP2", "TP4", "TP4 SP", "CP2", "DP2", "TP2 SP CP2"] {
+            let settings = Settings {
+                gradients: true,
+                adapter: Some(adapter.clone()),
+                ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64)
+            };
+            let output = forward(base.config(), &base, &input, &settings).unwrap();
+            let of_sequence = output.logits.chunks(input.seq * output.vocab);
+            let last: Vec<f64> = of_sequence.flat_map(|all| &all[all.len() - 4 * output.vocab..]).copied().collect();
+            let logits = gap(&last, &oracle["logits_last4"].data);
+            assert!(logits < 1e-9, "{name} {layout}: logits {logits:e}");
+            assert!(output.gradients.keys().eq(trained.iter().copied()), "{name}: only adapters have gradients");
+            for (tensor, expected) in &oracle {
+                let Some(tensor) = tensor.strip_prefix("grad.") else { continue };
+                let found = &output.gradients[tensor];
+                assert_eq!(found.shape, expected.shape);
+                let gradient = gap(&found.data, &expected.data);
+                assert!(gradient < 1e-6, "{name} {layout}: {tensor} {gradient:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn merged_weights_are_those_of_peft() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, base, modules) in ADAPTERS {
+        let (base, from) = (golden("hf").join(base), golden("lora").join(name));
+        let [at, adapter] = [&base, &from.join("adapter")].map(|path| path.display().to_string());
+        let said = succeed(folder.path(), &format!("merge --hf {at} --adapter {adapter} --output {name} --dtype f64"));
+        let modules = if name == "glm4" {
+            4 * 6
+        } else if name == "phi3" {
+            4 * 4
+        } else {
+            4 * 2
+        };
+        let counted = format!("{modules} of the model's layers");
+        says!(said, counted.as_str());
+        let merged = read(&folder.path().join(name).join("model.safetensors"));
+        let before = read(&base.join("model.safetensors"));
+        for (tensor, expected) in read(&from.join("merged.safetensors")) {
+            let gap = |found: &[f64]| gap(found, &expected.data);
+            assert!(gap(&merged[&tensor].data) < 1e-6 && gap(&before[&tensor].data) > 1e-3, "{name}: {tensor}");
+        }
+    }
+}
+
+#[test]
+fn every_layout_trains_them_as_one_device() {
+    let settings = |lora| verify::Settings { lora: Some(lora), ..VERIFIED };
+    let layouts = "TP2 SP DP2 ZeRO1 x2, TP8 SP, PP2 DP2 ZeRO2 x2 uniform1, CP2 DP2 ZeRO3 selective, TP2 PP2 x2 zb-h1";
+    for variant in [LlamaVariant::Phi3, LlamaVariant::Glm4] {
+        let attention_bias = variant == LlamaVariant::Glm4;
+        let config = LlamaConfig { variant, num_hidden_layers: 2, attention_bias, ..LlamaConfig::tiny() };
+        for kind in [LoraKind::Lora, LoraKind::Rslora, LoraKind::Dora] {
+            assert_verified::<Llama>(&config, &settings(kind), layouts);
+        }
+    }
+    // An output gate between the rows of the queries, and two fused projections that read one input.
+    let layouts = "TP2 SP DP2, DP2 EP2 ZeRO2, CP2";
+    assert_verified::<Mixtral>(&MixtralConfig::qwen3_next_tiny(), &settings(LoraKind::Lora), layouts);
+    let layouts = "TP2 SP DP2, PP2 DP2 ZeRO2 x2, CP2";
+    assert_verified::<Mamba2>(&Mamba2Config::tiny(), &settings(LoraKind::Dora), layouts);
+}
+
+fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+    fs::write(folder.join("book.txt"), "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
+    let text = format!(
+        "[model]\nhf = {:?}\n[training]\nsteps = 8\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\n[lr]\nmax = 2e-2\n\
+         decay = \"8 steps\"\n[lora]\nrank = 4\ntarget-modules = [\"qkv_proj\", \"gate_up_proj\"]\n[data]\ntext = [{:?}]\n\
+         tokenizer = \"char\"\nsamples = 32\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
+        golden("hf/phi3"),
+        folder.join("book.txt"),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+#[test]
+fn a_run_trains_saves_resumes_and_exports_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let before = last_loss(&config(folder.path(), "none", &[("training.steps", "1"), ("lr.max", "1e-12")]));
+    let whole = last_loss(&config(folder.path(), "whole", &[]));
+    assert!(whole < 0.9 * before, "{before} {whole}");
+    last_loss(&config(folder.path(), "half", &[("training.steps", "4")]));
+    let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.zero", "2")];
+    let resumed = last_loss(&config(folder.path(), "half", &layout));
+    assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
+
+    // One A, and the rows of B by layer.
+    let checkpoint = Checkpoint::open(at("whole/checkpoints")).unwrap();
+    let has = |name: &str, shape: &[usize]| checkpoint.check(checkpoint.weights(), name, shape).is_ok();
+    assert!(has("layers.3.attention.qkv_proj.lora_A.weight", &[4, 32]));
+    assert!(has("layers.3.attention.k_proj.lora_B.weight", &[16, 4]));
+    assert!(!has("layers.3.attention.k_proj.lora_A.weight", &[4, 32]));
+
+    // As peft writes it, and with the base it computes what the run did.
+    says!(succeed(folder.path(), "export --checkpoint whole/checkpoints --adapter adapter"), "adapters of 8 layers");
+    let file = read(&at("adapter/adapter_model.safetensors"));
+    assert_eq!(file.len(), 4 * 4);
+    let name = "base_model.model.model.layers.3.mlp.gate_up_proj";
+    assert_eq!(file[&format!("{name}.lora_A.weight")].shape, [4, 32]);
+    assert_eq!(file[&format!("{name}.lora_B.weight")].shape, [128, 4]);
+    let json: Value = serde_json::from_slice(&fs::read(at("adapter/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(json["target_modules"], serde_json::json!(["qkv_proj", "gate_up_proj"]));
+    let base = HfFolder::open(golden("hf/phi3")).unwrap();
+    let adapter = read_adapter(&at("adapter"), base.config()).unwrap();
+    write_adapter(&at("again"), &adapter, None).unwrap();
+    assert_eq!(read_adapter(&at("again"), base.config()).unwrap().tensors, adapter.tensors);
+    let start = [("lora.adapter", at("adapter")), ("output.directory", at("start"))];
+    let start = start.map(|(key, path)| (key, path.display().to_string()));
+    let start: Vec<(&str, &str)> = start.iter().map(|(key, path)| (*key, path.as_str())).collect();
+    let still = [("training.steps", "1"), ("lr.max", "1e-12")];
+    let continued = last_loss(&config(folder.path(), "start", &[&start[..], &still[..]].concat()));
+    assert!((continued - whole).abs() < 1e-5 * whole, "an adapter in fp32: {continued} {whole}");
+}
+
+#[test]
+fn modules_have_ranks_and_scales_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = [
+        ("lora.rank-pattern", "{ qkv_proj = 2 }"),
+        ("lora.alpha-pattern", "{ \"layers.1.*.gate_up_proj\" = 4 }"),
+        ("lora.dora", "true"),
+    ];
+    let with = |more: &[(&'static str, &'static str)]| [&own[..], more].concat();
+    let before = last_loss(&config(folder.path(), "before", &with(&[("training.steps", "1"), ("lr.max", "1e-12")])));
+    let whole = last_loss(&config(folder.path(), "whole", &with(&[])));
+    assert!(whole < 0.9 * before, "{before} {whole}");
+    let layout = [("parallel.tp", "2"), ("parallel.sp", "true"), ("parallel.dp", "2"), ("parallel.zero", "2")];
+    let sharded = last_loss(&config(folder.path(), "sharded", &with(&layout)));
+    assert!((sharded - whole).abs() < 1e-10 * whole, "{sharded} {whole}");
+    succeed(folder.path(), "export --checkpoint whole/checkpoints --adapter adapter");
+    let at = folder.path().join("adapter");
+    let json: Value = serde_json::from_slice(&fs::read(at.join("adapter_config.json")).unwrap()).unwrap();
+    let ranks: BTreeSet<String> = (0..4).map(|layer| format!("model.layers.{layer}.self_attn.qkv_proj")).collect();
+    assert!(json["rank_pattern"].as_object().unwrap().keys().eq(&ranks));
+    assert_eq!(json["alpha_pattern"], serde_json::json!({"model.layers.1.mlp.gate_up_proj": 4}));
+    let adapter = read_adapter(&at, HfFolder::open(golden("hf/phi3")).unwrap().config()).unwrap();
+    let of = |module: &str| adapter.plan.modules()[format!("model.layers.{module}").as_str()];
+    assert_eq!((of("1.self_attn.qkv_proj"), of("1.mlp.gate_up_proj")), ((2, 16.0), (4, 4.0)));
+    let start = at.display().to_string();
+    let refused = |overrides: &[(&str, &str)]| {
+        Plan::new(&config(folder.path(), "start", overrides), &[]).unwrap_err().to_string()
+    };
+    says!(refused(&[("lora.adapter", &start)]), "rank-pattern = {\"model.layers.0.self_attn.qkv_proj\":2,");
+    says!(refused(&[("lora.rank-pattern", "{ q_proj = 2 }")]), "these are gate_up_proj, qkv_proj");
+}
+
+#[test]
+fn names_are_those_of_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |of: &str| {
+        let overrides = [("lora.target-modules", of)];
+        Plan::new(&config(folder.path(), "run", &overrides), &[]).unwrap_err().to_string()
+    };
+    says!(refused("q_proj"), "no linear layer `q_proj`; it has down_proj, gate_up_proj, o_proj, qkv_proj");
+    let deepseek = DeepSeekV3Config::tiny().hf_names();
+    let said = LoraConfig::default().plan(&deepseek).unwrap_err().to_string();
+    says!(said, "it is whole on every rank, where adapters are not implemented");
+}

@@ -1,0 +1,38 @@
+//! Why a model cannot have adapters.
+
+use thiserror::Error;
+
+use super::ALL_LINEAR;
+
+/// Why a model cannot have these adapters.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[allow(missing_docs, reason = "the message of a variant names its fields")]
+pub enum LoraError {
+    /// A number is not legal.
+    #[error("{key} = {value} is not {legal}")]
+    Value { key: &'static str, value: String, legal: &'static str },
+    /// No module has this name.
+    #[error("target_modules: the model has no linear layer `{target}`; it has {known}, or {ALL_LINEAR}")]
+    Target { target: String, known: String },
+    /// Exceptions and a choice of layers leave nothing.
+    #[error("target_modules: `{targets}` leaves no linear layer of this model that has an adapter")]
+    NoTarget { targets: String },
+    /// A module without adapter has a rank or scale.
+    #[error("{key}: no module with an adapter is called `{pattern}`; these are {known}")]
+    Pattern { key: &'static str, pattern: String, known: String },
+    /// A module has two.
+    #[error("{key}: `{}` and `{}` both fit `{module}`; name it once", .patterns[0], .patterns[1])]
+    Twice { key: &'static str, patterns: [String; 2], module: String },
+    /// A module that is stored in another form than a matrix of its own.
+    #[error("target_modules: adapters of `{module}` are not supported: {why}")]
+    Unsupported { module: String, why: &'static str },
+    /// A frozen weight cannot be stored in few bits.
+    #[error("base: `{layer}`: {what}")]
+    Base { layer: String, what: String },
+    /// The layers that were built have no adapter although they should.
+    #[error("target_modules: the layer `{0}` cannot have an adapter in this model")]
+    Unclaimed(
+        /// Our name.
+        String,
+    ),
+}
