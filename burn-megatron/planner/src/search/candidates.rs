@@ -1,7 +1,7 @@
 //! All legal layouts of a model and a global batch on a number of GPUs.
 
 use layouts::mesh::ParallelLayout;
-use layouts::recompute::{Granularity, Module, Recompute};
+use layouts::recompute::{Module, Recompute};
 
 use super::{PASSES, SearchRequest};
 use crate::{Decoder, Job};
