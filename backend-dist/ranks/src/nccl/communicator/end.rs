@@ -1,6 +1,7 @@
 //! The watchdog of a communicator, and its end: in order, or by force if a peer is gone.
 
-use super::{Communicator, Mark};
+use super::Communicator;
+use super::watched::Mark;
 use crate::comm::DeviceLink;
 use crate::comm::abort::{self, Abort};
 use crate::nccl::library::{free_raised, raise, text};
@@ -14,8 +15,8 @@ use std::time::Duration;
 impl DeviceLink for Communicator {
     /// Fails the run if NCCL has an error or an operation takes too long. Does not wait.
     fn check(&self) {
-        let Some(mut mark) = self.calls.try_lock() else {
-            if let Some(Mark { op, sequence, since }) = self.entering().clone() {
+        let Some(mut watched) = self.calls.try_lock() else {
+            if let Some(Mark { op, sequence, since, .. }) = self.entering().clone() {
                 self.member.time_out(op, sequence, since);
             }
             return;
@@ -29,24 +30,10 @@ impl DeviceLink for Communicator {
         if let Err(error) = asked.and(error.result()) {
             self.member.fail(&text(error));
         }
-        if let Some(Mark { since, op, sequence }) = mark.take() {
-            // While a rank's thread records a CUDA graph, other threads may ask the driver nothing unless they say that
-            // their calls do not concern it. No event of a recording is asked for.
-            let mut mode = cuda_sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: the context lives as long as the process, the event as long as the communicator.
-            let has_passed = unsafe {
-                driver::ctx::set_current(self.context as _)
-                    .and_then(|()| cuda_sys::cuThreadExchangeStreamCaptureMode(&mut mode).result())
-                    .and_then(|()| driver::event::query(self.progress as _))
-            };
-            match has_passed {
-                Ok(()) => {}
-                Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => {
-                    self.member.time_out(op.clone(), sequence, since);
-                    *mark = Some(Mark { since, op, sequence });
-                }
-                Err(error) => self.member.fail(&format!("the GPU has failed: {error}")),
-            }
+        match watched.check(|| self.has_passed(), |newest| self.record_progress(newest.stream)) {
+            Ok(None) => {}
+            Ok(Some(Mark { op, sequence, since, .. })) => self.member.time_out(op, sequence, since),
+            Err(error) => self.member.fail(&format!("the GPU has failed: {error}")),
         }
     }
 
@@ -107,6 +94,44 @@ impl DeviceLink for Communicator {
     }
 }
 
+impl Communicator {
+    /// While a rank's thread records a CUDA graph, other threads may ask the driver nothing unless they say that their calls
+    /// do not concern it. No event of a recording is asked for.
+    fn enter_watchdog(&self) -> Result<(), driver::DriverError> {
+        let mut mode = cuda_sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the context lives as long as the process.
+        unsafe {
+            driver::ctx::set_current(self.context as _)?;
+            cuda_sys::cuThreadExchangeStreamCaptureMode(&mut mode).result()
+        }
+    }
+
+    /// Whether what `progress` was recorded behind has ended.
+    fn has_passed(&self) -> Result<bool, driver::DriverError> {
+        self.enter_watchdog()?;
+        // SAFETY: the event lives as long as the communicator.
+        match unsafe { driver::event::query(self.progress as _) } {
+            Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            asked => asked.map(|()| true),
+        }
+    }
+
+    /// Records `progress` behind the work of a stream of this GPU; not while the stream is recorded for a graph.
+    fn record_progress(&self, stream: usize) -> Result<bool, driver::DriverError> {
+        self.enter_watchdog()?;
+        let mut status = cuda_sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: event and stream live as long as the communicator, whose calls wait for the lock that the watchdog has.
+        unsafe {
+            cuda_sys::cuStreamIsCapturing(stream as _, &mut status).result()?;
+            if status != cuda_sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+                return Ok(false);
+            }
+            driver::event::record(self.progress as _, stream as _)?;
+        }
+        Ok(true)
+    }
+}
+
 impl Abort for Communicator {
     fn raise(&self) -> Result<(), String> {
         // SAFETY: this is the only end of the communicator.
@@ -118,7 +143,7 @@ impl Abort for Communicator {
             // Later calls see that it has ended, and do not enter.
             Some(_) => None,
             None => Some(match self.entering().clone() {
-                Some(Mark { op, sequence, since }) => {
+                Some(Mark { op, sequence, since, .. }) => {
                     format!("{} for {:.1} s", self.member.words(op, sequence), since.elapsed().as_secs_f64())
                 }
                 None => "a thread that asks for its state".into(),
@@ -132,14 +157,9 @@ impl Abort for Communicator {
         if !self.member.has_stopped() || self.queued.load(Ordering::Acquire) > 0 {
             return true;
         }
-        // As in `check`. What has failed does nothing more.
-        let mut mode = cuda_sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: `end` has made the context current; the stream lives as long as the communicator.
-        let is_idle = unsafe {
-            cuda_sys::cuThreadExchangeStreamCaptureMode(&mut mode)
-                .result()
-                .and_then(|()| cuda_sys::cuStreamQuery(self.stream as _).result())
-        };
+        // SAFETY: the stream lives as long as the communicator. What has failed does nothing more.
+        let is_idle =
+            self.enter_watchdog().and_then(|()| unsafe { cuda_sys::cuStreamQuery(self.stream as _).result() });
         matches!(is_idle, Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)))
     }
 

@@ -11,6 +11,7 @@
 
 mod call;
 mod end;
+mod watched;
 
 pub(super) use call::Call;
 use call::stamp;
@@ -33,6 +34,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use watched::{Mark, Watched};
 
 /// Raw handles are stored as integers, because they cross threads.
 pub struct Communicator {
@@ -50,7 +52,7 @@ pub struct Communicator {
     copies: OnceLock<Option<DmaCopies>>,
     /// `None` if NCCL does the sums of small tensors too.
     one_shot: OnceLock<Option<OneShot>>,
-    calls: Mutex<Option<Mark>>,
+    calls: Mutex<Watched>,
     /// The operation that a call is queuing now. If NCCL has to connect to the peers first, it waits for them there.
     entered: Mutex<Option<Mark>>,
     /// Calls that the device's thread has not run yet.
@@ -59,15 +61,6 @@ pub struct Communicator {
     is_gone: AtomicBool,
     /// The GPU, and the bytes that were allocated on it when the communicator was created.
     taken: (usize, u64),
-}
-
-/// An operation and its time: the one after which `progress` was recorded last, until it is seen to have ended, or the
-/// one that is being queued.
-#[derive(Clone)]
-struct Mark {
-    since: Instant,
-    op: DeviceOp,
-    sequence: u64,
 }
 
 /// A queued call; it is counted until it has run or is dropped.
@@ -144,7 +137,7 @@ impl Communicator {
             events: Events::default(),
             copies: OnceLock::new(),
             one_shot: OnceLock::new(),
-            calls: Mutex::new(None),
+            calls: Mutex::default(),
             entered: Mutex::new(None),
             queued: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
@@ -208,7 +201,7 @@ impl Communicator {
         work: impl FnOnce(Call, Vec<*mut c_void>) -> Result<(), String> + Send + 'static,
     ) {
         self.submit_all(tensors, move |call, buffers| {
-            let mut mark = call.link.lock();
+            let mut watched = call.link.lock();
             if !call.link.is_live() {
                 return Err("the communicator has ended".into());
             }
@@ -220,18 +213,13 @@ impl Communicator {
             let times = timeline::collective(call.compute, CollectiveKind::of(op.kind(), *member), group);
             let begin = times.map(|[begin, _]| begin);
             begin.map_or(Ok(()), |event| stamp(event, stream))?;
-            let now = Mark { since: Instant::now(), op, sequence };
+            let now = Mark { since: Instant::now(), op, sequence, stream: stream as usize };
             *call.link.entering() = Some(now.clone());
             let done = work(Call { begin, ..call }, buffers);
             *call.link.entering() = None;
             done?;
             times.map_or(Ok(()), |[_, end]| stamp(end, stream))?;
-            if mark.is_none() {
-                // The last record is known to have ended.
-                stamp(call.link.progress, stream)?;
-                *mark = Some(now);
-            }
-            Ok(())
+            watched.note(now, |_| stamp(call.link.progress, stream))
         });
     }
 
@@ -265,7 +253,7 @@ impl Communicator {
         cuda::flush(tensors[0]);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Mark>> {
+    fn lock(&self) -> MutexGuard<'_, Watched> {
         self.calls.lock()
     }
 
