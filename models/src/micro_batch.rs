@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use backend_dist::ops::context::{ContextParallel, Documents};
 use backend_dist::ops::fp8::Sharing;
-use backend_dist::ops::{CoreAttention, PassContext, PassKind};
+use backend_dist::ops::{AttentionOptions, CoreAttention, PassContext, PassKind};
+use burn::tensor::Tensor;
 
-use crate::layers::AttentionLogits;
+use crate::layers::attention_logits::{self, AttentionLogits};
 use crate::layers::moe::stats::RouterStats;
 use crate::layers::moe::{BiasCounts, RouterRecords};
 
@@ -69,6 +70,19 @@ impl MicroBatch {
         let ranks = self.context.as_ref().map(|context| context.group.clone());
         let sharing = Sharing { ranks, blocks: self.blocks.clone(), is_dummy: self.filled_from == Some(0) };
         PassContext { sharing, ..self.pass.clone() }
+    }
+
+    /// Notes the greatest attention logit of queries `q` and keys `k`, if it is wanted, in a pass that counts.
+    pub(crate) fn note_attention_logits(&self, q: Tensor<4>, k: Tensor<4>, options: AttentionOptions) {
+        let Some(logits) = self.attention_logits.as_ref().filter(|_| self.pass.kind == PassKind::Training) else {
+            return;
+        };
+        let over = (self.context.as_ref(), self.documents.as_ref());
+        let greatest = attention_logits::greatest((q, k), options, over, &self.as_first_pass().pass);
+        // A pass of padding runs because other ranks wait for it.
+        if self.filled_from != Some(0) {
+            logits.note(greatest);
+        }
     }
 
     /// The counts that move biases of experts, in a pass that counts.

@@ -160,9 +160,9 @@ impl SelfAttention {
         let qkv = self.heads(qkv, angles);
         let (dropout, deterministic) = (self.dropout.with(batch.dropout.as_ref()), batch.pass.deterministic);
         let options = AttentionOptions { dropout, deterministic, ..self.options };
-        if let Some(logits) = &batch.attention_logits {
+        if batch.attention_logits.is_some() {
             let [q, k, _] = self.split(qkv.clone());
-            logits.note(q, k, options, batch);
+            batch.note_attention_logits(q, k, options);
         }
         let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
         if let Some(sinks) = &self.sinks {

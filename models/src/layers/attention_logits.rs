@@ -3,14 +3,10 @@
 
 use std::sync::Arc;
 
-use backend_dist::ops::AttentionOptions;
-use backend_dist::ops::context::attention_over_context;
+use backend_dist::ops::context::{ContextParallel, Documents, attention_over_context};
+use backend_dist::ops::{AttentionOptions, PassContext};
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
-
-use backend_dist::ops::PassKind;
-
-use crate::micro_batch::MicroBatch;
 
 /// Factor of the scores with which a softmax takes the greatest of them: it gives any other that is smaller by 0.01 a
 /// weight below e⁻⁴⁰.
@@ -21,27 +17,27 @@ const SHARPNESS: f64 = 4096.0;
 #[derive(Clone, Debug, Default)]
 pub struct AttentionLogits(Arc<Mutex<Option<Tensor<1>>>>);
 
+/// The greatest score `q · k scale` that any query `[s, b, hq, d]` of this rank has with a key `[t, b, hkv, d]` that it sees,
+/// before any soft cap and without sinks.
+///
+/// It costs as much as the attention: of keys as values a sharp softmax gives each query the key with the greatest score,
+/// whatever masks, documents and ranks are between them.
+pub(crate) fn greatest(
+    (q, k): (Tensor<4>, Tensor<4>),
+    options: AttentionOptions,
+    (context, documents): (Option<&ContextParallel>, Option<&Documents>),
+    pass: &PassContext,
+) -> Tensor<1> {
+    let (q, k) = (q.inner(), k.inner());
+    let sharp = AttentionOptions { scale: options.scale * SHARPNESS, softcap: None, dropout: None, ..options };
+    let nearest = attention_over_context(q.clone(), k.clone(), k, sharp, context, documents, pass);
+    let wide = |x: Tensor<4>| if x.dtype() == DType::F64 { x } else { x.cast(DType::F32) };
+    (wide(q) * wide(nearest)).sum_dim(3).max().mul_scalar(options.scale)
+}
+
 impl AttentionLogits {
-    /// Notes, in passes of training, the greatest score `q · k scale` that any query `[s, b, hq, d]` of this rank has with a key `[t, b, hkv, d]` that
-    /// it sees, before any soft cap and without sinks.
-    ///
-    /// It costs as much as the attention: of keys as values a sharp softmax gives each query the key with the greatest
-    /// score, whatever masks, documents and ranks are between them.
-    pub(crate) fn note(&self, q: Tensor<4>, k: Tensor<4>, options: AttentionOptions, batch: &MicroBatch) {
-        if batch.pass.kind != PassKind::Training {
-            return;
-        }
-        let (q, k) = (q.inner(), k.inner());
-        let sharp = AttentionOptions { scale: options.scale * SHARPNESS, softcap: None, dropout: None, ..options };
-        let (context, documents) = (batch.context.as_ref(), batch.documents.as_ref());
-        let nearest =
-            attention_over_context(q.clone(), k.clone(), k, sharp, context, documents, &batch.as_first_pass().pass);
-        let wide = |x: Tensor<4>| if x.dtype() == DType::F64 { x } else { x.cast(DType::F32) };
-        let greatest = (wide(q) * wide(nearest)).sum_dim(3).max().mul_scalar(options.scale);
-        // A pass of padding runs because other ranks wait for it.
-        if batch.filled_from == Some(0) {
-            return;
-        }
+    /// Notes the greatest logit of a layer.
+    pub(crate) fn note(&self, greatest: Tensor<1>) {
         let mut seen = self.0.lock();
         *seen = Some(match seen.take() {
             Some(before) => before.max_pair(greatest),
@@ -62,7 +58,7 @@ mod tests {
     use burn::tensor::{Device, Distribution};
 
     /// The greatest score of a query with itself and the `window` positions before.
-    fn greatest(q: &Tensor<4>, k: &Tensor<4>, scale: f64, window: usize) -> f64 {
+    fn by_hand(q: &Tensor<4>, k: &Tensor<4>, scale: f64, window: usize) -> f64 {
         let [s, b, hq, d] = q.dims();
         let hkv = k.dims()[2];
         let read = |x: &Tensor<4>| x.to_data().iter::<f64>().collect::<Vec<_>>();
@@ -85,13 +81,13 @@ mod tests {
     fn the_greatest_score_that_a_query_sees() {
         let device = (&Device::flex(), DType::F64);
         let draw = |heads| Tensor::random([12, 2, heads, 8], Distribution::Normal(0.0, 3.0), device);
-        let (logits, batch) = (AttentionLogits::default(), MicroBatch::default());
+        let (logits, pass) = (AttentionLogits::default(), PassContext::default());
         assert_eq!(logits.take(), None);
         for window in [None, Some(3)] {
             let (q, k) = (draw(4), draw(2));
             let options = AttentionOptions { window, softcap: Some(1.0), ..AttentionOptions::causal(8) };
-            logits.note(q.clone(), k.clone(), options, &batch);
-            let (found, wanted) = (logits.take().unwrap(), greatest(&q, &k, options.scale, window.unwrap_or(12) - 1));
+            logits.note(greatest((q.clone(), k.clone()), options, (None, None), &pass));
+            let (found, wanted) = (logits.take().unwrap(), by_hand(&q, &k, options.scale, window.unwrap_or(12) - 1));
             assert!((found - wanted).abs() < 1e-9 * wanted.abs(), "{window:?}: {found}, not {wanted}");
         }
     }

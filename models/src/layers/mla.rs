@@ -137,9 +137,7 @@ impl LatentAttention {
     pub fn forward(&self, x: impl Into<Residual>, norm: &Norm, angles: &Angles, batch: &MicroBatch) -> Tensor<3> {
         let [q, k, v] = self.heads(self.projected(x.into(), norm, batch), angles);
         let options = AttentionOptions { deterministic: batch.pass.deterministic, ..self.options };
-        if let Some(logits) = &batch.attention_logits {
-            logits.note(q.clone(), k.clone(), options, batch);
-        }
+        batch.note_attention_logits(q.clone(), k.clone(), options);
         if self.recompute_core {
             let (context, documents) = (batch.context.clone(), batch.documents.clone());
             let attention = Prologue::SeparateAttention { k, v, options, context, documents };

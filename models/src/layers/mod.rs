@@ -2,7 +2,7 @@
 //! the plain layer.
 
 mod attention;
-mod attention_logits;
+pub(crate) mod attention_logits;
 mod block;
 mod dropout;
 mod dynamic;

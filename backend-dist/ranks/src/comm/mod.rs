@@ -23,6 +23,8 @@ mod reduce;
 pub(crate) mod remote;
 mod splits;
 mod tensors;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) mod watched;
 mod world;
 
 #[cfg(feature = "cuda")]

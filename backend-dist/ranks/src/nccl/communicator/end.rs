@@ -1,7 +1,6 @@
 //! The watchdog of a communicator, and its end: in order, or by force if a peer is gone.
 
-use super::Communicator;
-use super::watched::Mark;
+use super::{Communicator, Mark};
 use crate::comm::DeviceLink;
 use crate::comm::abort::{self, Abort};
 use crate::nccl::library::{free_raised, raise, text};

@@ -11,7 +11,6 @@
 
 mod call;
 mod end;
-mod watched;
 
 pub(super) use call::Call;
 use call::stamp;
@@ -19,6 +18,7 @@ use call::stamp;
 use super::copies::DmaCopies;
 use super::events::Events;
 use super::join;
+use crate::comm::watched::Watched;
 use crate::comm::{DeviceLink, DeviceOp, Group, Member};
 use crate::one_shot::OneShot;
 use crate::startup::{Phase, phase};
@@ -34,7 +34,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use watched::{Mark, Watched};
 
 /// Raw handles are stored as integers, because they cross threads.
 pub struct Communicator {
@@ -52,7 +51,7 @@ pub struct Communicator {
     copies: OnceLock<Option<DmaCopies>>,
     /// `None` if NCCL does the sums of small tensors too.
     one_shot: OnceLock<Option<OneShot>>,
-    calls: Mutex<Watched>,
+    calls: Mutex<Watched<Mark>>,
     /// The operation that a call is queuing now. If NCCL has to connect to the peers first, it waits for them there.
     entered: Mutex<Option<Mark>>,
     /// Calls that the device's thread has not run yet.
@@ -61,6 +60,16 @@ pub struct Communicator {
     is_gone: AtomicBool,
     /// The GPU, and the bytes that were allocated on it when the communicator was created.
     taken: (usize, u64),
+}
+
+/// An operation that was or is being queued, and its time.
+#[derive(Clone)]
+struct Mark {
+    since: Instant,
+    op: DeviceOp,
+    sequence: u64,
+    /// The CUDA stream that it is queued on.
+    stream: usize,
 }
 
 /// A queued call; it is counted until it has run or is dropped.
@@ -137,7 +146,7 @@ impl Communicator {
             events: Events::default(),
             copies: OnceLock::new(),
             one_shot: OnceLock::new(),
-            calls: Mutex::default(),
+            calls: Mutex::new(Watched::new()),
             entered: Mutex::new(None),
             queued: AtomicUsize::new(0),
             has_ended: AtomicBool::new(false),
@@ -253,7 +262,7 @@ impl Communicator {
         cuda::flush(tensors[0]);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Watched> {
+    fn lock(&self) -> MutexGuard<'_, Watched<Mark>> {
         self.calls.lock()
     }
 
