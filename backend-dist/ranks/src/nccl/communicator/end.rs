@@ -109,7 +109,8 @@ impl Communicator {
     fn has_passed(&self) -> Result<bool, driver::DriverError> {
         self.enter_watchdog()?;
         // SAFETY: the event lives as long as the communicator.
-        match unsafe { driver::event::query(self.progress as _) } {
+        let asked = unsafe { driver::event::query(self.progress as _) };
+        match asked {
             Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             asked => asked.map(|()| true),
         }
@@ -156,10 +157,13 @@ impl Abort for Communicator {
         if !self.member.has_stopped() || self.queued.load(Ordering::Acquire) > 0 {
             return true;
         }
-        // SAFETY: the stream lives as long as the communicator. What has failed does nothing more.
-        let is_idle =
-            self.enter_watchdog().and_then(|()| unsafe { cuda_sys::cuStreamQuery(self.stream as _).result() });
-        matches!(is_idle, Err(driver::DriverError(cuda_sys::CUresult::CUDA_ERROR_NOT_READY)))
+        if self.enter_watchdog().is_err() {
+            return false;
+        }
+        // SAFETY: the stream lives as long as the communicator.
+        let is_idle = unsafe { cuda_sys::cuStreamQuery(self.stream as _) };
+        // What has failed does nothing more.
+        is_idle == cuda_sys::CUresult::CUDA_ERROR_NOT_READY
     }
 
     fn free(&self) -> Result<(), String> {
