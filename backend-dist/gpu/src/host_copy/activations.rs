@@ -28,7 +28,7 @@ enum Place {
     Locked(LockedActivation),
     /// There was no memory for it.
     #[cfg(feature = "cuda")]
-    Device(Tensor<3>),
+    Device(Box<Tensor<3>>),
 }
 
 /// An activation on its way back.
@@ -52,7 +52,7 @@ impl ActivationMemory {
                 Ok(stored) => Place::Locked(stored),
                 Err(error) => {
                     self.trouble.get_or_insert(error);
-                    Place::Device(x)
+                    Place::Device(Box::new(x))
                 }
             });
         }
@@ -70,7 +70,7 @@ impl ActivationMemory {
             #[cfg(feature = "cuda")]
             Place::Locked(stored) => Return::Loading(self.locked.load(stored)),
             #[cfg(feature = "cuda")]
-            Place::Device(x) => Return::There(x),
+            Place::Device(x) => Return::There(*x),
         })
     }
 
