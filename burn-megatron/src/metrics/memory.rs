@@ -43,9 +43,14 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn an_allocation_that_is_touched_shows() {
-        let before = resident_bytes().unwrap();
-        let block = vec![1u8; 64 << 20];
-        let after = resident_bytes().unwrap();
-        assert!(after >= before + (48 << 20), "{before} -> {after} after {} bytes", std::hint::black_box(block).len());
+        let shows = || {
+            let before = resident_bytes().unwrap();
+            let block = vec![1u8; 64 << 20];
+            let after = resident_bytes().unwrap();
+            std::hint::black_box(&block);
+            after >= before + (48 << 20)
+        };
+        // Other tests of this process may give memory back in between.
+        assert!((0..20).any(|_| shows()));
     }
 }
