@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backend_dist::ops::context::{ContextParallel, Documents};
 use backend_dist::ops::fp8::Sharing;
-use backend_dist::ops::{AttentionOptions, CoreAttention, PassContext, PassKind};
+use backend_dist::ops::{AttentionOptions, CoreAttention, HandOvers, PassContext, PassKind};
 use burn::tensor::Tensor;
 
 use crate::layers::attention_logits::{self, AttentionLogits};
@@ -62,6 +62,11 @@ impl MicroBatch {
             Some(context) if context.group.size() > 1 => context.positions(count).to_vec(),
             _ => Vec::from([0..count]),
         }
+    }
+
+    /// Counts what operations on these tokens have not handed each other.
+    pub(crate) fn hand_overs(&self) -> &HandOvers {
+        &self.pass.hand_overs
     }
 
     /// What operations on activations of these tokens must know: FP8 scales are those of all tokens of the micro-batch,

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
-use super::{kernels::LocalKernels, stash::Stash};
+use super::{
+    kernels::LocalKernels,
+    stash::{HandOvers, Stash},
+};
 
 /// The input of two linear layers, whose outputs are both used. The layer that runs first in the backward pass, which is
 /// the last in the forward pass, leaves its GEMM to the other, unless that has collectives or is in FP8. The other has it add
@@ -21,10 +24,15 @@ pub struct SharedInput {
 pub(super) type LeftGemm<B> = [FloatTensor<B>; 2];
 
 impl SharedInput {
+    /// A GEMM that nobody takes is counted.
+    pub fn new(hand_overs: &HandOvers) -> Self {
+        Self { left: Stash::counted(hand_overs), ..Self::default() }
+    }
+
     /// The operation that wrote the input adds what the first layer leaves, and not the second layer. It has to be told of
     /// the same input.
-    pub fn added_by_writer() -> Self {
-        Self { writer_adds: true, ..Self::default() }
+    pub fn added_by_writer(hand_overs: &HandOvers) -> Self {
+        Self { writer_adds: true, ..Self::new(hand_overs) }
     }
 
     /// Whether the layer that asks is the first of the two in the backward pass.

@@ -4,7 +4,7 @@ use crate::compare::{numbers, run, same};
 use backend_dist::comm::Group;
 use backend_dist::ops::fp8::{Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, KnownAmax};
 use backend_dist::ops::{
-    LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, linear_with, low_rank_swiglu,
+    HandOvers, LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, linear_with, low_rank_swiglu,
 };
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{DType, Tensor};
@@ -38,12 +38,13 @@ fn it_is_the_activation_of_the_sum() {
 fn layers_in_fp8_are_told_the_amax() {
     let sizes = [TOKENS * IN, 2 * HALF * IN, TOKENS * LOW, 2 * HALF * LOW, IN * HALF];
     let inputs: Vec<Vec<f64>> = sizes.iter().enumerate().map(|(i, &n)| numbers(n, i)).collect();
+    let hand_overs = HandOvers::counted();
     let of = |told: bool| {
         let layer = |x: Vec<Tensor<1>>| -> Tensor<1> {
             let recipe = Fp8Recipe::tensorwise(Fp8Format::Hybrid);
             let [up, down] =
                 ["up", "down"].map(|name| Fp8Linear::new(&Fp8Layers::default(), name, recipe, Group::single()));
-            let [output_amax, gradient_amax] = [(); 2].map(|()| told.then(KnownAmax::default));
+            let [output_amax, gradient_amax] = [(); 2].map(|()| told.then(|| KnownAmax::new(&hand_overs)));
             let up = gradient_amax.clone().into_iter().fold(up, Fp8Linear::with_gradient_amax);
             let down = output_amax.clone().into_iter().fold(down, Fp8Linear::with_input_amax);
             let linear = |x: Tensor<3>, w: Tensor<2>, fp8| {
@@ -58,6 +59,7 @@ fn layers_in_fp8_are_told_the_amax() {
         run(&layer, &inputs, &[true, false, true, true, false], DType::F64)
     };
     assert_eq!(of(true), of(false));
+    assert_eq!(hand_overs.missed(), 0);
 }
 
 /// The GEMM that the adapter behind it leaves is added by its gradient, for every choice of tracked inputs.
@@ -65,11 +67,12 @@ fn layers_in_fp8_are_told_the_amax() {
 fn the_adapter_behind_it_leaves_its_gradient() {
     let sizes = [TOKENS * 2 * HALF, TOKENS * LOW, 2 * HALF * LOW, IN * HALF, LOW * HALF, IN * LOW];
     let inputs: Vec<Vec<f64>> = sizes.iter().enumerate().map(|(i, &n)| numbers(n, i)).collect();
+    let hand_overs = HandOvers::counted();
     let of = |left: bool, in_fp8: bool, choice: usize| {
         let layer = |x: Vec<Tensor<1>>| -> Tensor<1> {
             let matrix = |i: usize, rows: usize| x[i].clone().reshape([rows, sizes[i] / rows]);
             let tokens = |i: usize| x[i].clone().reshape([TOKENS, 1, sizes[i] / TOKENS]);
-            let readers = left.then(SharedInput::added_by_writer);
+            let readers = left.then(|| SharedInput::added_by_writer(&hand_overs));
             let neighbours = SwiGluNeighbours { readers: readers.clone(), ..SwiGluNeighbours::default() };
             let hidden = low_rank_swiglu(tokens(0), tokens(1), matrix(2, 2 * HALF), neighbours);
             let recipe = Fp8Recipe::tensorwise(Fp8Format::Hybrid);
@@ -87,6 +90,7 @@ fn the_adapter_behind_it_leaves_its_gradient() {
     for choice in 0..1 << sizes.len() {
         for in_fp8 in [false, true] {
             assert_eq!(of(true, in_fp8, choice), of(false, in_fp8, choice), "tracked {choice:b}, FP8 {in_fp8}");
+            assert_eq!(hand_overs.missed(), 0, "tracked {choice:b}, FP8 {in_fp8}");
         }
     }
 }

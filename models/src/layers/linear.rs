@@ -145,7 +145,7 @@ impl ColumnParallelLinear {
     /// Without adapters.
     pub(super) fn swiglu(&self, x: Tensor<3>, behind: SwiGluNeighbours, batch: &MicroBatch) -> Tensor<3> {
         let adapters = self.adapters.first().expect("the sum with adapters is one operation with the activation");
-        let gradient_amax = self.fp8.is_some().then(KnownAmax::default);
+        let gradient_amax = self.fp8.is_some().then(|| KnownAmax::new(batch.hand_overs()));
         let fp8 = self.fp8.clone().zip(gradient_amax.clone()).map(|(fp8, amax)| fp8.with_gradient_amax(amax));
         let (base, x) = self.base(x, fp8, batch);
         adapters.swiglu(base, x, SwiGluNeighbours { gradient_amax, ..behind })
@@ -154,7 +154,7 @@ impl ColumnParallelLinear {
     /// What the weight makes of `x`, which the adapters' GEMM reads too.
     fn base(&self, x: Tensor<3>, fp8: Option<Fp8Linear>, batch: &MicroBatch) -> (Tensor<3>, (Tensor<3>, SharedInput)) {
         let (entry, overlap) = (entry(&self.parallel), self.parallel.overlap);
-        let shared = SharedInput::default();
+        let shared = SharedInput::new(batch.hand_overs());
         let options = LinearOptions {
             entry,
             overlap,

@@ -117,7 +117,7 @@ impl Mlp {
     }
 
     fn fused(&self, x: Tensor<3>, batch: &MicroBatch) -> Tensor<3> {
-        let activation = self.down.behind_swiglu();
+        let activation = self.down.behind_swiglu(batch);
         self.down.of_swiglu(self.up.swiglu(x, activation.clone(), batch), activation, batch)
     }
 

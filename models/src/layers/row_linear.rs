@@ -62,7 +62,7 @@ impl RowParallelLinear {
         recompute: bool,
         batch: &MicroBatch,
     ) -> Tensor<3> {
-        self.leaving(exit(&self.parallel), self.reads(), x, prologue, recompute, batch)
+        self.leaving(exit(&self.parallel), self.reads(batch), x, prologue, recompute, batch)
     }
 
     /// The same for a decode step: what the ranks have of the sum, where nothing but the addition to the residual stream
@@ -72,7 +72,7 @@ impl RowParallelLinear {
         let is_plain = self.bias.is_none() && self.adapter.is_none() && !self.parallel.sequence;
         match is_plain && group.size() > 1 {
             true => {
-                let y = self.leaving(OutputCollective::None, self.reads(), x, prologue, false, batch);
+                let y = self.leaving(OutputCollective::None, self.reads(batch), x, prologue, false, batch);
                 Summand::Partial(Partial::new(y), group.clone())
             }
             false => Summand::Whole(self.forward(x, prologue, false, batch)),
@@ -80,10 +80,11 @@ impl RowParallelLinear {
     }
 
     /// What the layer and a [`low_rank_swiglu`](backend_dist::ops::low_rank_swiglu) before it tell each other.
-    pub(super) fn behind_swiglu(&self) -> SwiGluNeighbours {
+    pub(super) fn behind_swiglu(&self, batch: &MicroBatch) -> SwiGluNeighbours {
+        let hand_overs = batch.hand_overs();
         SwiGluNeighbours {
-            output_amax: self.fp8.is_some().then(KnownAmax::default),
-            readers: self.adapter.is_some().then(SharedInput::added_by_writer),
+            output_amax: self.fp8.is_some().then(|| KnownAmax::new(hand_overs)),
+            readers: self.adapter.is_some().then(|| SharedInput::added_by_writer(hand_overs)),
             ..SwiGluNeighbours::default()
         }
     }
@@ -91,13 +92,13 @@ impl RowParallelLinear {
     /// The same for the output `x` of that operation.
     pub(super) fn of_swiglu(&self, x: Tensor<3>, before: SwiGluNeighbours, batch: &MicroBatch) -> Tensor<3> {
         let fp8 = self.fp8.clone().map(|fp8| before.output_amax.into_iter().fold(fp8, Fp8Linear::with_input_amax));
-        let reads = (fp8, before.readers.unwrap_or_default());
+        let reads = (fp8, before.readers.unwrap_or_else(|| SharedInput::new(batch.hand_overs())));
         self.leaving(exit(&self.parallel), reads, x, Prologue::None, false, batch)
     }
 
     /// What the layer reads its input as, if nothing before it knows of the layer.
-    fn reads(&self) -> (Option<Fp8Linear>, SharedInput) {
-        (self.fp8.clone(), SharedInput::default())
+    fn reads(&self, batch: &MicroBatch) -> (Option<Fp8Linear>, SharedInput) {
+        (self.fp8.clone(), SharedInput::new(batch.hand_overs()))
     }
 
     fn leaving<const D: usize>(

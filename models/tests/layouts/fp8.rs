@@ -13,7 +13,7 @@ use models::recompute::Module::{CoreAttention, MlpActivation, Norms};
 use models::{CausalLm, Fp8Config, Gpt, GptConfig, Llama, LlamaConfig, Mixtral, MixtralConfig, ModelConfig, Recompute};
 
 /// Parts of four ranks are multiples of 16, and no two of them hold the same key-value head.
-fn wide_llama() -> LlamaConfig {
+pub fn wide_llama() -> LlamaConfig {
     let llama = LlamaConfig { hidden_size: 64, intermediate_size: 128, num_key_value_heads: 4, ..llama() };
     LlamaConfig { head_dim: 8, attention_bias: true, ..llama }
 }

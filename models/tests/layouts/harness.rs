@@ -99,8 +99,10 @@ pub fn run_on<M: CausalLm>(
         let losses = model.training_losses(tokens, labels, &of(dropout));
         let weights = TensorData::new(batch.weights.clone(), losses.dims());
         let weights = Tensor::from_data(weights, (&device, losses.dtype()));
-        let gradients = (losses.clone() * weights).sum().backward();
-        assert_eq!(hand_overs.missed(), 0, "operations on the residual stream have not found each other's values");
+        let (host_losses, total) = (host(losses.clone()), (losses * weights).sum());
+        let gradients = total.backward();
+        drop(total);
+        assert_eq!(hand_overs.missed(), 0, "operations have not found each other's values");
         let mut collect = Collect {
             rank: &rank,
             registry: model.registry(),
@@ -109,7 +111,7 @@ pub fn run_on<M: CausalLm>(
             locals: Vec::new(),
         };
         model.visit(&mut collect);
-        Ok((host(losses), logits, collect.locals))
+        Ok((host_losses, logits, collect.locals))
     };
     let ranks = launch(&mesh, &[Device::flex()], on_rank).unwrap_or_else(|error| panic!("{layout}: {error}"));
     for (losses, logits, _) in &ranks {

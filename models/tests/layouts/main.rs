@@ -7,6 +7,7 @@ mod half;
 mod harness;
 mod hf;
 mod linear;
+mod lora;
 mod moe;
 mod paged;
 mod recompute;

@@ -2,7 +2,7 @@
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
-use crate::stash::Stash;
+use crate::stash::{HandOvers, Stash};
 
 /// The amax of one tensor, `[1]`, which its writer may have found on the way. Clones are of the same tensor, which has one
 /// reader and is written once.
@@ -10,6 +10,11 @@ use crate::stash::Stash;
 pub struct KnownAmax(Stash);
 
 impl KnownAmax {
+    /// An amax that its reader does not take is counted.
+    pub fn new(hand_overs: &HandOvers) -> Self {
+        Self(Stash::counted(hand_overs))
+    }
+
     /// Leaves the amax, if it was found, for a reader, if there is one.
     pub(crate) fn note<B: Backend>(reader: &Option<Self>, amax: Option<FloatTensor<B>>) {
         if let (Some(Self(stash)), Some(amax)) = (reader, amax) {

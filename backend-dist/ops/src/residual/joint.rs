@@ -41,7 +41,7 @@ pub struct ResidualAdd {
 impl Joint {
     /// At the entry of a block.
     pub fn new(hand_overs: &HandOvers) -> Self {
-        Self { hand_overs: hand_overs.clone(), ..Self::default() }
+        Self { normed: Stash::counted(hand_overs), hand_overs: hand_overs.clone(), ..Self::default() }
     }
 
     /// After an addition, which leaves the norm `step`.
