@@ -8,23 +8,34 @@ use burn_cubecl::tensor::CubeTensor;
 pub use super::cuda::grouped::Method;
 
 use super::cuda::grouped as gemms;
+use super::moe::TokenGroups;
 
 /// `x_g · w_gᵀ` for the `counts[g]` tokens of each group `g` of `x [tokens, in]`; `w [groups · out, in]`.
 ///
 /// # Panics
 /// If a tensor is not on a CUDA device, sizes do not fit, or the requested method is not available.
 pub fn forward(x: Tensor<2>, w: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
-    Tensor::from_primitive::<Cube>(gemms::forward(primitive(x), primitive(w), counts, method))
+    Tensor::from_primitive::<Cube>(gemms::forward(primitive(x), primitive(w), TokenGroups::alone(counts), method))
 }
 
 /// `gradient_g · w_g` of each group: the gradient of [`forward`] in `x`.
 pub fn input_gradient(gradient: Tensor<2>, w: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
-    Tensor::from_primitive::<Cube>(gemms::input_grad(primitive(gradient), primitive(w), counts, method))
+    Tensor::from_primitive::<Cube>(gemms::input_grad(
+        primitive(gradient),
+        primitive(w),
+        TokenGroups::alone(counts),
+        method,
+    ))
 }
 
 /// `gradient_gᵀ · x_g` of each group: the gradient of [`forward`] in `w`.
 pub fn weight_gradient(gradient: Tensor<2>, x: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
-    Tensor::from_primitive::<Cube>(gemms::weight_grad(primitive(gradient), primitive(x), counts, method))
+    Tensor::from_primitive::<Cube>(gemms::weight_grad(
+        primitive(gradient),
+        primitive(x),
+        TokenGroups::alone(counts),
+        method,
+    ))
 }
 
 /// [`weight_gradient`] written to the f32 elements of `sum` in place, or added to them.
@@ -37,7 +48,7 @@ pub fn accumulate_weight_gradient(
     method: Option<Method>,
 ) {
     let sum = primitive(sum.clone());
-    gemms::accumulate_weight_grad(primitive(gradient), primitive(x), counts, &sum, add, method);
+    gemms::accumulate_weight_grad(primitive(gradient), primitive(x), TokenGroups::alone(counts), &sum, add, method);
 }
 
 fn primitive(x: Tensor<2>) -> CubeTensor {

@@ -42,7 +42,6 @@ impl Deferral {
     }
 
     /// Whether this is within [`deferred`](Self::deferred).
-    #[cfg(feature = "cuda")]
     pub(super) fn is_deferring(&self) -> bool {
         self.0.as_ref().is_some_and(|queue| lock(queue).is_some())
     }

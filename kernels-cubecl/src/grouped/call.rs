@@ -3,7 +3,6 @@ use super::kernel::{SizesLaunch, UNITS, grouped};
 use super::maps;
 use super::plan::{Epilogue, Gemm, GroupedPlan};
 use super::tiles::{self, DEPTH, ROWS, WORDS};
-use super::waves;
 use crate::hopper::mma::Half;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -43,6 +42,10 @@ pub struct GroupedCall<'a> {
     pub inner: usize,
     /// Type of the inputs.
     pub element: Half,
+    /// Cubes, at the most, as a multiple of those that fit on the device. Tiles are assigned to cubes statically: one that
+    /// finds no free SM, because another kernel runs there, delays all of its tiles, and smaller cubes balance that. The
+    /// bits are the same.
+    pub waves: u32,
 }
 
 impl GroupedCall<'_> {
@@ -162,7 +165,7 @@ impl GroupedCall<'_> {
         let sizes = SizesLaunch::new(count as u32, columns as u32, row_tiles as u32, features as u32, steps as u32);
         let sms = client.properties().hardware.num_streaming_multiprocessors;
         let sms = sms.expect("GPUs with warpgroup MMA report their SMs");
-        let cubes = (count as u32).min(sms * plan.cubes() * waves::current());
+        let cubes = (count as u32).min(sms * plan.cubes() * self.waves.max(1));
         let (left, right) = (maps::left(left, left_shape, plan), maps::right(right, right_shape, plan));
         let out = maps::result(out, result, plan);
         let (count, units) = (CubeCount::Static(cubes, 1, 1), CubeDim::new_1d(UNITS));
@@ -196,7 +199,7 @@ mod tests {
     use super::*;
 
     fn refusal(counts: &[usize], features: usize, inner: usize) -> Option<GroupedError> {
-        GroupedCall { counts, features, inner, element: Half::Bf16 }.check_sizes().err()
+        GroupedCall { counts, features, inner, element: Half::Bf16, waves: 1 }.check_sizes().err()
     }
 
     #[test]

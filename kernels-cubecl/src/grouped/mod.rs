@@ -26,12 +26,8 @@ mod maps;
 mod operand_ring;
 #[cfg(feature = "cuda")]
 mod plan;
-#[cfg(feature = "cuda")]
-mod waves;
 
 #[cfg(feature = "cuda")]
 pub use call::{GroupedCall, GroupedError};
 #[cfg(feature = "cuda")]
 pub use plan::{Epilogue, Gemm, GroupedPlan};
-#[cfg(feature = "cuda")]
-pub use waves::in_waves;

@@ -9,13 +9,16 @@ use kernels_cubecl::hopper::mma::Half;
 
 use super::blocks::view;
 use super::{Float, are_half, columns, empty, launched, rows};
-use crate::moe::groups;
+use crate::moe::{TokenGroups, groups as ranges};
 use gpu::cuda::lt::{Onto, Operand, multiply};
 use gpu::cuda::{clear, dense};
 use gpu::profile::{Kind, Operation, Precision, operation};
 
 /// Alignment in bytes of tensors that the kernels access by TMA.
 const START: u64 = 16;
+
+/// Thread blocks of GEMMs that share the SMs with collectives, as a multiple of those that fit on the device.
+const WAVES: u32 = 8;
 
 /// The implementation of a grouped GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,16 +38,17 @@ fn method(asked: Option<Method>, call: GroupedCall, [left, right, out]: [&CubeTe
     asked.unwrap_or_else(|| if has_kernel() { Method::Kernel } else { Method::Loop })
 }
 
-fn call<'a>(counts: &'a [usize], features: usize, inner: usize, like: &CubeTensor) -> GroupedCall<'a> {
+fn call<'a>(groups: TokenGroups<'a>, features: usize, inner: usize, like: &CubeTensor) -> GroupedCall<'a> {
     let element = if like.dtype() == DType::F16 { Half::F16 } else { Half::Bf16 };
-    GroupedCall { counts, features, inner, element }
+    let waves = if groups.shares_sms { WAVES } else { 1 };
+    GroupedCall { counts: groups.counts, features, inner, element, waves }
 }
 
 /// `x_g · w_gᵀ` of each group.
-pub fn forward(x: Float, w: Float, counts: &[usize], asked: Option<Method>) -> Float {
+pub fn forward(x: Float, w: Float, groups: TokenGroups, asked: Option<Method>) -> Float {
     let (x, w) = (dense(x), dense(w));
-    let features = rows(&w) / counts.len();
-    let call = call(counts, features, columns(&w), &x);
+    let features = rows(&w) / groups.len();
+    let call = call(groups, features, columns(&w), &x);
     let out = empty(&x, [rows(&x), features], x.dtype);
     match method(asked, call, [&x, &w, &out]) {
         Method::Kernel => {
@@ -52,7 +56,7 @@ pub fn forward(x: Float, w: Float, counts: &[usize], asked: Option<Method>) -> F
             launched("grouped GEMM", call.forward(&x.client, &x.handle, &w.handle, &out.handle));
         }
         Method::Loop => {
-            for (group, range) in groups(counts) {
+            for (group, range) in ranges(groups.counts) {
                 let matrix = Operand::batched(part(&w, group * features..(group + 1) * features)).transposed();
                 multiply(Operand::batched(part(&x, range.clone())), matrix, &part(&out, range), Onto::Replace);
             }
@@ -62,10 +66,10 @@ pub fn forward(x: Float, w: Float, counts: &[usize], asked: Option<Method>) -> F
 }
 
 /// `grad_g · w_g` of each group.
-pub fn input_grad(grad: Float, w: Float, counts: &[usize], asked: Option<Method>) -> Float {
+pub fn input_grad(grad: Float, w: Float, groups: TokenGroups, asked: Option<Method>) -> Float {
     let (grad, w) = (dense(grad), dense(w));
-    let features = rows(&w) / counts.len();
-    let call = call(counts, features, columns(&w), &grad);
+    let features = rows(&w) / groups.len();
+    let call = call(groups, features, columns(&w), &grad);
     let out = empty(&grad, [rows(&grad), columns(&w)], grad.dtype);
     match method(asked, call, [&grad, &w, &out]) {
         Method::Kernel => {
@@ -74,7 +78,7 @@ pub fn input_grad(grad: Float, w: Float, counts: &[usize], asked: Option<Method>
             launched("grouped GEMM, input gradients", done);
         }
         Method::Loop => {
-            for (group, range) in groups(counts) {
+            for (group, range) in ranges(groups.counts) {
                 let matrix = Operand::batched(part(&w, group * features..(group + 1) * features));
                 multiply(Operand::batched(part(&grad, range.clone())), matrix, &part(&out, range), Onto::Replace);
             }
@@ -84,9 +88,9 @@ pub fn input_grad(grad: Float, w: Float, counts: &[usize], asked: Option<Method>
 }
 
 /// `grad_gᵀ · x_g` of each group, zero for an empty one.
-pub fn weight_grad(grad: Float, x: Float, counts: &[usize], asked: Option<Method>) -> Float {
-    let out = empty(&x, [counts.len() * columns(&grad), columns(&x)], x.dtype);
-    add_weight_grads(dense(grad), dense(x), counts, &out, Onto::Replace, asked);
+pub fn weight_grad(grad: Float, x: Float, groups: TokenGroups, asked: Option<Method>) -> Float {
+    let out = empty(&x, [groups.len() * columns(&grad), columns(&x)], x.dtype);
+    add_weight_grads(dense(grad), dense(x), groups, &out, Onto::Replace, asked);
     out
 }
 
@@ -97,32 +101,32 @@ pub fn weight_grad(grad: Float, x: Float, counts: &[usize], asked: Option<Method
 pub fn accumulate_weight_grad(
     grad: Float,
     x: Float,
-    counts: &[usize],
+    groups: TokenGroups,
     sum: &CubeTensor,
     add: bool,
     asked: Option<Method>,
 ) {
-    let (elements, found) = (counts.len() * columns(&grad) * columns(&x), sum.meta.shape().num_elements());
+    let (elements, found) = (groups.len() * columns(&grad) * columns(&x), sum.meta.shape().num_elements());
     assert!(
         found == elements && sum.dtype == DType::F32 && sum.is_contiguous(),
         "gradients of {} experts with {elements} elements in all do not fit a main gradient of {found} {:?}",
-        counts.len(),
+        groups.len(),
         sum.dtype
     );
-    add_weight_grads(dense(grad), dense(x), counts, sum, if add { Onto::Add } else { Onto::Replace }, asked);
+    add_weight_grads(dense(grad), dense(x), groups, sum, if add { Onto::Add } else { Onto::Replace }, asked);
 }
 
 /// Gradients of all groups' weights, one after the other in `out`.
 fn add_weight_grads(
     grad: CubeTensor,
     x: CubeTensor,
-    counts: &[usize],
+    groups: TokenGroups,
     out: &CubeTensor,
     onto: Onto,
     asked: Option<Method>,
 ) {
     let (features, inner) = (columns(&grad), columns(&x));
-    let call = call(counts, features, inner, &x);
+    let call = call(groups, features, inner, &x);
     if method(asked, call, [&grad, &x, out]) == Method::Kernel {
         let onto = match onto {
             Onto::Add => kernels::Epilogue::AddFp32,
@@ -134,12 +138,12 @@ fn add_weight_grads(
         return launched("grouped GEMM, weight gradients", done);
     }
     let matrix = |group: usize| view(out, [1, features, inner], [0, inner, 1], group * features * inner);
-    for (group, range) in groups(counts) {
+    for (group, range) in ranges(groups.counts) {
         let grad = Operand::batched(part(&grad, range.clone())).transposed();
         multiply(grad, Operand::batched(part(&x, range)), &matrix(group), onto);
     }
     if onto == Onto::Replace {
-        (0..counts.len()).filter(|group| counts[*group] == 0).for_each(|group| clear(&matrix(group)));
+        (0..groups.len()).filter(|group| groups.counts[*group] == 0).for_each(|group| clear(&matrix(group)));
     }
 }
 

@@ -5,28 +5,18 @@ use std::ops::Range;
 use burn::backend::{Cube, DType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::{Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::grouped::in_waves;
 use kernels_cubecl::pointwise::gated::Gating;
 use kernels_cubecl::pointwise::moe::{self as kernels, SumRowsShape, weighted};
 use kernels_cubecl::pointwise::split_bf16;
 
 use super::{Float, Int, are_half, columns, empty, grouped, ids, is_here, launched, packed, reductions, rows, work};
-use crate::moe::{self, MoeKernels};
+use crate::moe::{self, MoeKernels, TokenGroups};
 use gpu::cuda::dense;
 use gpu::cuda::lt::{Operand, gemm};
-
-/// Thread blocks of overlapped GEMMs, as a multiple of those that fit on the device.
-const WAVES: u32 = 8;
 
 impl MoeKernels for Cube {
     fn table(table: &Tensor<2, burn::tensor::Int>) -> Int {
         table.clone().try_into_primitive::<Self>().expect("a table on the GPU")
-    }
-
-    /// Collectives take some SMs while the GEMMs run. Tiles are assigned statically, so a thread block that finds no
-    /// free SM delays all its tiles. With more, smaller thread blocks than fit, the rest run wherever an SM is free.
-    fn sharing<T>(is_shared: bool, work: impl FnOnce() -> T) -> T {
-        if is_shared { in_waves(WAVES, work) } else { work() }
     }
 
     fn rows_in_place(x: &Float, rows: Range<usize>, columns: usize) -> Float {
@@ -117,19 +107,19 @@ impl MoeKernels for Cube {
         [of_x, of_w]
     }
 
-    fn grouped_forward(x: Float, w: Float, counts: &[usize]) -> Float {
-        grouped::forward(x, w, counts, None)
+    fn grouped_forward(x: Float, w: Float, groups: TokenGroups) -> Float {
+        grouped::forward(x, w, groups, None)
     }
 
-    fn grouped_input_grad(grad: Float, w: Float, counts: &[usize]) -> Float {
-        grouped::input_grad(grad, w, counts, None)
+    fn grouped_input_grad(grad: Float, w: Float, groups: TokenGroups) -> Float {
+        grouped::input_grad(grad, w, groups, None)
     }
 
-    fn grouped_weight_grad(grad: Float, x: Float, counts: &[usize]) -> Float {
-        grouped::weight_grad(grad, x, counts, None)
+    fn grouped_weight_grad(grad: Float, x: Float, groups: TokenGroups) -> Float {
+        grouped::weight_grad(grad, x, groups, None)
     }
 
-    fn grouped_accumulate_weight_grad(grad: Float, x: Float, counts: &[usize], sum: &Float, add: bool) {
-        grouped::accumulate_weight_grad(grad, x, counts, sum, add, None);
+    fn grouped_accumulate_weight_grad(grad: Float, x: Float, groups: TokenGroups, sum: &Float, add: bool) {
+        grouped::accumulate_weight_grad(grad, x, groups, sum, add, None);
     }
 }

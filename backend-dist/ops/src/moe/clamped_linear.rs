@@ -4,6 +4,7 @@ use crate::Kernels;
 use burn::backend::{TensorMetadata, autodiff::ops::Ops, tensor::FloatTensor};
 
 use super::biased::ClampedSwiGlu;
+use super::kernels::TokenGroups;
 use super::operations::{Counts, weight_grad};
 use super::plain::cast;
 use crate::blockwise::{Kept, QuantizedWeight};
@@ -32,7 +33,7 @@ operation! {
     |[x, p, w, first, second], _, tracked| {
         let input = B::clamped_swiglu(x.clone(), first.clone(), p.clone(), &counts, act);
         let kept = (tracked.0[2] && !recompute).then(|| input.clone());
-        let y = B::grouped_forward(input, w.clone(), &counts);
+        let y = B::grouped_forward(input, w.clone(), TokenGroups::alone(&counts));
         let y = B::add_weighted_bias(y, second.clone(), p.clone(), &counts);
         let saved = tracked.then(|| {
             let (w, biases) = (Kept::of(&w, stored), [first, second]);
@@ -48,7 +49,7 @@ operation! {
             weight_grad::<B>((node.id, deferral.of(node.order)), grad.clone(), input, counts.clone(), grads);
         }
         let dtypes = [first.dtype(), second.dtype()];
-        let of_input = B::grouped_input_grad(grad.clone(), w.value(), &counts);
+        let of_input = B::grouped_input_grad(grad.clone(), w.value(), TokenGroups::alone(&counts));
         let [x_grad, first_grad, p_grad] = B::clamped_swiglu_grads([x, first, p.clone()], of_input, &counts, act);
         let [second_grad, p_grad] = B::weighted_bias_grads(grad, second, p, p_grad, &counts);
         for ((node, value), dtype) in [(first_node, first_grad), (second_node, second_grad)].into_iter().zip(dtypes) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
-use super::kernels::MoeKernels;
+use super::kernels::{MoeKernels, TokenGroups};
 use crate::fp8::Purpose;
 
 /// Some of a rank's experts.
@@ -19,6 +19,14 @@ pub(crate) struct ExpertRange {
     pub total: usize,
     /// Tokens of each; in FP8, tokens of each of its groups, as many groups for each expert.
     pub counts: Arc<[usize]>,
+    /// Collectives of other chunks take some SMs while their GEMMs run.
+    pub shares_sms: bool,
+}
+
+impl ExpertRange {
+    fn groups(&self) -> TokenGroups<'_> {
+        TokenGroups { counts: &self.counts, shares_sms: self.shares_sms }
+    }
 }
 
 /// A layer of experts with weights `w [experts · out, in]`.
@@ -99,7 +107,7 @@ impl<B: MoeKernels> ExpertGemms<B> for Plain {
         purpose: Purpose,
     ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
         let saved = (purpose == Purpose::Train { keep: true }).then(|| x.clone());
-        (B::grouped_forward(x, of_range::<B>(w, range), &range.counts), saved)
+        (B::grouped_forward(x, of_range::<B>(w, range), range.groups()), saved)
     }
 
     fn transposed(&self, w: &FloatTensor<B>, _: &Option<FloatTensor<B>>) -> FloatTensor<B> {
@@ -119,14 +127,14 @@ impl<B: MoeKernels> ExpertGemms<B> for Plain {
     }
 
     fn input_grad(&self, grad: FloatTensor<B>, w: &FloatTensor<B>, range: &ExpertRange) -> FloatTensor<B> {
-        B::grouped_input_grad(grad, of_range::<B>(w, range), &range.counts)
+        B::grouped_input_grad(grad, of_range::<B>(w, range), range.groups())
     }
 
     fn weight_grad([grad, x]: [FloatTensor<B>; 2], range: &ExpertRange) -> FloatTensor<B> {
-        B::grouped_weight_grad(grad, x, &range.counts)
+        B::grouped_weight_grad(grad, x, range.groups())
     }
 
     fn accumulate_weight_grad([grad, x]: [FloatTensor<B>; 2], range: &ExpertRange, sum: &FloatTensor<B>, add: bool) {
-        B::grouped_accumulate_weight_grad(grad, x, &range.counts, sum, add);
+        B::grouped_accumulate_weight_grad(grad, x, range.groups(), sum, add);
     }
 }

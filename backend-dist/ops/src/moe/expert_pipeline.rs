@@ -66,11 +66,13 @@ impl ExpertPipeline {
         self.chunks.iter().map(|chunk| chunk.splits.sent()).sum()
     }
 
-    /// Each chunk with the offset of its first token among those that are sent, and its experts.
-    fn chunks_with_ranges(&self) -> impl Iterator<Item = (&ExpertChunk, usize, ExpertRange)> {
+    /// Each chunk with the offset of its first token among those that are sent, and its experts, whose GEMMs share the SMs
+    /// or not.
+    fn chunks_with_ranges(&self, shares_sms: bool) -> impl Iterator<Item = (&ExpertChunk, usize, ExpertRange)> {
         let total = self.experts();
         self.chunks.iter().scan((0, 0), move |(row, expert), chunk| {
-            let range = ExpertRange { experts: *expert..*expert + chunk.experts, total, counts: chunk.counts.clone() };
+            let (experts, counts) = (*expert..*expert + chunk.experts, chunk.counts.clone());
+            let range = ExpertRange { experts, total, counts, shares_sms };
             let item = (chunk, *row, range);
             *row += chunk.splits.sent();
             *expert += chunk.experts;
@@ -102,24 +104,21 @@ fn forward<B: MoeKernels, P: ExpertGemms<B>>(
     purposes: [Purpose; 2],
 ) -> (FloatTensor<B>, Vec<SavedChunk<B, P>>) {
     let ([first, second], group, sent) = (layers, &pipeline.group, [x, p]);
-    let pending: Vec<_> =
-        pipeline.chunks_with_ranges().map(|(chunk, row, _)| B::start(&sent, row, &chunk.splits, group)).collect();
-    let mut results = B::empty(pipeline.rows());
     let shared = pipeline.chunks.len() > 1 && B::uses_sms(&sent[0], group);
+    let ranges = || pipeline.chunks_with_ranges(shared);
+    let pending: Vec<_> = ranges().map(|(chunk, row, _)| B::start(&sent, row, &chunk.splits, group)).collect();
+    let mut results = B::empty(pipeline.rows());
     drop(sent);
     let matrices = [first.matrices(weights[0]), second.matrices(weights[1])];
     let mut saved = Vec::new();
-    for ((chunk, _, range), pending) in pipeline.chunks_with_ranges().zip(pending) {
+    for ((chunk, _, range), pending) in ranges().zip(pending) {
         let (to, back) = chunk.by_expert.tables();
         let [x, p] = B::received(pending).try_into().expect("tokens and probabilities");
         let (x, p) = (B::sum_rows(x, B::table(&to)), flat::<B>(B::sum_rows(p, B::table(&to))));
-        let y = B::sharing(shared, || {
-            let (hidden, x) = first.forward(&matrices[0], x, &range, purposes[0]);
-            let input = pipeline.act.weighted::<B>(hidden.clone(), p.clone());
-            let (y, input) = second.forward(&matrices[1], input, &range, purposes[1]);
-            saved.push(SavedChunk { x, hidden, p, input });
-            y
-        });
+        let (hidden, x) = first.forward(&matrices[0], x, &range, purposes[0]);
+        let input = pipeline.act.weighted::<B>(hidden.clone(), p.clone());
+        let (y, input) = second.forward(&matrices[1], input, &range, purposes[1]);
+        saved.push(SavedChunk { x, hidden, p, input });
         B::append(vec![B::sum_rows(y, B::table(&back))], &chunk.splits.reversed(), group, &mut results);
     }
     let [y] = B::concat(results).try_into().expect("outputs");
@@ -137,15 +136,16 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
     grads: &mut Gradients,
 ) -> [FloatTensor<B>; 2] {
     let ([first, second], ExpertPipeline { group, chunks, act, .. }, sent) = (layers, &**pipeline, [grad]);
-    let pending: Vec<_> =
-        pipeline.chunks_with_ranges().map(|(chunk, row, _)| B::start(&sent, row, &chunk.splits, group)).collect();
+    let uses_sms = B::uses_sms(&sent[0], group);
+    let shared = uses_sms && chunks.len() > 1;
+    let ranges = || pipeline.chunks_with_ranges(shared);
+    let pending: Vec<_> = ranges().map(|(chunk, row, _)| B::start(&sent, row, &chunk.splits, group)).collect();
     let mut results = B::empty(pipeline.rows());
-    let shared = B::uses_sms(&sent[0], group);
     let wanted = [first_node.is_some(), second_node.is_some()];
     drop(sent);
     let matrices = [first.transposed(weights[0], &saved[0].x), second.transposed(weights[1], &saved[0].input)];
     let [mut of_first, mut of_second] = [Vec::new(), Vec::new()];
-    for (((chunk, _, range), pending), saved) in pipeline.chunks_with_ranges().zip(pending).zip(saved) {
+    for (((chunk, _, range), pending), saved) in ranges().zip(pending).zip(saved) {
         let (to, back) = chunk.by_expert.tables();
         let SavedChunk { x, hidden, p, input } = saved;
         let [grad] = B::received(pending).try_into().expect("output gradients");
@@ -154,21 +154,18 @@ fn backward<B: MoeKernels, P: ExpertGemms<B>>(
         let (grad, pair) = second.gradient(grad, input, recompute, &range, wanted[1]);
         of_second.push(pair);
         let is_last = of_second.len() == chunks.len();
-        let [x_grad, p_grad] = B::sharing(shared && chunks.len() > 1, || {
-            // Before the last chunk's other gradients: this frees its operands before the largest gradients are
-            // allocated.
-            if is_last {
-                weight_grads::<B, P>(second_node.take(), std::mem::take(&mut of_second), pipeline, grads);
-            }
-            let [grad, p_grad] = act.weighted_grads::<B>(hidden, p, second.input_grad(grad, &matrices[1], &range));
-            let (grad, pair) = first.gradient(grad, x, || panic!("tokens of experts are saved"), &range, wanted[0]);
-            of_first.push(pair);
-            [first.input_grad(grad, &matrices[0], &range), column::<B>(p_grad)]
-        });
-        let back = [x_grad, p_grad].map(|grad| B::sum_rows(grad, B::table(&back)));
+        // Before the last chunk's other gradients: this frees its operands before the largest gradients are allocated.
+        if is_last {
+            weight_grads::<B, P>(second_node.take(), std::mem::take(&mut of_second), (pipeline, shared), grads);
+        }
+        let [grad, p_grad] = act.weighted_grads::<B>(hidden, p, second.input_grad(grad, &matrices[1], &range));
+        let (grad, pair) = first.gradient(grad, x, || panic!("tokens of experts are saved"), &range, wanted[0]);
+        of_first.push(pair);
+        let back = [first.input_grad(grad, &matrices[0], &range), column::<B>(p_grad)]
+            .map(|grad| B::sum_rows(grad, B::table(&back)));
         B::append(back.into(), &chunk.splits.reversed(), group, &mut results);
     }
-    B::sharing(shared, || weight_grads::<B, P>(first_node, of_first, pipeline, grads));
+    weight_grads::<B, P>(first_node, of_first, (pipeline, uses_sms), grads);
     B::concat(results).try_into().expect("gradients of tokens and probabilities")
 }
 
@@ -246,17 +243,19 @@ struct Matrices {
     deferral: Deferral,
 }
 
-/// Delivers the gradients of a layer's weights, now or deferred, from the operands of each chunk.
+/// Delivers the gradients of a layer's weights, now, beside collectives that take SMs or not, or deferred, from the operands
+/// of each chunk.
 fn weight_grads<B: MoeKernels, P: ExpertGemms<B>>(
     node: Option<Matrices>,
     of_chunks: Vec<Option<P::Pair>>,
-    pipeline: &Arc<ExpertPipeline>,
+    (pipeline, uses_sms): (&Arc<ExpertPipeline>, bool),
     grads: &mut Gradients,
 ) {
     let Some(Matrices { id, deferral }) = node else { return };
-    let pipeline = pipeline.clone();
+    // Later the collectives have ended.
+    let (pipeline, shared) = (pipeline.clone(), uses_sms && !deferral.is_deferring());
     deferral.run(grads, move |grads| {
-        let of_chunks = pipeline.chunks_with_ranges().zip(of_chunks.into_iter().flatten());
+        let of_chunks = pipeline.chunks_with_ranges(shared).zip(of_chunks.into_iter().flatten());
         let Some((sum, add)) = main_grad::<B>(id) else {
             let grads_of_chunks = of_chunks.map(|((_, _, range), pair)| P::weight_grad(pair, &range));
             return grads.register::<B>(id, B::float_cat(grads_of_chunks.collect(), 0));

@@ -12,16 +12,34 @@ use super::token_all_to_all::{self, TokenAllToAll};
 use crate::kernels::LocalKernels;
 use ranks::collective_ops::CollectiveOps;
 
+/// The groups of a grouped GEMM.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenGroups<'a> {
+    /// Tokens of each.
+    pub counts: &'a [usize],
+    /// Collectives take some SMs while it runs.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "CPU ranks have no SMs"))]
+    pub shares_sms: bool,
+}
+
+impl<'a> TokenGroups<'a> {
+    /// The GEMM has the device for itself.
+    pub fn alone(counts: &'a [usize]) -> Self {
+        Self { counts, shares_sms: false }
+    }
+
+    /// Number of groups.
+    #[cfg(feature = "cuda")]
+    pub fn len(&self) -> usize {
+        self.counts.len()
+    }
+}
+
 /// Forward and gradients on a backend without autodiff. Shapes are checked by the public functions; the default bodies
 /// are the formulas in Burn's primitives.
 pub(crate) trait MoeKernels: LocalKernels + CollectiveOps + TokenAllToAll {
     /// An index table as a primitive of this backend.
     fn table(table: &Tensor<2, Int>) -> IntTensor<Self>;
-
-    /// Runs `work`; with `_is_shared` its GEMMs share the SMs with collectives.
-    fn sharing<T>(_is_shared: bool, work: impl FnOnce() -> T) -> T {
-        work()
-    }
 
     /// Rows of `x`, reshaped to this many columns. No copy on backends that accumulate in place.
     fn rows_in_place(x: &Float<Self>, rows: Range<usize>, columns: usize) -> Float<Self> {
@@ -62,29 +80,29 @@ pub(crate) trait MoeKernels: LocalKernels + CollectiveOps + TokenAllToAll {
     }
 
     /// A GEMM `x_g · w_gᵀ` for each group of tokens; empty groups have none.
-    fn grouped_forward(x: Float<Self>, w: Float<Self>, counts: &[usize]) -> Float<Self> {
-        plain::grouped_forward::<Self>(x, w, counts)
+    fn grouped_forward(x: Float<Self>, w: Float<Self>, groups: TokenGroups) -> Float<Self> {
+        plain::grouped_forward::<Self>(x, w, groups.counts)
     }
 
     /// Gradient of [`grouped_forward`](Self::grouped_forward) in `x`: `grad_g · w_g`.
-    fn grouped_input_grad(grad: Float<Self>, w: Float<Self>, counts: &[usize]) -> Float<Self> {
-        plain::grouped_input_grad::<Self>(grad, w, counts)
+    fn grouped_input_grad(grad: Float<Self>, w: Float<Self>, groups: TokenGroups) -> Float<Self> {
+        plain::grouped_input_grad::<Self>(grad, w, groups.counts)
     }
 
     /// Gradient of [`grouped_forward`](Self::grouped_forward) in `w`: `grad_gᵀ · x_g`, zero for an empty group.
-    fn grouped_weight_grad(grad: Float<Self>, x: Float<Self>, counts: &[usize]) -> Float<Self> {
-        plain::grouped_weight_grad::<Self>(grad, x, counts)
+    fn grouped_weight_grad(grad: Float<Self>, x: Float<Self>, groups: TokenGroups) -> Float<Self> {
+        plain::grouped_weight_grad::<Self>(grad, x, groups.counts)
     }
 
     /// Writes [`grouped_weight_grad`](Self::grouped_weight_grad) to the f32 elements of `sum`, or adds it to them.
     fn grouped_accumulate_weight_grad(
         grad: Float<Self>,
         x: Float<Self>,
-        counts: &[usize],
+        groups: TokenGroups,
         sum: &Float<Self>,
         add: bool,
     ) {
-        Self::accumulate(Self::grouped_weight_grad(grad, x, counts), sum, add);
+        Self::accumulate(Self::grouped_weight_grad(grad, x, groups), sum, add);
     }
 }
 

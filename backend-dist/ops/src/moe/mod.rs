@@ -27,6 +27,8 @@ pub use biased::ClampedSwiGlu;
 pub(crate) use biased::{add_weighted_bias, clamped_swiglu, clamped_swiglu_grads, weighted_bias_grads};
 pub(crate) use expert_gemms::{ExpertGemms, ExpertRange};
 pub use expert_pipeline::{ExpertChunk, ExpertPipeline};
+#[cfg(feature = "cuda")]
+pub(crate) use kernels::TokenGroups;
 pub(crate) use kernels::{BiasKernels, MoeKernels};
 #[cfg(feature = "cuda")]
 pub(crate) use plain::{groups, router_logits_grads, sum_rows, weighted_swiglu, weighted_swiglu_grads};

@@ -10,7 +10,7 @@ use burn::backend::{
 };
 
 use super::activation::ExpertActivation;
-use super::kernels::MoeKernels;
+use super::kernels::{MoeKernels, TokenGroups};
 use super::plain::cast;
 use crate::blockwise::{Kept, QuantizedWeight};
 use crate::main_grads::main_grad;
@@ -61,8 +61,8 @@ pub fn weight_grad<B: MoeKernels>(
     grads: &mut Gradients,
 ) {
     deferral.run(grads, move |grads| match main_grad::<B>(id) {
-        Some((sum, add)) => B::grouped_accumulate_weight_grad(grad, x, &counts, &sum, add),
-        None => grads.register::<B>(id, B::grouped_weight_grad(grad, x, &counts)),
+        Some((sum, add)) => B::grouped_accumulate_weight_grad(grad, x, TokenGroups::alone(&counts), &sum, add),
+        None => grads.register::<B>(id, B::grouped_weight_grad(grad, x, TokenGroups::alone(&counts))),
     });
 }
 
@@ -73,7 +73,7 @@ operation! {
     |[x, w], _, tracked| {
         let kept = tracked.0[0].then(|| Kept::of(&w, stored));
         let saved = (tracked.0[1].then(|| x.clone()), kept, counts.clone(), deferral);
-        (B::grouped_forward(x, w, &counts), Some(saved))
+        (B::grouped_forward(x, w, TokenGroups::alone(&counts)), Some(saved))
     },
     |(x, w, counts, deferral), grad, parents| {
         let Parents { ops: Ops { parents: [x_node, w_node], .. }, grads } = parents;
@@ -81,7 +81,7 @@ operation! {
             weight_grad::<B>((node.id, deferral.of(node.order)), grad.clone(), x, counts.clone(), grads);
         }
         if let (Some(node), Some(w)) = (x_node, w) {
-            grads.register::<B>(node.id, B::grouped_input_grad(grad, w.value(), &counts));
+            grads.register::<B>(node.id, B::grouped_input_grad(grad, w.value(), TokenGroups::alone(&counts)));
         }
     },
 }
@@ -105,12 +105,12 @@ operation! {
     }, 3, SavedActivated<B>,
     |[x, p, w], _, tracked| {
         if !tracked.any() {
-            return (B::grouped_forward(act.weighted::<B>(x, p), w, &counts), None);
+            return (B::grouped_forward(act.weighted::<B>(x, p), w, TokenGroups::alone(&counts)), None);
         }
         let input = act.weighted::<B>(x.clone(), p.clone());
         let kept = (tracked.0[2] && !recompute).then(|| input.clone());
         let saved = SavedActivated { x, p, input: kept, w: Kept::of(&w, stored), act, counts: counts.clone(), deferral };
-        (B::grouped_forward(input, w, &counts), Some(saved))
+        (B::grouped_forward(input, w, TokenGroups::alone(&counts)), Some(saved))
     },
     |SavedActivated { x, p, input, w, act, counts, deferral }, grad, parents| {
         let Parents { ops: Ops { parents: [x_node, p_node, w_node], .. }, grads } = parents;
@@ -121,7 +121,7 @@ operation! {
         if x_node.is_none() && p_node.is_none() {
             return;
         }
-        let [x_grad, p_grad] = act.weighted_grads::<B>(x, p, B::grouped_input_grad(grad, w.value(), &counts));
+        let [x_grad, p_grad] = act.weighted_grads::<B>(x, p, B::grouped_input_grad(grad, w.value(), TokenGroups::alone(&counts)));
         for (node, value) in [(x_node, x_grad), (p_node, p_grad)] {
             if let Some(node) = node {
                 grads.register::<B>(node.id, value);
