@@ -1,7 +1,7 @@
 //! The time between the start of the program and the end of a rank's first step, by phase.
 //!
 //! A rank's thread is in one [`Phase`] at a time, so phases add up to the total. Kernels are compiled and GEMMs planned
-//! on the threads of the devices, while ranks launch work or wait for it: these seconds are included in the phases.
+//! on the threads of the devices, while ranks launch work or wait for it: that time is included in the phases.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -50,15 +50,21 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Kernel compilations or GEMM plans of the devices' threads of this process, and the seconds in which at least one
-/// of them was busy with it.
+/// Kernels of all GPUs of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct BuildStats {
-    /// Kernels compiled, or GEMMs planned.
+pub struct Kernels {
+    /// Those that were compiled.
     pub count: usize,
-    /// Kernels or plans that were loaded from disk.
+    /// Those that were loaded from disk.
     pub cached: usize,
-    /// Wall time.
+}
+
+/// GEMMs of all GPUs of this process whose algorithms were chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GemmPlans {
+    /// Number of GEMMs.
+    pub count: usize,
+    /// Seconds of all threads.
     pub seconds: f64,
 }
 
@@ -70,10 +76,10 @@ pub struct Startup {
     /// Bytes of weights that this rank has read.
     #[serde(default)]
     pub read: u64,
-    /// Kernels of all GPUs of this process.
-    pub kernels: BuildStats,
-    /// Algorithms of GEMMs, for all GPUs of this process.
-    pub gemms: BuildStats,
+    /// Compiled or loaded.
+    pub kernels: Kernels,
+    /// Planned.
+    pub gemms: GemmPlans,
 }
 
 impl Startup {
@@ -83,8 +89,8 @@ impl Startup {
     }
 }
 
-/// `started in 13.0 s: first step 8.1, NCCL 2.1, weights 1.1 (2.4 GB read), …; in them kernels 6.3 (82 compiled), GEMMs
-/// 0.4 (46 planned)`
+/// `started in 13.0 s: first step 8.1, NCCL 2.1, weights 1.1 (2.4 GB read), …; 82 kernels compiled, 44 from disk; 46 GEMMs
+/// planned in 0.4 s`
 impl fmt::Display for Startup {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let mut phases: Vec<_> = self.phases.iter().filter(|(_, seconds)| **seconds >= 0.05).collect();
@@ -99,14 +105,14 @@ impl fmt::Display for Startup {
         if !phases.is_empty() {
             write!(f, ": {}", phases.join(", "))?;
         }
-        let text = |what: &str, verb: &str, stats: &BuildStats| {
-            let cached = if stats.cached > 0 { format!(", {} from disk", stats.cached) } else { String::new() };
-            (stats.count + stats.cached > 0)
-                .then(|| format!("{what} {:.1} ({} {verb}{cached})", stats.seconds, stats.count))
-        };
-        let parts = [text("kernels", "compiled", &self.kernels), text("GEMMs", "planned", &self.gemms)];
-        let parts: Vec<String> = parts.into_iter().flatten().collect();
-        if parts.is_empty() { Ok(()) } else { write!(f, "; in them {}", parts.join(", ")) }
+        let Self { kernels, gemms, .. } = self;
+        if kernels.count + kernels.cached > 0 {
+            write!(f, "; {} kernels compiled, {} from disk", kernels.count, kernels.cached)?;
+        }
+        if gemms.count > 0 {
+            write!(f, "; {} GEMMs planned in {:.1} s", gemms.count, gemms.seconds)?;
+        }
+        Ok(())
     }
 }
 
@@ -158,10 +164,10 @@ pub fn end() -> Option<Startup> {
     let mut clock = CLOCK.take()?;
     clock.enter(Phase::Other);
     #[cfg(feature = "cuda")]
-    let [kernels, gemms] = [gpu::cuda::watch::kernels(), gpu::cuda::watch::gemms()]
-        .map(|(count, cached, seconds)| BuildStats { count, cached, seconds });
+    let ((count, cached), (plans, seconds)) = (gpu::cuda::watch::kernels(), gpu::cuda::watch::gemms());
     #[cfg(not(feature = "cuda"))]
-    let (kernels, gemms) = Default::default();
+    let ((count, cached), (plans, seconds)) = Default::default();
+    let (kernels, gemms) = (Kernels { count, cached }, GemmPlans { count: plans, seconds });
     Some(Startup { phases: clock.seconds, read: clock.read, kernels, gemms })
 }
 
@@ -213,11 +219,10 @@ mod tests {
     #[test]
     fn the_line_names_what_took_longest_first() {
         let phases = BTreeMap::from([(Phase::Connect, 2.1), (Phase::Weights, 14.2), (Phase::Batch, 0.001)]);
-        let kernels = BuildStats { count: 82, cached: 0, seconds: 6.3 };
-        let gemms = BuildStats { count: 2, cached: 44, seconds: 0.4 };
+        let (kernels, gemms) = (Kernels { count: 82, cached: 3 }, GemmPlans { count: 46, seconds: 0.4 });
         let started = Startup { phases, read: 2_400_000_000, kernels, gemms };
-        let expected = "started in 16.3 s: weights 14.2 (2.4 GB read), NCCL 2.1; in them kernels 6.3 (82 compiled), \
-                        GEMMs 0.4 (2 planned, 44 from disk)";
+        let expected = "started in 16.3 s: weights 14.2 (2.4 GB read), NCCL 2.1; 82 kernels compiled, 3 from disk; \
+                        46 GEMMs planned in 0.4 s";
         assert_eq!(started.to_string(), expected);
     }
 
