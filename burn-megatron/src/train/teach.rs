@@ -68,6 +68,7 @@ pub fn write_top_k(
     let mesh = Mesh::new(ParallelLayout::default())?;
     let done = backend_dist::launch::launch(&mesh, std::slice::from_ref(device), write);
     done.map_err(|error| refused(error.to_string()))?;
+    writer.finish().map_err(io)?;
     Ok(count)
 }
 

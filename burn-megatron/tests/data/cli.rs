@@ -36,6 +36,21 @@ fn text_to_samples_and_back() {
     assert_eq!(fs::metadata(folder.path().join("samples.npy")).unwrap().len(), 128 + 2 * 16 * 8);
 }
 
+/// Some editors begin a file with a mark.
+#[test]
+fn a_byte_order_mark_is_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = |name: &str, text: &str, start: &str| {
+        fs::write(folder.path().join(name), format!("{start}{text}")).unwrap();
+        let command = format!("preprocess --input {name} --output-prefix o --tokenizer byte");
+        succeed(folder.path(), &command);
+        fs::read(folder.path().join("o_text_document.bin")).unwrap()
+    };
+    for (name, text) in [("a.txt", "One\n\nTwo\n"), ("a.jsonl", "{\"text\": \"One\"}\n"), ("a.json", "[\"One\"]")] {
+        assert_eq!(written(name, text, "\u{feff}"), written(name, text, ""), "{name}");
+    }
+}
+
 #[test]
 fn keys_become_outputs_and_ids_stay_ids() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,7 +137,7 @@ fn options_that_cannot_work_are_refused_at_once() {
     says!(
         fail(folder.path(), "inspect llama"),
         "llama is a Hugging Face folder",
-        "burn-megatron plan --model.hf llama"
+        "burn-megatron plan RUN.toml --model.hf llama"
     );
     says!(fail(folder.path(), "inspect lama"), "did you mean llama?");
     let output = run(folder.path(), "inspect o --seq-length 4 --seed -1");

@@ -36,6 +36,7 @@
 //! ```
 
 mod blend;
+mod bom;
 mod build;
 pub mod chat;
 mod error;

@@ -1,7 +1,6 @@
 //! What a teacher says of the sequences of a data set, from a file.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +9,9 @@ use std::sync::Arc;
 use safetensors::Dtype;
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
 
+use super::indexed::partial;
 use super::sample::{Sample, SampleError, TokenDataset};
 use super::top_k::TopK;
 use crate::positioned::PositionedFile;
@@ -24,9 +25,10 @@ pub fn sequence_key(sample: &Sample) -> i64 {
     hash.finalize().first_chunk::<8>().map_or(0, |bytes| i64::from_le_bytes(*bytes))
 }
 
-/// A file that is being written: a safetensors file of `keys [n]`, `ids [n, seq, k]` and `probabilities [n, seq, k + 1]`.
+/// A file that is being written, and has its name when it is whole: a safetensors file of `keys [n]`, `ids [n, seq, k]` and `probabilities [n, seq, k + 1]`.
 pub struct TopKWriter {
-    file: File,
+    path: PathBuf,
+    file: NamedTempFile,
     start: u64,
     dtype: Dtype,
     sequences: usize,
@@ -57,13 +59,13 @@ impl TopKWriter {
         });
         let mut header = header.to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
-        let file = File::create(path)?;
-        let mut writer = BufWriter::new(&file);
+        let file = partial(path)?;
+        let mut writer = BufWriter::new(file.as_file());
         writer.write_all(&(header.len() as u64).to_le_bytes())?;
         writer.write_all(&header)?;
         writer.flush()?;
         drop(writer);
-        Ok(Self { file, start: 8 + header.len() as u64, dtype, sequences, seq, k })
+        Ok(Self { path: path.into(), file, start: 8 + header.len() as u64, dtype, sequences, seq, k })
     }
 
     /// Writes a sequence.
@@ -72,17 +74,27 @@ impl TopKWriter {
     /// If the system refuses.
     pub fn write(&self, index: usize, key: i64, said: &TopK) -> io::Result<()> {
         let (seq, k, n) = (self.seq as u64, self.k as u64, self.sequences as u64);
-        let at = index as u64;
+        let (at, file) = (index as u64, self.file.as_file());
         let ids: Vec<u8> = said.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         let values = said.probabilities.iter();
         let probabilities: Vec<u8> = match self.dtype {
             Dtype::F64 => values.flat_map(|value| value.to_le_bytes()).collect(),
             _ => values.flat_map(|value| (*value as f32).to_le_bytes()).collect(),
         };
-        self.file.write_all_at(&key.to_le_bytes(), self.start + at * 8)?;
-        self.file.write_all_at(&ids, self.start + n * 8 + at * seq * k * 4)?;
+        file.write_all_at(&key.to_le_bytes(), self.start + at * 8)?;
+        file.write_all_at(&ids, self.start + n * 8 + at * seq * k * 4)?;
         let values = probabilities.len() as u64;
-        self.file.write_all_at(&probabilities, self.start + n * 8 + n * seq * k * 4 + at * values)
+        file.write_all_at(&probabilities, self.start + n * 8 + n * seq * k * 4 + at * values)
+    }
+
+    /// Gives the file its name.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn finish(self) -> io::Result<()> {
+        self.file.as_file().sync_all()?;
+        self.file.persist(&self.path)?;
+        Ok(())
     }
 }
 

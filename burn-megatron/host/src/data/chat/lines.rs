@@ -8,6 +8,7 @@ use std::sync::Arc;
 use flate2::bufread::MultiGzDecoder;
 use minijinja::value::Value;
 
+use super::super::bom::skip_bom;
 use super::super::parquet;
 use super::super::zstd::ZstdFrames;
 use super::error::{ChatError, Result};
@@ -97,6 +98,7 @@ pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row>>>> {
         _ => Box::new(file),
     };
     let file: Arc<Path> = path.into();
+    skip_bom(&mut reader).map_err(refused)?;
     let start = reader.fill_buf().map_err(refused)?;
     if start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[') {
         let all: Vec<Value> = serde_json::from_reader(reader).map_err(|error| match error.is_io() {

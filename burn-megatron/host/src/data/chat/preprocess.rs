@@ -1,9 +1,7 @@
 //! Files of conversations to samples.
 
-use std::fs::Permissions;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -11,6 +9,7 @@ use serde::Serialize;
 use super::encode::{ChatSample, ChatTokenizer};
 use super::error::{ChatError, Result};
 use super::lines::{Row, rows};
+use crate::data::indexed::partial;
 
 /// Rows that are encoded at a time.
 const AT_A_TIME: usize = 1024;
@@ -81,9 +80,7 @@ pub fn preprocess_chat(options: &ChatPreprocess) -> Result<ChatPreprocessReport>
     let tokenizer = ChatTokenizer::open(&options.tokenizer, options.template.as_deref())?;
     let output = &options.output;
     let write = |cause| ChatError::Write { path: output.clone(), cause };
-    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let like_others = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().permissions(like_others).prefix(".chat").tempfile_in(folder).map_err(write)?;
+    let file = partial(output).map_err(write)?;
     let mut out = BufWriter::with_capacity(1 << 20, file.as_file());
     let mut report = ChatPreprocessReport::default();
     report.skipped = encode_all(&tokenizer, &options.inputs, options.skip_bad_rows, |_, sample| {

@@ -85,7 +85,8 @@ impl<'a> Encoder<'a> {
             Field::Ids(ids) => {
                 let limit = self.vocab_size.map_or(i64::MAX, |size| size as i64);
                 if let Some(id) = ids.iter().find(|id| !(0..limit).contains(id)) {
-                    return Err(format!("key '{key}': token id {id} is outside the vocabulary of {limit}"));
+                    let why = if *id < 0 { "below 0".into() } else { format!("outside the vocabulary of {limit}") };
+                    return Err(format!("key '{key}': token id {id} is {why}"));
                 }
                 ids.into_iter().for_each(|id| tokens.push(id));
             }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::super::bom::skip_bom;
 use super::super::parquet;
 use super::{Location, PreprocessError, Result};
 
@@ -102,6 +103,7 @@ impl Reader {
         let file = File::open(path).map_err(io)?;
         let size = file.metadata().map_err(io)?.len();
         let mut file = BufReader::with_capacity(1 << 20, file);
+        skip_bom(&mut file).map_err(io)?;
         let unit = match path.extension().and_then(|extension| extension.to_str()) {
             Some("parquet") => {
                 let rows = parquet::Rows::open(path).map_err(io)?;
