@@ -13,6 +13,8 @@ use super::quantise::QuantiseArgs;
 use super::refused;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::config::LoraSection;
+use crate::data::preprocess::end_of_document;
+use crate::data::read_tokenizer;
 use crate::element::Element;
 use crate::hf::{
     CheckpointWeights, Companions, Export, Format, adapter_of, companions_of, export, export_states, model_of,
@@ -108,6 +110,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         companions = if companions.is_empty() { found } else { companions };
         tokenizer = tokenizer.or_else(|| super::tokenizer_to_copy(like));
     }
+    if companions.is_empty() {
+        companions = of_new_model(&checkpoint, tokenizer.as_deref())?;
+    }
     checkpoint.verify(0, 1)?;
     let own = args.ema.then(|| of_weights(&checkpoint)).transpose()?;
     let dtype = args.dtype.or(own);
@@ -154,6 +159,14 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         HumanBytes(bytes)
     ))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The small files of a model that was trained from nothing. What ends a document ends a text.
+fn of_new_model(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> anyhow::Result<Companions> {
+    let tokenizer = tokenizer.map(read_tokenizer).transpose()?;
+    let named = checkpoint.state().config["data"]["eod-id"].as_i64();
+    let end = named.or_else(|| end_of_document(tokenizer.as_ref()?, None));
+    Ok(Companions::of_new_model(end, tokenizer.as_ref()))
 }
 
 /// The type of the weights of a checkpoint that has their average too. Fails if it has none.

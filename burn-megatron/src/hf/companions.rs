@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use models::hf::parse_config;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
+use tokenizers::Tokenizer;
 
 use super::error::HfFolderError;
 
@@ -52,6 +53,19 @@ impl Companions {
             Ok((name.to_string(), text))
         };
         present.map(read).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Those of a model that came from no folder: what ends its texts, where something does, and a tokenizer of which
+    /// `tokenizer.json` says everything else, if there is one. Without them transformers takes its own numbers for a
+    /// family's, 2 for a Llama's.
+    pub fn of_new_model(end: Option<i64>, tokenizer: Option<&Tokenizer>) -> Self {
+        let generation = json!({ "bos_token_id": null, "eos_token_id": end });
+        let token = |tokenizer: &Tokenizer| tokenizer.id_to_token(u32::try_from(end?).ok()?);
+        let of_tokenizer = tokenizer
+            .map(|tokenizer| json!({ "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": token(tokenizer) }));
+        let files = [("generation_config.json", Some(generation)), ("tokenizer_config.json", of_tokenizer)];
+        let text = |(name, value): (&str, Option<Value>)| Some((name.to_string(), format!("{:#}\n", value?)));
+        Self(files.into_iter().filter_map(text).collect())
     }
 
     /// Whether there are none.

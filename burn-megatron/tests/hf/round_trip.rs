@@ -222,3 +222,25 @@ fn forward_from_the_command_line() {
     let message = fail(&["forward", "--hf", words[2], "--input", text(&weights), "--output", text(&output)]);
     says!(message, "tensor `input_ids` is missing");
 }
+
+/// transformers would end texts at token 2 of a Llama that says nothing else.
+#[test]
+fn what_ends_the_texts_of_a_new_model_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("book.txt"), "One fox.\n\nTwo foxes, and a third one.\n\n".repeat(40)).unwrap();
+    let flags = "--model.preset tiny --training.steps 1 --training.seq-length 16 --training.global-batch 2 --evaluation.batches 1";
+    for (tokenizer, end) in [("char", None), ("bpe", Some((0, "<|endoftext|>")))] {
+        let (run, to) = (at(tokenizer), at(&format!("{tokenizer}-hf")));
+        let book = at("book.txt");
+        let of_run = ["--data.text", text(&book), "--data.tokenizer", tokenizer, "--output.directory", text(&run)];
+        succeed(&[&["train"][..], &of_run, &flags.split(' ').collect::<Vec<_>>()].concat());
+        succeed(&["export", "--checkpoint", text(&run.join("checkpoints")), "--hf", text(&to)]);
+        let generation = json_of(&to.join("generation_config.json"));
+        assert_eq!(generation, json!({ "bos_token_id": null, "eos_token_id": end.map(|(id, _)| id) }), "{tokenizer}");
+        let of_tokenizer = json_of(&to.join("tokenizer_config.json"));
+        assert_eq!(of_tokenizer["eos_token"], json!(end.map(|(_, token)| token)), "{tokenizer}");
+        let read = HfFolder::open(&to).unwrap();
+        assert_eq!(read.generation().eos_token_id, end.map(|(id, _)| id).into_iter().collect::<Vec<u32>>());
+    }
+}
