@@ -220,7 +220,7 @@ pub const KEYS: &[Key] = {
         key("lora.rslora", Flag, "false", "Scale alpha / √rank (rsLoRA)").or(&["use-rslora"]),
         key("lora.dora", Flag, "false", "Train magnitude and direction of each weight apart (DoRA)").or(&["use-dora"]),
         key("lora.rank-pattern", Counts, "{}", "Other ranks by the names of modules, in which * stands for any characters, for example { \"q_proj\" = 32 }"),
-        key("lora.alpha-pattern", Scales, "{}", "Other numerators of the scale by the names of modules"),
+        key("lora.alpha-pattern", Scales, "{}", "Other numerators of the scale, above 0, by the names of modules"),
         key("lora.base", Choice(&["nf4", "fp8-block"]), "\"none\"", "How the frozen weights of linear layers and routed experts are stored (QLoRA), dequantized in front of each GEMM: nf4 (4 bits, in blocks of 64, with double quantization), fp8-block (E4M3 in blocks of 128 x 128); none: in training.dtype").or(&["quantize-base"]).optional(),
         key("lora.adapter", Path, "\"none\"", "Folder of an adapter, as peft writes it, to start from; none: adapters that change nothing yet").optional(),
         key("performance.deterministic", Flag, "false", "GPUs: use a fixed order for every sum, so that a resumed run is bitwise identical to an uninterrupted one; the backward pass of attention is slower")
@@ -252,7 +252,7 @@ pub const KEYS: &[Key] = {
         key("checkpoint.keep-every", Count, "\"none\"", "Also keep checkpoints whose step is a multiple of this number; none: no others").optional(),
         key("checkpoint.async", Flag, "true", "Write checkpoints in the background").or(&["async-save"]),
         key("checkpoint.pinned-memory", Flag, "true", "GPUs: with async, copy the state to page-locked host memory while the next step computes, which needs as much memory of the host as checkpoints have bytes; with too little of it, a line says so and training waits for the copy"),
-        key("checkpoint.resume", Text, "\"if-present\"", "if-present: resume from the newest checkpoint in checkpoint.directory if there is one; never: start anew; or the path of a checkpoint to resume from"),
+        key("checkpoint.resume", Text, "\"if-present\"", "if-present: resume from the newest checkpoint in checkpoint.directory if there is one; never: start anew; or the path of a checkpoint to resume from, unless checkpoint.directory has a later one"),
         key("output.directory", Path, "", "Folder of logs, metrics and prepared text; default: runs/ and the name of the configuration file"),
         key("log.jsonl", Path, "\"none\"", "JSON-lines file of the metrics of every step; none: only steps.jsonl in output.directory").optional(),
         key("log.tensorboard", Path, "\"none\"", "Folder for TensorBoard events of the metrics of every step; none: no events").or(&["tensorboard-dir"]).optional(),

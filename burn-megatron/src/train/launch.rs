@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::fp8::possible;
 use super::teach::BuildTeacher;
-use super::{Plan, RunData, TrainError, resume as saving, tasks};
+use super::{Plan, RunData, TrainError, resume as saving, same_weights, tasks};
 use crate::checkpoint::Checkpoint;
 use crate::config::{RunConfig, TrainingSection};
 use crate::flops::AttentionCount;
@@ -76,6 +76,7 @@ impl WithModel for Launch<'_> {
         if !companions.is_empty() {
             keep_companions(&mut description.config, &companions);
         }
+        same_weights::keep(&mut description.config, &plan.read_again()).map_err(TrainError::Weights)?;
         let tokenizer = data.tokenizer.or_else(|| before.and_then(|before| before.tokenizer()));
         let resume = plan.start.as_ref().map_or(Resume::Never, |start| Resume::From(start.path.clone()));
         let mut run = Pretraining::new(mesh, engine, training.steps, (data.train, data.valid), dims, build)
@@ -117,10 +118,11 @@ impl WithModel for Launch<'_> {
         if let Some(options) = saving::options(config, tokenizer)? {
             run = run.checkpoints(options);
         }
-        let exited = run.exit_flag();
+        let (exited, all) = (run.exit_flag(), training.steps as u64);
         let run = run.finish(move |_, engine| {
-            // A run that ends to be continued has no time for the last evaluation.
-            let last = data.last.as_ref().filter(|_| !exited.load(Ordering::Relaxed));
+            // A run that ends to be continued, or because it was told to, has no time for the last evaluation.
+            let is_done = engine.steps() >= all && !exited.load(Ordering::Relaxed);
+            let last = data.last.as_ref().filter(|_| is_done);
             let last = last.map(|last| loss_over(engine, last)).transpose()?;
             Ok((last, engine.steps()))
         });

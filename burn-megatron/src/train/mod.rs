@@ -11,6 +11,7 @@ mod plan;
 mod preference;
 mod resume;
 mod run_data;
+mod same_weights;
 mod tasks;
 mod teach;
 mod templated;
@@ -88,6 +89,9 @@ pub enum TrainError {
     /// The files that came with a model cannot be used.
     #[error(transparent)]
     HuggingFace(#[from] HfFolderError),
+    /// Weights of a folder cannot be read.
+    #[error("{0}")]
+    Weights(String),
     /// A tokenizer cannot be used.
     #[error("data.tokenizer = {}: {what}", path.display())]
     Tokenizer { path: PathBuf, what: String },
@@ -102,7 +106,7 @@ pub enum TrainError {
     /// A part of the data has not even one sequence.
     #[error(
         "there is no {part} sequence of {seq_length} + 1 tokens; give it a larger share in data.split, more data, or a \
-         smaller training.seq-length"
+         smaller training.seq-length; several text files are divided whole unless data.text-documents = paragraph"
     )]
     NoSequence { part: &'static str, seq_length: usize },
     /// Another process has failed before the training began.

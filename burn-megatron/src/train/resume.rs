@@ -26,6 +26,13 @@ pub struct ResumePoint {
 pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<ResumePoint>, Vec<Problem>> {
     let section = &config.checkpoint;
     let one = |what: String| vec![Problem::new(what)];
+    if let (Some(url), Some(root)) = (section.storage.as_deref(), section.directory.as_deref())
+        && is_folder(url, root)
+    {
+        let what =
+            format!("checkpoint.storage = {url} is checkpoint.directory itself; name another place for the copies");
+        return Err(one(what));
+    }
     let storage = section.storage.as_deref().map(open_storage).transpose();
     let storage = storage.map_err(|error| one(format!("checkpoint.{error}")))?;
     let checkpoint = match (section.resume.as_str(), &section.directory) {
@@ -39,7 +46,7 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
             }
             opened => opened,
         },
-        (path, _) => Checkpoint::open(path),
+        (path, root) => Checkpoint::open(path).map(|named| later(root.as_deref(), named)),
     };
     let checkpoint = checkpoint.map_err(|error| one(format!("checkpoint.resume = {}: {error}", section.resume)))?;
     let state = checkpoint.state();
@@ -53,8 +60,32 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
         let what = format!("training.steps = {steps}, but {} has done {step} already", path.display());
         problems.push(Problem::new(what));
     }
-    let (layout, warning) = (state.layout.clone(), checkpoint.warning().map(String::from));
+    let (layout, mut warning) = (state.layout.clone(), checkpoint.warning().map(String::from));
+    if section.resume != "if-present" && !is_within(&path, Path::new(&section.resume)) {
+        let own = format!("{} is later than checkpoint.resume = {}", path.display(), section.resume);
+        warning = Some(warning.map_or(own.clone(), |warning| format!("{own}; {warning}")));
+    }
     if problems.is_empty() { Ok(Some(ResumePoint { path, step, layout, warning })) } else { Err(problems) }
+}
+
+/// Whether a storage is this folder.
+fn is_folder(url: &str, root: &Path) -> bool {
+    resolved(Path::new(url.strip_prefix("file://").unwrap_or(url))) == resolved(root)
+}
+
+/// The path without links, if there is something.
+fn resolved(path: &Path) -> Option<PathBuf> {
+    path.canonicalize().or_else(|_| std::path::absolute(path)).ok()
+}
+
+fn is_within(path: &Path, folder: &Path) -> bool {
+    resolved(path).zip(resolved(folder)).is_some_and(|(path, folder)| path.starts_with(folder))
+}
+
+/// The checkpoint that a run is told to resume from, or a later one that it has saved since: the same command continues it.
+fn later(root: Option<&Path>, named: Checkpoint) -> Checkpoint {
+    let own = root.filter(|root| !is_within(named.path(), root)).and_then(|root| Checkpoint::open(root).ok());
+    own.filter(|own| own.state().step > named.state().step).unwrap_or(named)
 }
 
 /// A run whose checkpoints are only in their storage must not begin again without saying so, and one that starts anew must not

@@ -230,6 +230,21 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
     );
     let [merged, apart] = ["merged.safetensors", "apart.safetensors"].map(|name| read(&at(name)));
     assert!(gap(&merged["logits"].data, &apart["logits"].data) < 1e-9);
+
+    // A run that resumes needs the base that it had, wherever that is now.
+    fs::create_dir(at("moved")).unwrap();
+    for entry in fs::read_dir(golden().join("base")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), at("moved").join(entry.file_name())).unwrap();
+    }
+    let on = |base: &str, allowed: &[String]| {
+        let layout = [("model.hf", base), ("lr.decay", "8 steps")];
+        Plan::new(&config(folder.path(), "half", &layout), allowed).map(drop).map_err(|error| error.to_string())
+    };
+    let [moved, merged] = ["moved", "merged"].map(|name| at(name).display().to_string());
+    assert_eq!(on(&moved, &[]), Ok(()));
+    says!(on(&merged, &[]).unwrap_err(), "model.hf has other weights than when", "--allow-change model.hf");
+    assert_eq!(on(&merged, &["model.hf".into()]), Ok(()));
 }
 
 #[test]

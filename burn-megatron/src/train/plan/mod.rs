@@ -14,6 +14,7 @@ use serde_json::json;
 use super::TrainError;
 use super::data::tokenizer_file;
 use super::resume::{self, ResumePoint};
+use super::same_weights::{self, Folders};
 use crate::config::{ConfigErrors, Problem, RunConfig};
 use crate::data::indexed::IndexedDataset;
 use crate::data::{Split, check_samples};
@@ -55,6 +56,7 @@ impl Plan {
             Err(what) => problems.push(Problem::new(what)),
         };
         config.data.text.iter().for_each(|file| found(source_file("data.text", file)));
+        config.distill.logits.iter().for_each(|file| found(source_file("distill.logits", file)));
         config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
         let (chat, preference) = (&config.chat, &config.preference);
         for (key, files) in [
@@ -98,7 +100,7 @@ impl Plan {
         let teacher = teacher.map_err(|problem| keep(vec![problem])).unwrap_or_default();
         ConfigErrors::from_problems(problems)?;
         let parameters = config.model.config.parameter_count();
-        Ok(Self {
+        let plan = Self {
             config: config.clone(),
             allowed: allowed.to_vec(),
             parameters,
@@ -109,7 +111,11 @@ impl Plan {
             teacher,
             reward: None,
             data,
-        })
+        };
+        if let Some(start) = &plan.start {
+            ConfigErrors::from_problems(same_weights::problems(start, &plan.read_again(), allowed))?;
+        }
+        Ok(plan)
     }
 
     /// Whether `data.tokenizer` can be read and is not too large for the model, which takes a moment. The error says
@@ -145,11 +151,18 @@ impl Plan {
         self.weights.as_deref()
     }
 
-    /// The folder that the first weights come from; a checkpoint to resume from has its own, except those that are
-    /// frozen.
+    /// The folder that the first weights come from; a checkpoint to resume from has all but those that are frozen.
     pub(super) fn weights(&self) -> Option<Arc<HfFolder>> {
-        let first = self.config.lora.rank.is_some() || self.config.has_reference();
-        self.weights.clone().filter(|_| self.start.is_none() || first)
+        let again = || self.read_again().into_iter().find(|(key, _)| *key == "model.hf").map(|(_, folder)| folder);
+        if self.start.is_none() { self.weights.clone() } else { again() }
+    }
+
+    /// The folders that are read whenever the run begins: the base of adapters, a reference model, a teacher.
+    pub(super) fn read_again(&self) -> Folders {
+        let is_frozen = self.config.lora.rank.is_some() || self.config.has_reference();
+        let base = self.weights.clone().filter(|_| is_frozen);
+        let all = [("model.hf", base), ("distill.teacher", self.teacher())];
+        all.into_iter().filter_map(|(key, folder)| Some((key, folder?))).collect()
     }
 
     /// The adapter that the run starts from; a checkpoint to resume from has its own.

@@ -66,3 +66,33 @@ fn a_run_does_not_begin_among_the_copies_of_another() {
     }
     assert_eq!(walk(copies.path()), before);
 }
+
+#[test]
+fn the_command_that_began_a_run_from_a_checkpoint_continues_it() {
+    let (first, second) = (book(), book());
+    run(&config(first.path(), &[("checkpoint.every", "3"), ("checkpoint.keep-last", "none")])).unwrap();
+    let named = first.path().join("run/checkpoints/step_00000003").display().to_string();
+    let again = config(second.path(), &[("checkpoint.resume", &named)]);
+    let start = || Plan::new(&again, &[]).unwrap().start.unwrap();
+    assert_eq!((start().step, start().warning), (3, None));
+    run(&again).unwrap();
+    let own = start();
+    assert!(own.step == 6 && own.path.starts_with(second.path().join("run")), "{own:?}");
+    says!(own.warning.unwrap(), "step_00000006 is later than checkpoint.resume = ");
+    // An earlier one of its own was meant.
+    let root = second.path().join("run/checkpoints");
+    let back = config(second.path(), &[("checkpoint.resume", root.join("step_00000006").to_str().unwrap())]);
+    assert_eq!(Plan::new(&back, &[]).unwrap().start.unwrap().warning, None);
+}
+
+#[test]
+fn checkpoints_are_not_copied_onto_themselves() {
+    let folder = book();
+    let root = folder.path().canonicalize().unwrap().join("run/checkpoints");
+    std::fs::create_dir_all(&root).unwrap();
+    std::os::unix::fs::symlink(&root, folder.path().join("link")).unwrap();
+    for storage in [root.clone(), folder.path().join("link")] {
+        let config = config(folder.path(), &[("checkpoint.storage", storage.to_str().unwrap())]);
+        says!(run(&config).unwrap_err().to_string(), "is checkpoint.directory itself");
+    }
+}
