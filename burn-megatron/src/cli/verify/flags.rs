@@ -41,6 +41,8 @@ pub enum Size {
     /// Multiples of 16 on each of four ranks, which FP8 takes: width 64, head_dim 8, vocabulary 101, sequences of 64
     /// tokens
     Wide,
+    /// Whole blocks of fp8-block on two ranks, of nf4 on four: width 256, head_dim 64, vocabulary 101, sequences of 16 tokens
+    Blocks,
     /// What the GPU kernels take: width 256, head_dim 64, vocabulary 512, sequences of 256 tokens
     Kernels,
 }

@@ -8,7 +8,6 @@ use models::{FamilyConfig, ModelConfig};
 use super::Args;
 use crate::config::decoder_of;
 use crate::engine::ContextConfig;
-use crate::plan::Decoder;
 use crate::verify::{Candidate, Settings, candidates, different_in_fp8, is_any_in_fp8, pairwise};
 
 /// The most ranks of a list in which every two options meet.
@@ -32,10 +31,9 @@ pub(super) fn layouts(
     settings: &Settings,
     cluster: &Cluster,
 ) -> anyhow::Result<Layouts> {
-    let mut layouts = shared_out(listed(args, config, settings)?, args, cluster)?;
-    if settings.fp8.is_some() {
-        layouts = equal_in_fp8(layouts, args, &decoder_of(config), settings)?;
-    }
+    let refusal = allowance(config, settings)?;
+    let listed = listed(args, config, settings, &|candidate| refusal(candidate).is_none())?;
+    let mut layouts = allowed(shared_out(listed, args, cluster)?, args, refusal)?;
     layouts.tried = spread(layouts.tried, args.sample.unwrap_or(usize::MAX));
     Ok(layouts)
 }
@@ -59,27 +57,45 @@ fn shared_out(mut tried: Vec<Candidate>, args: &Args, cluster: &Cluster) -> anyh
     Ok(Layouts { tried, left_out })
 }
 
-/// Those that compute the same numbers in FP8 as one device.
-fn equal_in_fp8(
-    Layouts { tried: list, left_out }: Layouts,
-    args: &Args,
-    decoder: &Decoder,
-    settings: &Settings,
-) -> anyhow::Result<Layouts> {
-    let batch = [settings.global_batch, settings.seq];
-    if !is_any_in_fp8(decoder, batch) {
+/// Why a layout is left out with --fp8 or --lora-base, and the whole error.
+type Refusal = (&'static str, String);
+
+/// What --fp8 and --lora-base allow. Fails if that is nothing.
+fn allowance(config: &FamilyConfig, settings: &Settings) -> anyhow::Result<impl Fn(&Candidate) -> Option<Refusal>> {
+    let (decoder, names) = (decoder_of(config), config.hf_names());
+    let (fp8, base, batch) = (settings.fp8.is_some(), settings.base, [settings.global_batch, settings.seq]);
+    if fp8 && !is_any_in_fp8(&decoder, batch) {
         bail!(
             "nothing to verify: no GEMM of these sizes is in FP8, which takes multiples of 16; nearest legal: --size wide"
         );
     }
+    if let Some(base) = base {
+        base.check(&names, [1, 1]).context("nothing to verify with --lora-base; nearest legal: --size blocks")?;
+    }
+    Ok(move |candidate: &Candidate| {
+        if let Some(why) = different_in_fp8(&decoder, candidate, batch).filter(|_| fp8) {
+            return Some((why, format!("has other numbers in FP8 than one device: {why}; leave it or --fp8 out")));
+        }
+        let layout = &candidate.layout;
+        let error = base?.check(&names, [layout.tp, layout.expert_tp()]).err()?;
+        Some(("a rank has no whole blocks of --lora-base", format!("has no whole blocks; --lora-{error}")))
+    })
+}
+
+/// Those of a list that are allowed. Fails if a flag's is not, or none is.
+fn allowed(
+    Layouts { tried: list, left_out }: Layouts,
+    args: &Args,
+    refusal: impl Fn(&Candidate) -> Option<Refusal>,
+) -> anyhow::Result<Layouts> {
     let mut layouts = Layouts { tried: Vec::new(), left_out };
     for candidate in list {
-        let Some(why) = different_in_fp8(decoder, &candidate, batch) else {
+        let Some((why, error)) = refusal(&candidate) else {
             layouts.tried.push(candidate);
             continue;
         };
         if !args.layouts.is_empty() {
-            bail!("--layout \"{candidate}\" has other numbers in FP8 than one device: {why}; leave it or --fp8 out");
+            bail!("--layout \"{candidate}\" {error}");
         }
         match layouts.left_out.iter_mut().find(|(reason, _)| *reason == why) {
             Some((_, count)) => *count += 1,
@@ -88,13 +104,18 @@ fn equal_in_fp8(
     }
     if layouts.tried.is_empty() {
         let why = layouts.left_out.last().map_or("", |(why, _)| why);
-        bail!("nothing to verify: all layouts have other numbers in FP8 than one device: {why}");
+        bail!("nothing to verify: all layouts are left out: {why}");
     }
     Ok(layouts)
 }
 
 /// The layouts of the flags, each checked, or all that fit.
-fn listed(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Result<Vec<Candidate>> {
+fn listed(
+    args: &Args,
+    config: &FamilyConfig,
+    settings: &Settings,
+    legal: &dyn Fn(&Candidate) -> bool,
+) -> anyhow::Result<Vec<Candidate>> {
     let (dims, seq) = (config.dims(), settings.seq);
     if args.layouts.is_empty() {
         dims.check(&Default::default(), seq)?;
@@ -102,9 +123,6 @@ fn listed(args: &Args, config: &FamilyConfig, settings: &Settings) -> anyhow::Re
             dims.check(layout, seq).is_ok() && context.check(layout, &dims).is_ok()
         };
         let (batch, experts) = ([settings.global_batch, seq], dims.experts.is_some());
-        let decoder = decoder_of(config);
-        let legal =
-            |candidate: &Candidate| settings.fp8.is_none() || different_in_fp8(&decoder, candidate, batch).is_none();
         let list = match args.pairwise {
             true => pairwise(args.ranks.min(PAIRWISE), batch[0], dims.layers, experts, fits, legal),
             false => candidates(args.ranks, batch[0], dims.layers, experts, fits),

@@ -36,11 +36,12 @@ pub struct Args {
     /// Train adapters of rank 16 of all linear layers, of routed experts too, everything else frozen
     #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, default_missing_value = "lora", conflicts_with = "curve")]
     lora: Option<Adapters>,
-    /// Store the frozen weights of linear layers in few bits, on the one device too
+    /// Store the frozen weights of linear layers in few bits, on the one device too. Layouts in which a rank has no whole
+    /// blocks are left out, and counted
     #[arg(long, value_enum, value_name = "FORMAT", requires = "lora")]
     lora_base: Option<Base>,
-    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, else
-    /// `tiny`
+    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, `blocks`
+    /// with --lora-base, else `tiny`
     #[arg(long, value_enum)]
     size: Option<Size>,
     /// Transformer layers [default: 2]
@@ -87,7 +88,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = ranks)]
     ranks: usize,
     /// A layout to try; may be given several times. For example "TP2 SP DP2 ZeRO1 x2" (x2: two micro-batches) or
-    /// "PP2 VPP2 DP2 x4 interleaved Et|t|t|tL uniform1" (schedule, Megatron's layout string, recomputation: selective,
+    /// "PP2 VPP2 DP2 x4 interleaved Et|t|t|tL uniform1" (of --layers 4; schedule, Megatron's layout string, recomputation: selective,
     /// uniformN or blockN), or "TP2 CP4 a2a+p2p:2" (how context parallel ranks compute attention: p2p, all_gather, a2a,
     /// a2a+p2p:N in blocks of N; one a layer with commas). Without it: every TP x SP x CP x PP x VPP x DP x ZeRO x
     /// schedule x micro-batches that model and ranks allow, with all kinds of recomputation, of attention over context
@@ -111,14 +112,16 @@ pub struct Args {
 
 impl Args {
     fn sizes(&self) -> SampleSizes {
-        let size = self.size.unwrap_or(match (self.dtype, self.fp8) {
-            (Precision::Bf16, _) => Size::Kernels,
-            (_, Some(_)) => Size::Wide,
-            (_, None) => Size::Tiny,
+        let size = self.size.unwrap_or(match (self.dtype, self.fp8, self.lora_base) {
+            (Precision::Bf16, ..) => Size::Kernels,
+            (_, Some(_), None) => Size::Wide,
+            (_, _, Some(_)) => Size::Blocks,
+            (_, None, None) => Size::Tiny,
         });
         let [hidden, ffn, heads, kv_heads, vocab, seq] = match size {
             Size::Tiny => [32, 64, 4, 2, 101, 16],
             Size::Wide => [64, 128, 8, 4, 101, 64],
+            Size::Blocks => [256, 256, 4, 4, 101, 16],
             Size::Kernels => [256, 512, 4, 2, 512, 256],
         };
         SampleSizes {
