@@ -30,8 +30,8 @@ type Said = Lines<BufReader<ChildStdout>>;
 
 /// Starts a run and waits until it says that it has done this step. No signal is ignored, also where the tests run under
 /// `nohup`.
-fn started(folder: &Path, name: &str, step: u64) -> (Child, Said) {
-    let run = command(folder, name, "");
+fn started(folder: &Path, name: &str, flags: &str, step: u64) -> (Child, Said) {
+    let run = command(folder, name, flags);
     let mut env = Command::new("env");
     env.current_dir(folder).arg("--default-signal").arg(run.get_program()).args(run.get_args());
     let mut child = env.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -54,7 +54,7 @@ fn signal(child: &Child, signal: &str) {
 /// Starts a run and asks it to end, as schedulers and terminals do: it saves, and its exit code says that it is not
 /// done.
 fn stop_after(folder: &Path, name: &str, step: u64, by: &str) {
-    let (mut child, lines) = started(folder, name, step);
+    let (mut child, lines) = started(folder, name, "", step);
     signal(&child, by);
     let said: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(child.wait().unwrap().code(), Some(75), "{by}: {said:?}");
@@ -101,7 +101,7 @@ fn folder() -> tempfile::TempDir {
 #[test]
 fn a_second_run_in_the_same_folder_is_refused_at_once() {
     let folder = folder();
-    let (mut first, lines) = started(folder.path(), "both", 2);
+    let (mut first, lines) = started(folder.path(), "both", "", 2);
     let second = command(folder.path(), "both", "--checkpoint.directory none").output().unwrap();
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(1), "{said}");
@@ -190,6 +190,37 @@ fn a_rank_that_fails_is_named_and_all_begin_again_with_the_bits_of_a_run_that_wa
     }
     assert_eq!(losses(folder.path(), "failed"), losses(folder.path(), "alone"));
     same_tensors(&last_checkpoint(folder.path(), "failed"), &last_checkpoint(folder.path(), "alone"));
+}
+
+/// An evaluation lies between the step that is rolled back to and the one that fails.
+#[test]
+fn steps_that_are_done_again_are_printed_with_their_numbers() {
+    let folder = folder();
+    for (name, flags) in [
+        ("back", "--inject nan@10 --anomaly.non-finite roll-back"),
+        ("again", "--inject error:rank1@step10 --training.max-restarts 1"),
+    ] {
+        let flags = format!("{flags} --training.steps 16 --checkpoint.every 6");
+        let output = command(folder.path(), name, &flags).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        let number = |line: &str| line.strip_prefix("step ")?.split('/').next()?.trim().parse().ok();
+        let numbers: Vec<u64> = said.lines().filter_map(number).collect();
+        assert!(numbers.into_iter().eq((1..10).chain(7..=16)), "{said}");
+        assert_eq!(said.matches("validation after step  8/16").count(), 2, "{said}");
+    }
+}
+
+#[test]
+fn a_run_without_checkpoints_that_is_stopped_says_that_nothing_is_saved() {
+    let folder = folder();
+    let (mut child, lines) = started(folder.path(), "none", "--checkpoint.directory none", 2);
+    signal(&child, "-TERM");
+    let said: Vec<String> = lines.map(Result::unwrap).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said:?}");
+    let told = "stopped before its last step; nothing is saved, because checkpoint.directory = none";
+    assert!(said.iter().any(|line| line == told), "{said:?}");
+    assert!(!said.iter().any(|line| line.starts_with("held-out loss")), "there is no time for it: {said:?}");
 }
 
 #[test]

@@ -18,6 +18,7 @@ use crate::config::RunConfig;
 use crate::console::format::duration;
 use crate::console::say;
 use crate::learner::Faults;
+use crate::metrics::TokenLoss;
 use crate::train::{Plan, STOPPED, TrainError, train_among, write_top_k};
 
 /// Arguments of `train`.
@@ -25,7 +26,8 @@ use crate::train::{Plan, STOPPED, TrainError, train_among, write_top_k};
 #[command(after_help = "Every key of the file is also a flag: --SECTION.KEY VALUE, for example --training.steps 100. \
                         --print-config lists them all with their meaning.\n\nExit code: 0 all steps are done, or the run has ended at \
                         training.exit-duration-in-mins or training.exit-interval, 75 stopped \
-                        before (Ctrl-C, SIGTERM, SIGHUP: it saves, and the same command resumes it), 1 failed, 2 wrong flags.")]
+                        before (Ctrl-C, SIGTERM, SIGHUP: it saves, and the same command resumes it), 1 failed, or stopped \
+                        before with checkpoint.directory = none, 2 wrong flags.")]
 pub struct Args {
     /// TOML file of the run; without one all keys have their defaults
     #[arg(value_name = "CONFIG")]
@@ -127,23 +129,29 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Err(TrainError::Failed) => return Ok(ExitCode::FAILURE),
         result => result?,
     };
-    let code = if outcome.stopped { ExitCode::from(STOPPED) } else { ExitCode::SUCCESS };
+    let saves = config.checkpoint.directory.is_some();
+    let code = match outcome.stopped {
+        true if saves => ExitCode::from(STOPPED),
+        // Whoever queues the job again would have it from the start, for ever.
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    };
     if !speaks {
         return Ok(code);
     }
-    if let Some(last) = outcome.last {
-        say(format_args!(
-            "held-out loss {:.4}, perplexity {:.2} over {} tokens",
-            last.loss,
-            last.loss.exp(),
-            last.tokens
-        ));
+    if let Some(TokenLoss { loss, tokens, .. }) = outcome.last {
+        match config.preference.is_used() {
+            true => say(format_args!("held-out loss {loss:.4} over {tokens} examples")),
+            false => say(format_args!("held-out loss {loss:.4}, perplexity {:.2} over {tokens} tokens", loss.exp())),
+        }
     }
     if outcome.exited {
         say("ended before its last step, as the configuration says; the same command continues the run");
     }
-    if outcome.stopped {
-        say("stopped before its last step; the same command resumes from there");
+    match outcome.stopped {
+        true if saves => say("stopped before its last step; the same command resumes from there"),
+        true => say("stopped before its last step; nothing is saved, because checkpoint.directory = none"),
+        false => {}
     }
     if let Some(file) = &config.log.trace {
         say(format_args!("timeline of a few steps in {}; open it in https://ui.perfetto.dev", file.display()));

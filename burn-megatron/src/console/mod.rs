@@ -1,5 +1,6 @@
 //! Output while training: burn-train's dashboard on a terminal, one line per step elsewhere.
 
+mod dashboard;
 pub mod format;
 mod log_renderer;
 
@@ -7,7 +8,7 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
 use burn::train::Interrupter;
-use burn::train::renderer::{MetricsRenderer, default_renderer};
+use burn::train::renderer::MetricsRenderer;
 
 pub use log_renderer::{LogRenderer, STEPS};
 
@@ -25,7 +26,11 @@ pub use log_renderer::{LogRenderer, STEPS};
 /// }
 /// ```
 pub fn renderer(interrupter: Interrupter, resumed_epoch: Option<usize>) -> Box<dyn MetricsRenderer> {
-    if dashboard_possible() { default_renderer(interrupter, resumed_epoch) } else { Box::new(LogRenderer::stdout()) }
+    if dashboard_possible() {
+        dashboard::dashboard(interrupter, resumed_epoch)
+    } else {
+        Box::new(LogRenderer::stdout())
+    }
 }
 
 /// Prints a line. A reader that closes the pipe (`| head`) does not end the program.
@@ -37,5 +42,5 @@ pub fn say(line: impl Display) {
 /// Whether stdout and stdin are a terminal that can draw the dashboard.
 pub fn dashboard_possible() -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    std::io::stdout().is_terminal() && std::io::stdin().is_terminal() && !dumb
+    cfg!(feature = "dashboard") && std::io::stdout().is_terminal() && std::io::stdin().is_terminal() && !dumb
 }

@@ -51,6 +51,11 @@ impl Coordinator {
         self.check(sent);
     }
 
+    /// The run goes on within `epoch`, from which the displays count steps. They know an epoch by the end of the one before.
+    pub fn back_to(&mut self, epoch: usize) {
+        self.train(LearnerEvent::EndEpoch(epoch - 1));
+    }
+
     pub fn valid(&mut self, event: Event<EvalStats>) {
         let sent = self.processor.process_valid(event);
         self.check(sent);

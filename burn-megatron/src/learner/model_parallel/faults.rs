@@ -46,6 +46,9 @@ enum Ending {
     Lost,
 }
 
+/// The largest factor of a slow rank.
+const SLOWEST: f64 = 1e6;
+
 /// The forms of faults, by their first word.
 const FORMS: [(&str, &str); 7] = [
     ("kill", "kill:rankR@stepN"),
@@ -54,7 +57,7 @@ const FORMS: [(&str, &str); 7] = [
     ("panic", "panic:rankR@stepN"),
     ("lost", "lost:rankR@stepN"),
     ("nan", "nan@N"),
-    ("slow", "slow:rankR:Fx"),
+    ("slow", "slow:rankR:Fx with F from 1 to 1000000"),
 ];
 
 impl FromStr for Faults {
@@ -88,7 +91,7 @@ fn fault(text: &str) -> Option<Fault> {
         "slow" => {
             let (rank, factor) = rest.split_once(':')?;
             let factor: f64 = factor.strip_suffix('x')?.parse().ok()?;
-            return (factor >= 1.0).then_some(Fault::Slow { rank: rank.parse().ok()?, factor });
+            return (1.0..=SLOWEST).contains(&factor).then_some(Fault::Slow { rank: rank.parse().ok()?, factor });
         }
         _ => return None,
     };
@@ -233,8 +236,9 @@ mod tests {
             ("kill", "kill:rankR@stepN"),
             ("hang:3@step2", "hang:rankR@stepN"),
             ("nan@x", "nan@N"),
-            ("slow:rank1:0.5x", "slow:rankR:Fx"),
-            ("slow:rank1:2", "slow:rankR:Fx"),
+            ("slow:rank1:0.5x", "slow:rankR:Fx with F from 1 to 1000000"),
+            ("slow:rank1:2", "slow:rankR:Fx with F from 1 to 1000000"),
+            ("slow:rank1:1e30x", "slow:rankR:Fx with F from 1 to 1000000"),
         ] {
             let expected = format!("fault `{wrong}` is incomplete; nearest legal: {form}");
             assert_eq!(wrong.parse::<Faults>().unwrap_err(), expected);

@@ -272,7 +272,10 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             gauge,
         };
         let mut epoch = saved as usize / self.settings.epoch + 1;
-        while epoch <= epochs {
+        if let Some(coordinator) = coordinator.as_deref_mut().filter(|_| start.restarts > 0) {
+            coordinator.back_to(epoch);
+        }
+        while epoch <= epochs && (saved as usize) < self.settings.steps {
             let end = worker.train(epoch, train, coordinator.as_deref_mut())?;
             if end == End::RollBack {
                 self.roll_back(&mut worker, coordinator.as_deref_mut())?;

@@ -13,6 +13,7 @@ mod faults;
 mod fit;
 mod held_out;
 mod logs;
+mod metric_files;
 mod placeholder;
 mod placement;
 mod pretraining;

@@ -49,6 +49,7 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         if let Some(coordinator) = coordinator {
             self.train.resume_at(step as usize, consumed as usize);
             coordinator.step = step;
+            coordinator.back_to(step as usize / self.settings.epoch + 1);
             // What the steps that are done again have in W&B's run would be that of other samples: it gets a new one.
             coordinator.log = None;
             coordinator.log = Some(RunLog::open(&self.files, step)?.with(self.settings.sinks.clone()));

@@ -12,6 +12,7 @@ use super::super::batches::BatchStream;
 use super::super::burn_train_bridge::{BySteps, Records, SaveRequest};
 use super::super::copies::Copies;
 use super::super::fit::ModelParallel;
+use super::super::metric_files::MetricFiles;
 use super::super::placeholder::Megatron;
 use super::super::shown_metrics::with_metrics;
 use super::Pretraining;
@@ -62,10 +63,11 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             .with_interrupter(interrupter)
             .renderer(screen)
             .with_training_strategy(custom(strategy));
-        if !first {
+        training = match first {
+            true => training.with_metric_logger(MetricFiles::new(&self.directory)),
             // Otherwise all processes would write burn-train's files over each other.
-            training = training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None);
-        }
+            false => training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None),
+        };
         training = with_metrics(
             training,
             settings.logs.flops,
