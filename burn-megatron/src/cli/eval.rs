@@ -88,6 +88,9 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
         }
     }
     let limit = args.limit.unwrap_or(usize::MAX);
+    if let Some(output) = &args.output {
+        super::is_no_input(output, &[&args.task[..], &args.perplexity].concat())?;
+    }
     let mut tasks = Vec::new();
     for path in &args.task {
         tasks.push(read_task(path, limit)?);

@@ -125,6 +125,7 @@ pub struct Args {
 
 /// Writes the output file and says what is in it. Fails if a file, the model or the layout cannot be used.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
+    super::is_no_input(&args.output, &[&args.input])?;
     let layout = args.layout.over(ParallelLayout::default())?;
     let loss = args.objective.of_pairs();
     if args.reference.is_some() && !loss.is_some_and(PreferenceLoss::has_reference) {

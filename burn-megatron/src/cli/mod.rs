@@ -164,6 +164,15 @@ fn tokenizer_to_copy(folder: &Path) -> Option<PathBuf> {
     })
 }
 
+/// Refuses to write over a file that is read.
+fn is_no_input(output: &Path, inputs: &[impl AsRef<Path>]) -> anyhow::Result<()> {
+    let there = output.canonicalize().ok();
+    match inputs.iter().find(|input| there.is_some() && input.as_ref().canonicalize().ok() == there) {
+        Some(_) => anyhow::bail!("--output {} is an input, which would be lost; name another file", output.display()),
+        None => Ok(()),
+    }
+}
+
 /// The error of a file that the system refuses, with what to do.
 fn refused(access: Access, path: &Path) -> impl FnOnce(io::Error) -> anyhow::Error {
     let what = match access {

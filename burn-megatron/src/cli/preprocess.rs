@@ -115,6 +115,7 @@ fn chat(args: Args) -> anyhow::Result<ExitCode> {
     let (Some(tokenizer), Some(output)) = (args.tokenizer, args.output) else {
         anyhow::bail!("--chat needs --tokenizer and --output");
     };
+    super::is_no_input(&output, &args.input)?;
     let template = args.chat_template;
     let options = ChatPreprocess { inputs: args.input, tokenizer, template, output, skip_bad_rows: args.skip_bad_rows };
     let report = preprocess_chat(&options)?;

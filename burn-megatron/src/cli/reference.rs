@@ -129,6 +129,7 @@ fn argument_row(argument: &Arg) -> String {
     let takes_value = argument.get_action().takes_values();
     let values: Vec<String> = argument.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
     let name = match argument.get_long() {
+        Some(long) if argument.is_require_equals_set() => format!("--{long}[={}]", values.join(" ")),
         Some(long) if takes_value => format!("--{long} {}", values.join(" ")),
         Some(long) => format!("--{long}"),
         None => values.join(" "),

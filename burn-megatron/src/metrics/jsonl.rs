@@ -1,6 +1,6 @@
 //! One JSON object per step in a file, for notebooks and plotting tools.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use tempfile::NamedTempFile;
 
 use crate::refusal::{Access, advice};
 
-/// Appends lines to a file. A line is written whole and at once, so a run that is killed leaves only complete lines.
+/// Appends lines to a file that no other run writes to. A line is written whole and at once, so a run that is killed leaves
+/// only complete lines.
 pub(super) struct JsonLines {
     path: PathBuf,
     file: File,
@@ -29,10 +30,9 @@ impl JsonLines {
             if let Some(folder) = path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            if path.is_file() {
-                undo(path, step)?;
-            }
-            append(path)
+            let file = locked(append(path)?)?;
+            // The lines that stay are in a new file.
+            if path.is_file() && undo(path, step)? { locked(append(path)?) } else { Ok(file) }
         };
         open().map(|file| Self { path: path.into(), file }).map_err(|error| named(path, &error))
     }
@@ -44,7 +44,7 @@ impl JsonLines {
 }
 
 /// The error with the path.
-pub(super) fn named(path: &Path, error: &io::Error) -> io::Error {
+pub(crate) fn named(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}{}", path.display(), advice(Access::Write, error)))
 }
 
@@ -63,15 +63,32 @@ fn append(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// The file, locked until it is closed, if it is one and its file system has locks.
+fn locked(file: File) -> io::Result<File> {
+    match file.metadata()?.is_file().then(|| file.try_lock()) {
+        Some(Err(TryLockError::WouldBlock)) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "is written by another run; wait for it to end, or give each run a log.jsonl of its own",
+        )),
+        _ => Ok(file),
+    }
+}
+
 /// What lines of all kinds have.
 #[derive(Deserialize)]
 struct Position {
     step: u64,
 }
 
-/// Moves the lines after `step`, and such as cannot be read, out of the way.
-fn undo(path: &Path, step: u64) -> io::Result<()> {
-    let keeps = |line: &[u8]| serde_json::from_slice::<Position>(line).is_ok_and(|position| position.step <= step);
+/// Moves the lines after `step`, and such as cannot be read, out of the way. Whether there were some. Fails where several
+/// lines are no run's: the file is another one.
+fn undo(path: &Path, step: u64) -> io::Result<bool> {
+    let (mut of_runs, mut others) = (0, 0);
+    let mut keeps = |line: &[u8]| {
+        let position = serde_json::from_slice::<Position>(line).ok();
+        *(if position.is_some() { &mut of_runs } else { &mut others }) += 1;
+        position.is_some_and(|position| position.step <= step)
+    };
     let mut undone = Vec::new();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut kept = BufWriter::new(NamedTempFile::new_in(folder)?);
@@ -81,13 +98,16 @@ fn undo(path: &Path, step: u64) -> io::Result<()> {
         line.push(b'\n');
         if keep { kept.write_all(&line)? } else { undone.extend(line) }
     }
+    if of_runs == 0 && others > 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "is no log of a run; name another file, or a new one"));
+    }
     if !undone.is_empty() {
         append(&undone_file(path))?.write_all(&undone)?;
         let kept = kept.into_inner().map_err(io::IntoInnerError::into_error)?;
         fs::set_permissions(kept.path(), fs::metadata(path)?.permissions())?;
         kept.persist(path)?;
     }
-    Ok(())
+    Ok(!undone.is_empty())
 }
 
 fn undone_file(path: &Path) -> PathBuf {
@@ -153,6 +173,30 @@ mod tests {
         let error =
             JsonLines::open(Path::new("/dev/full"), 0).unwrap().line(&json!({ "step": 1 }).to_string()).unwrap_err();
         assert!(error.to_string().starts_with("/dev/full: "), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_something_else_stays_as_it_is() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = "{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+        fs::write(file.path(), text).unwrap();
+        says!(JsonLines::open(file.path(), 0).err().unwrap(), "is no log of a run");
+        assert_eq!(fs::read_to_string(file.path()).unwrap(), text);
+    }
+
+    #[test]
+    fn two_runs_do_not_write_to_one_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("steps.jsonl");
+        let mut log = JsonLines::open(&path, 0).unwrap();
+        log.line(&json!({ "kind": "train", "step": 1 }).to_string()).unwrap();
+        says!(JsonLines::open(&path, 0).err().unwrap(), "steps.jsonl: is written by another run");
+        assert_eq!(steps(&path), [1]);
+        drop(log);
+        // Lines that are taken back leave a new file behind, which is locked as well.
+        let again = JsonLines::open(&path, 0).unwrap();
+        says!(JsonLines::open(&path, 0).err().unwrap(), "is written by another run");
+        drop(again);
     }
 
     #[test]

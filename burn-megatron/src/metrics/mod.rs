@@ -24,6 +24,7 @@ mod words;
 
 pub use expert_map::expert_map;
 pub use gauge::{Gauge, mean, on_gpu, peak};
+pub(crate) use jsonl::named;
 pub use memory::{resident_bytes, step_memory};
 pub use rank_reading::RankReading;
 pub use reading::{

@@ -195,4 +195,9 @@ fn bad_rows_templates_and_tokenizers_are_named() {
         &format!("preprocess --chat --input good.jsonl --tokenizer {} --output o.jsonl", at("bare").display()),
     );
     says!(said, "there is no chat template");
+    // An output that is the input would end it.
+    let before = fs::read(at("good.jsonl")).unwrap();
+    let command = command("good.jsonl", &tokenizer, &llama3, "").replace("out.jsonl", "./good.jsonl");
+    says!(fail(folder.path(), &command), "--output ./good.jsonl is an input");
+    assert_eq!(fs::read(at("good.jsonl")).unwrap(), before);
 }

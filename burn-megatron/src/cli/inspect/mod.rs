@@ -86,7 +86,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         if is_of_hugging_face(folder) {
             bail!(
-                "{0} is a Hugging Face folder, not a checkpoint of a run; `burn-megatron plan --model.hf {0}` shows its sizes, \
+                "{0} is a Hugging Face folder, not a checkpoint of a run; `burn-megatron plan RUN.toml --model.hf {0}` plans a run of it, \
                  `burn-megatron generate --hf {0}` runs it",
                 folder.display()
             );
