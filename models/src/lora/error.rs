@@ -23,6 +23,12 @@ pub enum LoraError {
     /// A module has two.
     #[error("{key}: `{}` and `{}` both fit `{module}`; name it once", .patterns[0], .patterns[1])]
     Twice { key: &'static str, patterns: [String; 2], module: String },
+    /// Experts of a layer have several ranks or scales.
+    #[error(
+        "{key}: the experts of a layer have adapters of one rank and scale, gate and up and down, but `{module}` has another than \
+         one before it; name them all with one pattern, such as `layers.1.*.experts.*`"
+    )]
+    Experts { key: &'static str, module: String },
     /// A module that is stored in another form than a matrix of its own.
     #[error("target_modules: adapters of `{module}` are not supported: {why}")]
     Unsupported { module: String, why: &'static str },

@@ -148,9 +148,10 @@ impl LoraConfig {
         let mut of_experts = BTreeMap::new();
         for layer in targets.values() {
             let Some((of_layer, _)) = of_expert(layer.ours) else { continue };
-            if *of_experts.entry(of_layer).or_insert(of(layer.theirs)) != of(layer.theirs) {
-                let why = "the experts of a layer have adapters of one rank and scale, and it has others";
-                return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
+            let first: &mut (usize, f64) = of_experts.entry(of_layer).or_insert(of(layer.theirs));
+            if *first != of(layer.theirs) {
+                let key = if first.0 == of(layer.theirs).0 { "alpha_pattern" } else { "rank_pattern" };
+                return Err(LoraError::Experts { key, module: layer.theirs.into() });
             }
         }
         let target = |layer: &Linear| Target::new(layer.ours, layer.theirs, layer.foreign, of(layer.theirs));
@@ -319,7 +320,9 @@ mod tests {
         let experts =
             LoraConfig { target_modules: vec!["experts.*".into()], rank_pattern: one_of, ..LoraConfig::default() };
         let said = experts.plan(&MixtralConfig::tiny().hf_names()).unwrap_err().to_string();
-        assert!(said.contains("the experts of a layer have adapters of one rank and scale"), "{said}");
+        let expected =
+            "rank_pattern: the experts of a layer have adapters of one rank and scale, gate and up and down, but";
+        assert!(said.starts_with(expected), "{said}");
     }
 
     #[test]
