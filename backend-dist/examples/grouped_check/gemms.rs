@@ -96,7 +96,7 @@ pub fn multiply(
         }
     };
     let element = if left.dtype() == DType::F16 { Half::F16 } else { Half::Bf16 };
-    let call = GroupedCall { counts: &layer.counts, features: layer.features, inner: layer.inner, element };
+    let call = GroupedCall { counts: &layer.counts, features: layer.features, inner: layer.inner, element, waves: 1 };
     let of = |x: &Tensor<2>| x.clone().try_into_primitive::<Cube>().expect("a tensor on a GPU");
     let [left, right, out_handle] = [left, right, out].map(of);
     call.launch(&left.client, [&left.handle, &right.handle, &out_handle.handle], plan(gemm, element, epilogue))
