@@ -1,38 +1,30 @@
 //! Copies of GPU memory to page-locked host memory: what they hold although the memory is written right after, and how
 //! long they take.
-//!
-//! `cargo run --release --example host_copy_check --features cuda -- [GPUS] [GB]`; without numbers, 4 GB of one GPU.
 
-use std::time::Instant;
-
+use crate::choice::Choice;
+use crate::ranks::{data_parallel, on_gpus};
+use crate::report::Report;
 use backend_dist::gpu;
 use backend_dist::gpu::buffer::Buffer;
 use backend_dist::gpu::host_copy::{HostBytes, HostMemory, held};
-use backend_dist::launch::{BoxError, Rank, launch};
-use backend_dist::mesh::{Mesh, ParallelLayout};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use backend_dist::launch::{BoxError, Rank};
+use burn::tensor::{DType, Tensor, TensorData};
+use std::time::Instant;
 
 const BUFFERS: usize = 8;
 const ROUNDS: usize = 5;
 /// Elements of a ramp at the begin of each buffer.
 const RAMP: usize = 1 << 20;
 
-fn main() -> Result<(), BoxError> {
-    let numbers: Vec<usize> = std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
-    let number = |index: usize, default| numbers.get(index).copied().unwrap_or(default);
-    let (gpus, gigabytes) = (number(0, 1), number(1, 4));
-    gpu::require(gpus)?;
-    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
-    let mesh = Mesh::new(ParallelLayout { dp: gpus, ..Default::default() })?;
-    let wrong: usize = launch(&mesh, &devices, |rank| check(&rank, gigabytes << 30))?.into_iter().sum();
-    match wrong {
-        0 => Ok(()),
-        _ => Err(format!("{wrong} copies are BAD").into()),
-    }
+pub fn run(choice: &Choice, report: &mut Report) -> Result<(), BoxError> {
+    let (gpus, gigabytes) = (choice.numbers[0], choice.numbers[1]);
+    let rounds = on_gpus(&data_parallel(gpus), |rank| check(rank, gigabytes << 30))?;
+    rounds.iter().flatten().for_each(|(what, is_right)| report.holds(what, *is_right));
+    Ok(())
 }
 
-/// How many copies of `bytes` bytes are wrong.
-fn check(rank: &Rank, bytes: usize) -> Result<usize, BoxError> {
+/// What each round took, and whether its copies of `bytes` bytes are right.
+fn check(rank: &Rank, bytes: usize) -> Result<Vec<(String, bool)>, BoxError> {
     let (device, len) = (&rank.device, (bytes / BUFFERS / 4).max(RAMP));
     let buffer = || Buffer::zeros(len, device, DType::F32).ok_or("there are no buffers on this device");
     let buffers: Vec<Buffer> = (0..BUFFERS).map(|_| buffer()).collect::<Result<_, _>>()?;
@@ -47,7 +39,7 @@ fn check(rank: &Rank, bytes: usize) -> Result<usize, BoxError> {
     let gpu = gpu::index(device).ok_or("the rank is on no GPU")?;
     let memory = HostMemory::new(gpu, BUFFERS * held(len * 4))?;
     println!("rank {}: {:.1} GB page-locked in {:.2} s", rank.rank, bytes as f64 / 1e9, begin.elapsed().as_secs_f64());
-    let mut wrong = 0;
+    let mut rounds = Vec::new();
     for round in 0..ROUNDS {
         fill(round);
         device.sync()?;
@@ -68,17 +60,12 @@ fn check(rank: &Rank, bytes: usize) -> Result<usize, BoxError> {
             let values: &[f32] = bytemuck::cast_slice(bytes.bytes());
             values[..RAMP] == ramp && values[RAMP..].iter().all(|found| *found == value(round, index))
         };
-        let bad = copied.iter().enumerate().filter(|copy| !right(*copy)).count();
-        wrong += bad;
-        println!(
-            "rank {}: issued in {:.2} ms, copied in {seconds:.3} s ({:.1} GB/s): {}",
-            rank.rank,
-            issued * 1e3,
-            bytes as f64 / seconds / 1e9,
-            if bad == 0 { "right" } else { "BAD" }
-        );
+        let rate = bytes as f64 / seconds / 1e9;
+        let issued = issued * 1e3;
+        let what = format!("rank {}: issued in {issued:.2} ms, copied in {seconds:.3} s ({rate:.1} GB/s)", rank.rank);
+        rounds.push((what, copied.iter().enumerate().all(right)));
     }
-    Ok(wrong)
+    Ok(rounds)
 }
 
 /// Of a buffer's elements after the ramp.

@@ -1,21 +1,19 @@
 //! What a logical device costs an operation on the host: steps of a tiny encoder of burn-nn on CPU ranks, whose operations
 //! themselves take next to no time. The time is that of the first rank's thread while it runs, so that waiting for another
 //! rank is not in it; with a thread for the device, that of the program's.
-//!
-//! `cargo run --release --example logical_overhead -- [LAYERS] [STEPS]`
 
+use crate::choice::Choice;
+use crate::encoder::{Training, gradients};
+use crate::report::Report;
 use backend_dist::launch::{BoxError, launch};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 
-fn main() -> Result<(), BoxError> {
-    let numbers: Vec<usize> = std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
-    let number = |index: usize, default| numbers.get(index).copied().unwrap_or(default);
-    let (layers, steps) = (number(0, 12), number(1, 20));
+pub fn run(choice: &Choice, _: &mut Report) -> Result<(), BoxError> {
+    let (layers, steps) = (choice.numbers[0], choice.numbers[1]);
     let plain = micros(&mut init(&Device::flex(), layers, Ok)?, &Device::flex(), steps);
     println!("{:<24} {plain:>10.0} µs a step", "Burn's device");
     let fused = LogicalOptions { fusion: Some(true), autocast: Some(FloatDType::BF16), ..Default::default() };
@@ -45,27 +43,17 @@ fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
-struct Training {
-    model: Option<TransformerEncoder>,
-    optimizer: burn::optim::ModuleOptimizer,
-}
-
 fn init(
     device: &Device,
     layers: usize,
     place: impl Fn(TransformerEncoder) -> Result<TransformerEncoder, BoxError>,
 ) -> Result<Training, BoxError> {
     let config = TransformerEncoderConfig::new(8, 16, 2, layers).with_dropout(0.0);
-    let model = place(config.init(&device.clone().autodiff()))?;
-    Ok(Training { model: Some(model), optimizer: AdamWConfig::new().init() })
+    Ok(Training::new(place(config.init(&device.clone().autodiff()))?))
 }
 
 fn step(training: &mut Training, device: &Device) {
-    let x = Tensor::<3>::ones([1, 4, 8], &device.clone().autodiff());
-    let model = training.model.take().expect("a model");
-    let loss = model.forward(TransformerEncoderInput::new(x)).powi_scalar(2).mean();
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
-    training.model = Some(training.optimizer.step(1e-5, model, grads));
+    training.step(1e-5, |model| gradients(model, Tensor::ones([1, 4, 8], &device.clone().autodiff())));
 }
 
 /// Microseconds of a step.

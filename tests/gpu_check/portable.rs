@@ -1,21 +1,48 @@
-//! Checks the portable attention kernels and those of `mma.sync` on an NVIDIA GPU against f64, and times them.
-//!
-//! `cargo run --release --example portable_check --features cuda [-- check|time]`
+//! The portable attention kernels and those of `mma.sync` against f64, and their times.
 
-#[path = "../../tests/attention/checks.rs"]
-mod checks;
-#[path = "../../tests/draws/mod.rs"]
-mod draws;
-#[path = "../../tests/attention/reference.rs"]
-mod reference;
-
-use checks::{Kernels, check, empty};
+use crate::choice::Choice;
+use crate::clock;
+use crate::kernel_tests::attention::{Kernels, check, empty};
+use crate::kernel_tests::{client, reference::Problem};
+use crate::numbers::most;
+use crate::report::Report;
+use backend_dist::launch::BoxError;
 use cubecl::prelude::*;
 use kernels_cubecl::attention::portable::{self, Element, mma};
 use kernels_cubecl::attention::{AttentionShape, CallOptions, Dropout, Gradients, Half, Saved};
-use reference::Problem;
-use std::process::ExitCode;
-use std::time::Instant;
+
+pub fn run(choice: &Choice, report: &mut Report) -> Result<(), BoxError> {
+    let client = client();
+    if choice.does("check") {
+        let [bf16, f16] = [Half::Bf16, Half::F16].map(Kernels::Mma);
+        let [wide, narrow, double] = [Element::F32, Element::Bf16, Element::F64].map(Kernels::Plain);
+        for kernels in [bf16, f16, wide, narrow, double] {
+            check_all(&client, kernels, report);
+        }
+    }
+    if choice.does("time") {
+        for head_dim in [64, 128] {
+            for kernels in [Kernels::Mma(Half::Bf16), Kernels::Plain(Element::Bf16), Kernels::Plain(Element::F32)] {
+                bench(&client, kernels, head_dim);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_all(client: &Client, kernels: Kernels, report: &mut Report) {
+    let (start, mut worst) = (report.seconds(), 0.0);
+    for problem in problems() {
+        let Problem { shape, dropout, starts, first_query, .. } = &problem;
+        let options = (dropout.is_some(), starts.is_some(), first_query);
+        for one in check(client, kernels, &problem) {
+            let what = format!("{} of {kernels:?}, {shape:?}, dropout, packed, first query {options:?}", one.name);
+            report.quiet_error(what, one.error, one.bound);
+            worst = most([worst, one.error / one.bound]);
+        }
+    }
+    println!("{kernels:?}: worst error is {worst:.2} of its bound ({:.1} s)", report.seconds() - start);
+}
 
 fn problems() -> Vec<Problem> {
     let ([batch, heads, kv_heads], [queries, keys], [head_dim, value_dim]) = ([2, 4, 2], [150, 150], [64, 64]);
@@ -43,22 +70,6 @@ fn problems() -> Vec<Problem> {
     all
 }
 
-/// Seconds a call takes, the median of five batches of three; of single ones if they are slow.
-fn time(client: &Client, call: impl Fn()) -> f64 {
-    let sync = || cubecl::future::block_on(client.sync()).expect("the kernels ran");
-    let batch = |calls: u32| {
-        let start = Instant::now();
-        (0..calls).for_each(|_| call());
-        sync();
-        start.elapsed().as_secs_f64() / f64::from(calls)
-    };
-    batch(1);
-    let calls = if batch(1) > 0.1 { 1 } else { 3 };
-    let mut seconds = [calls; 5].map(batch);
-    seconds.sort_by(f64::total_cmp);
-    seconds[2]
-}
-
 fn bench(client: &Client, kernels: Kernels, head_dim: usize) {
     let ([batch, heads, kv_heads], [queries, keys], value_dim) = ([1, 32, 8], [4096, 4096], head_dim);
     let (causal, window) = (true, None);
@@ -74,7 +85,7 @@ fn bench(client: &Client, kernels: Kernels, head_dim: usize) {
     let lse = client.empty(4 * shape.statistics_len());
     let half = if let Kernels::Mma(half) = kernels { half } else { Half::default() };
     let options = CallOptions { element: half, ..Default::default() };
-    let forward = time(client, || {
+    let forward = clock::kernel(client, |_| {
         let qkv = (&q, &k, &v);
         let done = match kernels {
             Kernels::Plain(element) => portable::forward(client, element, &shape, 0.1, &options, qkv, &out, &lse),
@@ -82,7 +93,7 @@ fn bench(client: &Client, kernels: Kernels, head_dim: usize) {
         };
         done.expect("a legal call");
     });
-    let backward = time(client, || {
+    let backward = clock::kernel(client, |_| {
         let saved = Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
         let into = Gradients { dq: &dq, dk: &dk, dv: &dv };
         let done = match kernels {
@@ -91,51 +102,8 @@ fn bench(client: &Client, kernels: Kernels, head_dim: usize) {
         };
         done.expect("a legal call");
     });
-    let speed = |flops: f64, seconds: f64| format!("{:8.3} ms {:6.1} TFLOP/s", seconds * 1e3, flops / seconds / 1e12);
     let (flops, name) = (shape.forward_flops(), format!("{kernels:?}"));
-    println!("{name:<14} 4096, 32/8 heads, head_dim {head_dim:>3}, causal: forward {}", speed(flops, forward));
-    println!("{:<48} backward {}", "", speed(2.5 * flops, backward));
-}
-
-/// Number of results are further from f64 than their bounds.
-fn check_all(client: &Client) -> usize {
-    let (mut all, mut bad) = (0, 0);
-    let kinds = [
-        Kernels::Mma(Half::Bf16),
-        Kernels::Mma(Half::F16),
-        Kernels::Plain(Element::F32),
-        Kernels::Plain(Element::Bf16),
-        Kernels::Plain(Element::F64),
-    ];
-    for kernels in kinds {
-        let (start, mut worst) = (Instant::now(), 0.0f64);
-        for problem in problems() {
-            let found = check(client, kernels, &problem);
-            all += found.len();
-            worst = found.iter().fold(worst, |worst, one| worst.max(one.error / one.bound));
-            for one in found.iter().filter(|one| !one.ok()) {
-                bad += 1;
-                let Problem { shape, dropout, starts, first_query, .. } = &problem;
-                let options = (dropout.is_some(), starts.is_some(), first_query);
-                println!("{kernels:?}: {one}, of {shape:?}, dropout, packed, first query {options:?}");
-            }
-        }
-        println!("{kernels:?}: worst error is {worst:.2} of its bound ({:.1} s)", start.elapsed().as_secs_f64());
-    }
-    println!("{} of {all} results are within their bounds", all - bad);
-    bad
-}
-
-fn main() -> ExitCode {
-    let part = std::env::args().nth(1);
-    let does = |what: &str| part.as_deref().is_none_or(|part| part == what);
-    assert!(does("check") || does("time"), "{part:?} is neither check nor time");
-    let client = cubecl::Device::Cuda(Default::default()).client();
-    let bad = if does("check") { check_all(&client) } else { 0 };
-    for head_dim in [64, 128].into_iter().filter(|_| does("time")) {
-        for kernels in [Kernels::Mma(Half::Bf16), Kernels::Plain(Element::Bf16), Kernels::Plain(Element::F32)] {
-            bench(&client, kernels, head_dim);
-        }
-    }
-    if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let [forward, backward] = [clock::speed(flops, forward), clock::speed(2.5 * flops, backward)];
+    println!("{name:<14} 4096, 32/8 heads, head_dim {head_dim:>3}, causal: forward {forward}");
+    println!("{:<48} backward {backward}", "");
 }

@@ -1,28 +1,12 @@
 //! Speed of the kernels on a training shape.
-use crate::case::Case;
-use crate::check::{poisoned, upload};
-use crate::reference::normal;
+use super::case::Case;
+use crate::clock::{self, speed};
+use crate::kernel_tests::attention::{Kernels, bytes, options, upload_starts};
+use crate::kernel_tests::pointwise::poisoned;
+use crate::numbers::normal;
 use cubecl::prelude::*;
 use kernels_cubecl::attention::dkdv::{DkDvOutputs, DkDvPlan};
-use kernels_cubecl::attention::{self, CallOptions, Variant, dq::DqPlan, forward::ForwardPlan};
-use std::time::Instant;
-
-/// Seconds a call takes, the median of `rounds` batches of `calls`.
-fn time(client: &Client, rounds: usize, calls: usize, mut call: impl FnMut()) -> f64 {
-    let sync = || cubecl::future::block_on(client.sync()).expect("the kernels ran");
-    call();
-    sync();
-    let mut seconds: Vec<f64> = (0..rounds)
-        .map(|_| {
-            let start = Instant::now();
-            (0..calls).for_each(|_| call());
-            sync();
-            start.elapsed().as_secs_f64() / calls as f64
-        })
-        .collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds[rounds / 2]
-}
+use kernels_cubecl::attention::{self, CallOptions, Tensor4, Variant, dq::DqPlan, forward::ForwardPlan};
 
 /// Length of the random pattern that tensors repeat, as a host generates numbers slowly. A prime, so that no two rows
 /// are equal.
@@ -30,68 +14,66 @@ const BLOCK: usize = 1_000_003;
 
 /// TFLOP/s of the forward and of the backward pass. With `sweep`, also prints those of other plans.
 pub fn bench(client: &Client, case: &Case, sweep: bool) -> [f64; 2] {
-    let (shape, element) = (case.shape, case.element);
-    let starts = case.upload_starts(client);
-    let options = case.options(&starts);
-    let tensor = |shape: [usize; 4], seed| {
-        let block = normal(BLOCK, seed, element);
-        let values: Vec<f32> = block.into_iter().cycle().take(shape.iter().product()).collect();
-        upload(client, &values, shape, element)
+    let shape = case.problem.shape;
+    let starts = upload_starts(client, &case.problem);
+    let options = options(&case.problem, &starts, case.element);
+    let block = bytes(&normal(BLOCK, 1).collect::<Vec<_>>(), Kernels::Mma(case.element).element());
+    let tensor = |shape: [usize; 4], seed: usize| {
+        let pattern = block.iter().copied().cycle().skip(2 * 1001 * seed);
+        let bytes: Vec<u8> = pattern.take(2 * shape.iter().product::<usize>()).collect();
+        Tensor4::contiguous(client.create_from_slice(&bytes), shape)
     };
-    let (q, k, v) = (tensor(shape.query_shape(), 1), tensor(shape.key_shape(), 2), tensor(shape.value_shape(), 3));
-    let (out, lse) = (tensor(shape.out_shape(), 4), poisoned(client, 4 * shape.statistics_len()));
-    let scale = 1.0 / (shape.head_dim as f32).sqrt();
-    let flops = case.flops();
-    let forward = time(client, 5, 10, || {
+    let [q, dq] = [1, 2].map(|seed| tensor(shape.query_shape(), seed));
+    let [k, dk] = [3, 4].map(|seed| tensor(shape.key_shape(), seed));
+    let [v, dv] = [5, 6].map(|seed| tensor(shape.value_shape(), seed));
+    let [out, dout] = [7, 8].map(|seed| tensor(shape.out_shape(), seed));
+    let lse = poisoned::<f32>(client, shape.statistics_len());
+    let (scale, flops) = (case.problem.scale as f32, case.flops());
+    let forward = clock::kernel(client, |_| {
         attention::forward(client, &shape, scale, &options, (&q, &k, &v), &out, &lse).expect("a legal call")
     });
-    let dout = tensor(shape.out_shape(), 5);
-    let (dq, dk, dv) = (tensor(shape.query_shape(), 6), tensor(shape.key_shape(), 7), tensor(shape.value_shape(), 8));
     let saved = attention::Saved { q: &q, k: &k, v: &v, out: &out, lse: &lse };
     let gradients = attention::Gradients { dq: &dq, dk: &dk, dv: &dv };
-    let backward = time(client, 5, 10, || {
-        attention::backward(client, &shape, scale, &options, saved, &dout, gradients).expect("a legal call")
-    });
+    let backward = |options: &CallOptions| {
+        clock::kernel(client, |_| {
+            attention::backward(client, &shape, scale, options, saved, &dout, gradients).expect("a legal call")
+        })
+    };
+    let speeds = [flops / forward / 1e12, 2.5 * flops / backward(&options) / 1e12];
     if sweep {
-        let line = |what: String, seconds: f64, flops: f64| {
-            println!("{:<16} | {what:<44} {:7.3} ms {:6.1} TFLOP/s", case.name, seconds * 1e3, flops / seconds / 1e12);
+        let line = |what: String, flops: f64, seconds: f64| {
+            println!("{:<16} | {what:<44} {}", case.name, speed(flops, seconds));
         };
         let variant = Variant::of(&shape, &options);
-        let same = CallOptions { deterministic: true, ..options };
-        let seconds = time(client, 5, 10, || {
-            attention::backward(client, &shape, scale, &same, saved, &dout, gradients).expect("a legal call")
-        });
-        line("backward, deterministic".into(), seconds, 2.5 * flops);
+        let deterministic = CallOptions { deterministic: true, ..options };
+        line("backward, deterministic".into(), 2.5 * flops, backward(&deterministic));
         for plan in forward_plans(variant) {
-            let seconds = time(client, 5, 10, || {
+            let seconds = clock::kernel(client, |_| {
                 let tensors = (&q, &k, &v);
                 attention::forward_planned(client, &shape, scale, &options, tensors, &out, &lse, plan).expect("legal")
             });
             let ForwardPlan { block, stages, intra_wg_overlap, ping_pong, .. } = plan;
-            line(
-                format!("forward {block} × {stages} overlap {intra_wg_overlap} ping-pong {ping_pong}"),
-                seconds,
-                flops,
-            );
+            let what = format!("forward {block} × {stages} overlap {intra_wg_overlap} ping-pong {ping_pong}");
+            line(what, flops, seconds);
         }
         let stats = attention::preprocess(client, &shape, &options, &out, &dout, &lse).expect("legal");
         for plan in dq_plans(variant) {
-            let seconds = time(client, 5, 10, || {
+            let seconds = clock::kernel(client, |_| {
                 attention::launch_dq(client, &shape, scale, &options, saved, &dout, &stats, &dq, plan).expect("legal")
             });
-            line(format!("dQ {} × {}", plan.block, plan.stages), seconds, 1.5 * flops);
+            line(format!("dQ {} × {}", plan.block, plan.stages), 1.5 * flops, seconds);
         }
         for plans in dkdv_plans(variant) {
             let dkdv = (&dk, &dv);
-            let seconds = time(client, 5, 10, || {
+            let seconds = clock::kernel(client, |_| {
                 attention::launch_dkdv(client, &shape, scale, &options, saved, &dout, &stats, dkdv, &plans)
                     .expect("legal")
             });
             let choices: Vec<_> = plans.iter().map(|p| (p.outputs, p.block, p.stages, p.early_dp)).collect();
-            line(format!("dK, dV {choices:?}"), seconds, 2.0 * flops);
+            line(format!("dK, dV {choices:?}"), 2.0 * flops, seconds);
         }
     }
-    [flops / forward / 1e12, 2.5 * flops / backward / 1e12]
+    speeds
 }
 
 /// Shared memory of a cube for tiles, in bytes.

@@ -1,29 +1,22 @@
 //! The checked cases: every mask, layout, type and head dimension of the kernels, alone and combined.
-use cubecl::prelude::*;
-use cubecl::server::Handle;
-use kernels_cubecl::attention::{AttentionShape, CallOptions, Dropout, Half, Packed};
+
+use crate::kernel_tests::reference::Problem;
+use kernels_cubecl::attention::{AttentionShape, Dropout, Half};
+use std::collections::BTreeSet;
 
 /// One kind of attention.
 #[derive(Clone)]
 pub struct Case {
     pub name: &'static str,
-    pub shape: AttentionShape,
     pub element: Half,
-    /// Queries and keys of packed sequences.
-    pub lengths: Option<Vec<(usize, usize)>>,
-    pub dropout: Option<Dropout>,
-    pub first_query: Option<i64>,
-}
-
-/// Start offsets of packed sequences on the device.
-pub struct Starts {
-    queries: Handle,
-    keys: Handle,
+    pub problem: Problem,
 }
 
 impl Case {
     fn new(name: &'static str, shape: AttentionShape) -> Self {
-        Self { name, shape, element: Half::Bf16, lengths: None, dropout: None, first_query: None }
+        let scale = 1.0 / (shape.head_dim as f64).sqrt();
+        let problem = Problem { shape, scale, dropout: None, starts: None, first_query: None };
+        Self { name, element: Half::Bf16, problem }
     }
 
     fn half(self) -> Self {
@@ -31,75 +24,46 @@ impl Case {
     }
 
     fn window(mut self, window: usize) -> Self {
-        self.shape.window = Some(window);
+        self.problem.shape.window = Some(window);
         self
     }
 
     fn full(mut self) -> Self {
-        self.shape.causal = false;
+        self.problem.shape.causal = false;
         self
     }
 
-    fn from(self, first_query: i64) -> Self {
-        Self { first_query: Some(first_query), ..self }
+    fn from(mut self, first_query: i64) -> Self {
+        self.problem.first_query = Some(first_query);
+        self
     }
 
+    /// Sequences of so many queries and keys.
     fn packed(mut self, lengths: &[(usize, usize)]) -> Self {
-        let (queries, keys): (Vec<usize>, Vec<usize>) = lengths.iter().copied().unzip();
-        self.shape = AttentionShape { batch: 1, queries: queries.iter().sum(), keys: keys.iter().sum(), ..self.shape };
-        self.lengths = Some(lengths.to_vec());
+        let (mut starts, mut end) = ([vec![0], vec![0]], [0, 0]);
+        for (queries, keys) in lengths {
+            end = [end[0] + queries, end[1] + keys];
+            starts.iter_mut().zip(end).for_each(|(starts, end)| starts.push(end as i32));
+        }
+        self.problem.shape = AttentionShape { batch: 1, queries: end[0], keys: end[1], ..self.problem.shape };
+        self.problem.starts = Some(starts);
         self
     }
 
     /// The call is a part of a larger tensor: batches 3.., heads 2.., queries 5.., keys 7...
     fn dropout(mut self, p: f32) -> Self {
-        let whole = Dropout::whole(p, 0x1234_5678_9abc, &self.shape);
-        self.dropout = Some(Dropout { first: [3, 2, 5, 7], heads: 11, queries: 5000, ..whole });
+        let whole = Dropout::whole(p, 0x1234_5678_9abc, &self.problem.shape);
+        self.problem.dropout = Some(Dropout { first: [3, 2, 5, 7], heads: 11, queries: 5000, ..whole });
         self
-    }
-
-    /// First rows of every sequence in queries and keys, and the end of the last.
-    pub fn starts(&self) -> Vec<(usize, usize)> {
-        let lengths = self.lengths.clone().unwrap_or_else(|| vec![(self.shape.queries, self.shape.keys)]);
-        let mut at = (0, 0);
-        let mut all = vec![at];
-        for (queries, keys) in lengths {
-            at = (at.0 + queries, at.1 + keys);
-            all.push(at);
-        }
-        all
     }
 
     /// Floating-point operations of the forward pass.
     pub fn flops(&self) -> f64 {
-        let lengths = self.lengths.clone().unwrap_or_else(|| vec![(self.shape.queries, self.shape.keys)]);
-        lengths.iter().map(|&(queries, keys)| AttentionShape { queries, keys, ..self.shape }.forward_flops()).sum()
-    }
-
-    pub fn upload_starts(&self, client: &Client) -> Starts {
-        let upload = |starts: Vec<usize>| {
-            let bytes: Vec<u8> = starts.iter().flat_map(|start| (*start as i32).to_le_bytes()).collect();
-            client.create_from_slice(&bytes)
-        };
-        let (queries, keys) = self.starts().into_iter().unzip();
-        Starts { queries: upload(queries), keys: upload(keys) }
-    }
-
-    pub fn options<'a>(&self, starts: &'a Starts) -> CallOptions<'a> {
-        let packed = self.lengths.as_ref().map(|lengths| Packed {
-            query_starts: &starts.queries,
-            key_starts: &starts.keys,
-            sequences: lengths.len(),
-            longest_query: lengths.iter().map(|l| l.0).max().expect("a sequence"),
-            longest_key: lengths.iter().map(|l| l.1).max().expect("a sequence"),
-        });
-        CallOptions {
-            element: self.element,
-            packed,
-            dropout: self.dropout,
-            first_query: self.first_query,
-            deterministic: false,
-        }
+        let Problem { shape, starts, .. } = &self.problem;
+        let Some([queries, keys]) = starts else { return shape.forward_flops() };
+        let length = |ends: &[i32]| (ends[1] - ends[0]) as usize;
+        let sequences = queries.windows(2).map(length).zip(keys.windows(2).map(length));
+        sequences.map(|(queries, keys)| AttentionShape { queries, keys, ..*shape }.forward_flops()).sum()
     }
 }
 
@@ -153,6 +117,13 @@ pub fn rings() -> Vec<Case> {
         sized("128 ring window", 256, 512).window(100),
         sized("128 ring full", 200, 512).full(),
     ]
+}
+
+/// Names of all cases.
+pub fn names() -> Vec<String> {
+    let all = [cases(), rings(), timed()].concat();
+    let names: BTreeSet<&str> = all.iter().map(|case| case.name).collect();
+    names.into_iter().map(str::to_owned).collect()
 }
 
 /// The timed cases, with 8192 queries and keys; names as in [`cases`].

@@ -1,44 +1,31 @@
 //! Asynchronous collectives: results, many in flight, and reuse of memory.
 
-use crate::{on_gpus, verdict};
+use super::{each, expect, halves};
+use crate::report::Report;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use backend_dist::overlap::{Pending, all_gather_into, all_reduce_in_place, has_device_link, reduce_scatter_into};
 use burn::tensor::{DType, Device, Tensor};
 
-type Check = fn(&Rank) -> Result<(), BoxError>;
+pub fn check(gpus: usize, report: &mut Report) {
+    each(
+        &halves(gpus),
+        report,
+        &[
+            ("every rank has a GPU of its own, and a link", linked),
+            ("asynchronous collectives, bf16 and f32", in_place_and_apart),
+            ("many in flight, waited for in any order", many_in_flight),
+            ("memory that is reused after a wait", memory_is_reused),
+        ],
+    );
+}
 
-/// Number of wrong checks.
-pub fn check(gpus: usize) -> usize {
-    let checks: [(&str, Check); 3] = [
-        ("asynchronous collectives, bf16 and f32", in_place_and_apart),
-        ("many in flight, waited for in any order", many_in_flight),
-        ("memory that is reused after a wait", memory_is_reused),
-    ];
-    let run = |(name, check): (&str, Check)| {
-        let outcome = on_gpus(gpus, |rank| {
-            if !has_device_link(&rank.group(Axis::Tp), &rank.device) {
-                return Err("every rank has a GPU of its own, but there is no link".into());
-            }
-            check(rank)
-        });
-        verdict(name, outcome.map(drop).map_err(|error| error.to_string()))
-    };
-    checks.into_iter().map(run).sum()
+fn linked(rank: &Rank) -> Result<(), BoxError> {
+    if has_device_link(&rank.group(Axis::Tp), &rank.device) { Ok(()) } else { Err("there is no link".into()) }
 }
 
 fn full(length: usize, value: f64, device: &Device, dtype: DType) -> Tensor<1> {
     Tensor::full([length], value, (device, dtype))
-}
-
-fn expect(x: Tensor<1>, what: &str, expected: impl Fn(usize) -> f64) -> Result<(), BoxError> {
-    let values = x.into_data();
-    for (i, value) in values.iter::<f64>().enumerate() {
-        if value != expected(i) {
-            return Err(format!("{what}: element {i} is {value} instead of {}", expected(i)).into());
-        }
-    }
-    Ok(())
 }
 
 fn in_place_and_apart(rank: &Rank) -> Result<(), BoxError> {

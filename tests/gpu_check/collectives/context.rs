@@ -1,13 +1,15 @@
 //! Attention over a context-parallel group of GPUs against one GPU with the whole sequence: results and times.
 
-use crate::verdict;
+use crate::clock::on_rank;
+use crate::numbers::{most, relative_on_device};
+use crate::ranks::{on_gpus, slowest};
+use crate::report::Report;
 use backend_dist::collective::broadcast;
-use backend_dist::launch::{Rank, launch};
-use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
+use backend_dist::launch::Rank;
+use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::ops::context::{ContextParallel, CpCommType, Documents, attention_in_context};
 use backend_dist::ops::{AttentionDropout, AttentionOptions, PackedHeads, PassContext};
-use burn::tensor::{DType, Device, Distribution, Tensor};
-use std::time::Instant;
+use burn::tensor::{DType, Distribution, Tensor};
 
 const HEAD_DIM: usize = 128;
 
@@ -58,27 +60,17 @@ fn cases(gpus: usize) -> Vec<Case> {
     ]
 }
 
-/// Number of wrong checks.
-pub fn check(gpus: usize) -> usize {
-    let all = on_ranks(gpus, |rank| cases(gpus).iter().flat_map(|case| errors(rank, case)).collect::<Vec<_>>());
-    let all = match all {
-        Ok(all) => all,
-        Err(why) => return verdict("context-parallel attention", Err(why)),
-    };
-    let judge = |i: usize| {
-        let Error { name, bound, .. } = &all[0][i];
-        let worst = all.iter().flat_map(|errors| errors[i].relative).find(|error| error.is_nan() || *error > *bound);
-        let why = |error| format!("output or gradient off by {error:.1e}, more than {bound:.0e}");
-        verdict(name, worst.map_or(Ok(()), |error| Err(why(error))))
-    };
-    (0..all[0].len()).map(judge).sum()
+pub fn check(gpus: usize, report: &mut Report) {
+    let all =
+        on_gpus(&layout(gpus), |rank| Ok(cases(gpus).iter().flat_map(|case| errors(rank, case)).collect::<Vec<_>>()));
+    let Some(all) = report.attempt("context-parallel attention", all) else { return };
+    for (i, Error { name, bound, .. }) in all[0].iter().enumerate() {
+        report.error(name, most(all.iter().flat_map(|errors| errors[i].relative)), *bound);
+    }
 }
 
-/// Runs `f` on `gpus` ranks of a context-parallel group.
-pub fn on_ranks<T: Send>(gpus: usize, f: impl Fn(&Rank) -> T + Sync) -> Result<Vec<T>, String> {
-    let mesh = Mesh::new(ParallelLayout { cp: gpus, ..Default::default() }).expect("one axis is always legal");
-    let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
-    launch(&mesh, &devices, |rank| Ok(f(&rank))).map_err(|error| error.to_string())
+fn layout(gpus: usize) -> ParallelLayout {
+    ParallelLayout { cp: gpus, ..Default::default() }
 }
 
 /// The same random numbers on all ranks: `[q | k | v]`, and the weights of the output in the loss.
@@ -105,13 +97,6 @@ fn run(qkv: Tensor<4>, weights: Tensor<4>, f: impl Fn(Tensor<4>) -> Tensor<4>) -
     [out.without_autodiff(), x.grad(&grads).expect("the input has a gradient").without_autodiff()]
 }
 
-/// Relative to the norm.
-fn distance(found: Tensor<4>, expected: Tensor<4>) -> f64 {
-    let [found, expected] = [found, expected].map(|x| x.cast(DType::F32));
-    let square = |x: Tensor<4>| (x.clone() * x).sum().into_scalar::<f32>();
-    f64::from(square(found - expected.clone()) / square(expected)).sqrt()
-}
-
 /// Distance of output and gradient of a group from those of one rank in f32.
 struct Error {
     name: String,
@@ -132,7 +117,7 @@ fn errors(rank: &Rank, case: &Case) -> Vec<Error> {
             let [local, weights] = whole.each_ref().map(|x| local_positions(x.clone(), &context).cast(dtype));
             let [out, grad] = run(local, weights, |x| case.attention(x, Some(&context)));
             let [out_alone, grad_alone] = expected.each_ref().map(|x| local_positions(x.clone(), &context));
-            let relative = [distance(out, out_alone), distance(grad, grad_alone)];
+            let relative = [relative_on_device(out, out_alone), relative_on_device(grad, grad_alone)];
             found.push(Error { name: format!("{comm:?}, {}, {dtype:?}", case.name), relative, bound });
         }
     }
@@ -140,56 +125,40 @@ fn errors(rank: &Rank, case: &Case) -> Vec<Error> {
 }
 
 /// Prints the times of a layer's attention: the slowest rank's, on one GPU and over the group, and the group's errors
-/// against one rank in bf16. 1 if a rank fails.
-pub fn report(gpus: usize) -> usize {
+/// against one rank in bf16.
+pub fn speed(gpus: usize, report: &mut Report) {
     let heads = PackedHeads { heads: 32, kv_heads: 8 };
     let options = AttentionOptions::causal(HEAD_DIM);
     let case = Case { name: "causal", positions: 32_768, batch: 1, heads, options, documents: None };
-    let all = on_ranks(gpus, |rank| {
+    let all = on_gpus(&layout(gpus), |rank| {
         let [qkv, weights] = inputs(rank, &case, DType::BF16);
         let expected = run(qkv.clone(), weights.clone(), |x| case.attention(x, None));
         let [forward, both] = times(rank, &qkv, &weights, &|x| case.attention(x, None));
         let mut numbers = vec![[forward, both, 0.0, 0.0]];
         for comm in comm_types(gpus, heads) {
             let context = ContextParallel { group: rank.group(Axis::Cp), comm };
-            let [local, local_weights] = [&qkv, &weights].map(|x| local_positions(x.clone(), &context));
-            let [out, grad] = run(local.clone(), local_weights.clone(), |x| case.attention(x, Some(&context)));
-            let [out_alone, grad_alone] = expected.each_ref().map(|x| local_positions(x.clone(), &context));
-            let [forward, both] = times(rank, &local, &local_weights, &|x| case.attention(x, Some(&context)));
-            numbers.push([forward, both, distance(out, out_alone), distance(grad, grad_alone)]);
+            let local = |x: &Tensor<4>| local_positions(x.clone(), &context);
+            let (own, own_weights) = (local(&qkv), local(&weights));
+            let attention = |x| case.attention(x, Some(&context));
+            let [out, grad] = run(own.clone(), own_weights.clone(), attention);
+            let errors = [relative_on_device(out, local(&expected[0])), relative_on_device(grad, local(&expected[1]))];
+            let [forward, both] = times(rank, &own, &own_weights, &attention);
+            numbers.push([forward, both, errors[0], errors[1]]);
         }
-        numbers
+        Ok(numbers)
     });
-    let all = match all {
-        Ok(all) => all,
-        Err(why) => return verdict("times of context-parallel attention", Err(why)),
-    };
-    let worst = |i: usize, j: usize| all.iter().map(|times| times[i][j]).fold(0.0, f64::max);
+    let Some(all) = report.attempt("times of context-parallel attention", all) else { return };
     println!("attention of 32768 positions, 32 / 8 heads, head_dim 128, bf16, forward and forward with backward:");
-    println!("  one GPU: {:.2} ms, {:.2} ms", worst(0, 0) * 1e3, worst(0, 1) * 1e3);
-    for (i, comm) in comm_types(gpus, heads).into_iter().enumerate() {
-        let [forward, both] = [0, 1].map(|j| worst(i + 1, j) * 1e3);
-        let [out, grad] = [2, 3].map(|j| worst(i + 1, j));
-        println!(
-            "  {comm:?} over {gpus}: {forward:.2} ms, {both:.2} ms; output off by {out:.1e}, gradient by {grad:.1e}"
-        );
+    let ways = comm_types(gpus, heads).into_iter().map(|comm| format!("{comm:?} over {gpus}"));
+    for (i, way) in std::iter::once("one GPU".into()).chain(ways).enumerate() {
+        let [forward, both, out, grad] = std::array::from_fn(|j| slowest(&all, |numbers| numbers[i][j]));
+        let (forward, both) = (forward * 1e3, both * 1e3);
+        println!("  {way}: {forward:.2} ms, {both:.2} ms; output off by {out:.1e}, gradient by {grad:.1e}");
     }
-    0
 }
 
 /// Seconds of a forward pass, and of one with its backward pass.
 fn times(rank: &Rank, qkv: &Tensor<4>, weights: &Tensor<4>, f: &dyn Fn(Tensor<4>) -> Tensor<4>) -> [f64; 2] {
-    const TIMES: usize = 5;
-    let time = |once: &dyn Fn()| {
-        once();
-        rank.device.sync().expect("the GPU works");
-        rank.group(Axis::Cp).barrier();
-        let start = Instant::now();
-        (0..TIMES).for_each(|_| once());
-        rank.device.sync().expect("the GPU works");
-        start.elapsed().as_secs_f64() / TIMES as f64
-    };
-    let forward = time(&|| drop(f(qkv.clone())));
-    let both = time(&|| drop(run(qkv.clone(), weights.clone(), f)));
-    [forward, both]
+    let time = |once: &dyn Fn()| on_rank(rank, &rank.group(Axis::Cp), 2, once).done;
+    [time(&|| drop(f(qkv.clone()))), time(&|| drop(run(qkv.clone(), weights.clone(), f)))]
 }

@@ -1,12 +1,13 @@
 //! FP8 linear layers over GPUs that share a sequence: scales follow from all tokens, so each GPU computes the numbers
 //! that one GPU with the whole sequence would.
 
-use crate::context::on_ranks;
-use crate::verdict;
+use crate::numbers::{host, most, relative};
+use crate::ranks::on_gpus;
+use crate::report::Report;
 use backend_dist::collective::broadcast;
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
-use backend_dist::mesh::Axis;
+use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::ops::fp8::{Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, Sharing};
 use backend_dist::ops::{LinearOptions, PassContext, Prologue, linear_with, pull_back};
 use burn::tensor::{DType, Distribution, Tensor};
@@ -26,23 +27,16 @@ struct Errors {
     alone: [f64; 2],
 }
 
-/// Number of wrong checks.
-pub fn check(gpus: usize) -> usize {
-    let found = match on_ranks(gpus, compare) {
-        Ok(found) => found,
-        Err(why) => return verdict("FP8 over a shared sequence", Err(why)),
-    };
-    let judge = |(i, name): (usize, &str)| {
-        let worst = found.iter().map(|found| found.shared[i]).max_by(f64::total_cmp).unwrap_or(f64::NAN);
-        let unshared = found.iter().map(|found| found.alone[i]).fold(0.0, f64::max);
-        let outcome = match (worst <= 1e-2, unshared > 0.1) {
-            (true, true) => Ok(()),
-            (false, _) => Err(format!("off by {worst:.1e} of its norm, more than 1e-2")),
-            (_, false) => Err(format!("scales of single GPUs change only {unshared:.1e}: nothing was checked")),
-        };
-        verdict(&format!("FP8 over a shared sequence, {name}"), outcome)
-    };
-    ["output", "gradient"].into_iter().enumerate().map(|(i, name)| judge((i, name))).sum()
+pub fn check(gpus: usize, report: &mut Report) {
+    let name = "FP8 over a shared sequence";
+    let found = on_gpus(&ParallelLayout { cp: gpus, ..Default::default() }, |rank| Ok(compare(rank)));
+    let Some(found) = report.attempt(name, found) else { return };
+    for (i, of) in ["output", "gradient"].into_iter().enumerate() {
+        report.error(format!("{name}, {of}"), most(found.iter().map(|errors| errors.shared[i])), 1e-2);
+        // Otherwise nothing was checked.
+        let alone = most(found.iter().map(|errors| errors.alone[i]));
+        report.holds(format!("scales of single GPUs change the {of} by {alone:.1e}"), alone > 0.1);
+    }
 }
 
 fn compare(rank: &Rank) -> Errors {
@@ -60,13 +54,13 @@ fn compare(rank: &Rank) -> Errors {
     let w = Tensor::<2>::random([outputs, inputs], Distribution::Normal(0.0, 0.02), (&rank.device, DType::BF16));
     let w = broadcast(w, 0, &group);
     let own = |x: &Tensor<3>| x.clone().narrow(0, group.rank() * rows, rows);
-    let expected = layer([x.clone(), upstream.clone()], &w, Sharing::default()).map(|all| own(&all));
+    let expected = layer([x.clone(), upstream.clone()], &w, Sharing::default()).map(|all| host(own(&all)));
     let parts = || [own(&x), own(&upstream)];
     let shared = layer(parts(), &w, Sharing { ranks: Some(group.clone()), ..Sharing::default() });
     let alone = layer(parts(), &w, Sharing::default());
     let off = |found: [Tensor<3>; 2]| {
-        let mut pairs = found.into_iter().zip(&expected);
-        std::array::from_fn(|_| pairs.next().map_or(f64::NAN, |(found, expected)| relative(found, expected.clone())))
+        let found = found.map(host);
+        std::array::from_fn(|i| relative(&found[i], &expected[i]))
     };
     Errors { shared: off(shared), alone: off(alone) }
 }
@@ -81,12 +75,4 @@ fn layer([x, upstream]: [Tensor<3>; 2], w: &Tensor<2>, sharing: Sharing) -> [Ten
     let y = linear_with(x.clone(), Prologue::None, w, None, options);
     let grads = pull_back(y.clone(), upstream);
     [y.inner(), x.grad(&grads).expect("the input has a gradient")]
-}
-
-fn relative(found: Tensor<3>, expected: Tensor<3>) -> f64 {
-    let host = |x: Tensor<3>| x.into_data().convert::<f64>().try_to_vec::<f64>().expect("converted to f64");
-    let (found, expected) = (host(found), host(expected));
-    let (off, size) =
-        found.iter().zip(&expected).fold((0.0, 0.0), |(off, size), (a, b)| (off + (a - b).powi(2), size + b * b));
-    f64::sqrt(off / size)
 }

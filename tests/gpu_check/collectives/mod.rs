@@ -1,15 +1,8 @@
-//! Checks all collectives over NCCL, with a GPU per rank, against ranks in shared memory; the errors of a run in which
-//! a rank misbehaves; and the cost of collectives.
+//! All collectives over NCCL, with a GPU per rank, against ranks in shared memory; the errors of a run in which a rank
+//! misbehaves; and the cost of collectives.
 //!
-//! `cargo run --release --example collective_check --features cuda -- [GPUS] [PART..]`; an even number of GPUs, at
-//! least two. Without a part it runs all of them in this order: `collectives`, `asynchronous`, `overlap` (linear
-//! layers), `failures`, `mismatches` (ranks that issue different collectives), `repeat` (the collectives once more: what
-//! a failed run leaves behind must not disturb the next one), `context` (attention over a context-parallel group), `fp8`
-//! (scales of layers there), `one-shot` (all-reduces of small tensors by one kernel, over all GPUs), `one-shot-lost-rank`
-//! (one of them is lost), `normed-sums` (the same kernel with the residual addition and the norm behind it) and
-//! `normed-sums-lost-rank`, and the costs: `speed`, `one-shot-speed`, `normed-sums-speed`, `all-to-all-speed` (tokens to
-//! experts), `overlap-speed`, `context-speed`. The values are small integers, so every sum is exact in every type and results must be equal; those
-//! of linear layers are random, and results equal up to rounding.
+//! An even number of GPUs, at least two. The values are small integers, so every sum is exact in every type and results
+//! must be equal; those of linear layers are random, and results equal up to rounding.
 //!
 //! All parts but `failures`, `context` and `fp8` also run in several processes of one host, with the variables that
 //! torchrun sets; each process checks and reports its own ranks. Those with a lost rank end the last process there.
@@ -24,94 +17,84 @@ mod overlap;
 mod results;
 mod speed;
 
-use backend_dist::comm::RunError;
-use backend_dist::gpu;
+use crate::choice::Choice;
+use crate::ranks::on_gpus;
+use crate::report::Report;
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::mesh::{Mesh, ParallelLayout};
-use backend_dist::process::Processes;
-use burn::tensor::Device;
-use std::time::Instant;
+use backend_dist::mesh::ParallelLayout;
+use burn::tensor::Tensor;
 
-/// Returns the number of wrong results for this many GPUs.
-type Check = fn(usize) -> usize;
+type Part = fn(usize, &mut Report);
 
-const CHECKS: [(&str, Check); 18] = [
+/// Each part for a number of GPUs, in this order.
+const PARTS: [(&str, Part); 18] = [
     ("collectives", results::check),
     ("asynchronous", asynchronous::check),
+    // Linear layers.
     ("overlap", overlap::check),
     ("failures", failures::check),
+    // Ranks that issue different collectives.
     ("mismatches", failures::mismatches),
+    // What a failed run leaves behind must not disturb the next one.
     ("repeat", results::check),
+    // Attention over a context-parallel group.
     ("context", context::check),
+    // Scales of layers there.
     ("fp8", fp8::check),
+    // All-reduces of small tensors by one kernel, over all GPUs.
     ("one-shot", one_shot::check),
     ("one-shot-lost-rank", one_shot::lost_rank),
+    // The same kernel with the residual addition and the norm behind it.
     ("normed-sums", normed_sums::check),
     ("normed-sums-lost-rank", normed_sums::lost_rank),
     ("speed", speed::report),
     ("one-shot-speed", one_shot::speed),
     ("normed-sums-speed", normed_sums::speed),
-    ("all-to-all-speed", speed::all_to_all_speed),
-    ("overlap-speed", overlap::report),
-    ("context-speed", context::report),
+    // Tokens to experts.
+    ("all-to-all-speed", speed::all_to_all),
+    ("overlap-speed", overlap::speed),
+    ("context-speed", context::speed),
 ];
 
-fn main() {
-    let gpus: usize = std::env::args().nth(1).map_or(2, |text| text.parse().expect("GPUS is a number"));
-    assert!(gpus >= 2 && gpus.is_multiple_of(2), "two GPUs or more, an even number");
-    let wanted: Vec<String> = std::env::args().skip(2).collect();
-    let unknown = wanted.iter().find(|word| CHECKS.iter().all(|(name, _)| name != word));
-    assert!(unknown.is_none(), "{unknown:?} is not a check: {:?}", CHECKS.map(|(name, _)| name));
-    if let Err(missing) = gpu::require(gpus) {
-        eprintln!("{missing}");
-        std::process::exit(2);
+pub const NAMES: [&str; PARTS.len()] = {
+    let (mut names, mut i) = ([""; PARTS.len()], 0);
+    while i < PARTS.len() {
+        names[i] = PARTS[i].0;
+        i += 1;
     }
-    let mut bad = 0;
-    for (name, part) in
-        CHECKS.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|word| word == name))
-    {
-        let start = Instant::now();
-        bad += part(gpus);
-        println!("-- {name}: {:.1} s", start.elapsed().as_secs_f64());
+    names
+};
+
+pub fn run(choice: &Choice, report: &mut Report) -> Result<(), BoxError> {
+    let gpus = choice.numbers[0];
+    if gpus < 2 || gpus % 2 == 1 {
+        return Err(format!("{gpus} GPUs: it takes two or more, an even number").into());
     }
-    if bad > 0 {
-        println!("{bad} checks failed");
-        std::process::exit(1);
+    for (name, part) in PARTS.into_iter().filter(|(name, _)| choice.does(name)) {
+        let start = report.seconds();
+        part(gpus, report);
+        println!("-- {name}: {:.1} s", report.seconds() - start);
     }
-    println!("all collectives are right");
+    Ok(())
 }
 
-/// Runs `f` on `gpus` ranks, each with a GPU of its own; four and more form two groups of tensor parallelism. The
-/// results of the ranks of this process.
-fn on_gpus<T: Send>(gpus: usize, f: impl Fn(&Rank) -> Result<T, BoxError> + Sync) -> Result<Vec<T>, RunError> {
-    on_gpus_over(gpus, half(gpus), f)
+/// Half of the ranks, but at least two, in tensor parallel: four and more form two groups.
+fn halves(ranks: usize) -> ParallelLayout {
+    let tp = (ranks / 2).max(2);
+    ParallelLayout { tp, dp: ranks / tp, ..Default::default() }
 }
 
-/// The same with groups of `tp`.
-fn on_gpus_over<T: Send>(
-    gpus: usize,
-    tp: usize,
-    f: impl Fn(&Rank) -> Result<T, BoxError> + Sync,
-) -> Result<Vec<T>, RunError> {
-    let processes = Processes::from_env(&mesh(gpus, tp), &[]).expect("the processes find each other");
-    let devices: Vec<Device> = processes.local_devices().map(Device::cuda).collect();
-    processes.launch(&devices, |rank| f(&rank))
-}
+type RankCheck = fn(&Rank) -> Result<(), BoxError>;
 
-/// Half of the ranks, but at least two.
-fn half(ranks: usize) -> usize {
-    (ranks / 2).max(2)
-}
-
-fn mesh(ranks: usize, tp: usize) -> Mesh {
-    Mesh::new(ParallelLayout { tp, dp: ranks / tp, ..Default::default() }).expect("two axes are always legal")
-}
-
-/// Prints what was checked and returns 1 if it was wrong.
-fn verdict(name: &str, outcome: Result<(), String>) -> usize {
-    match outcome {
-        Ok(()) => println!("{name:<44} ok"),
-        Err(ref why) => println!("{name:<44} BAD: {why}"),
+/// Runs checks that each rank makes by itself.
+fn each(layout: &ParallelLayout, report: &mut Report, checks: &[(&str, RankCheck)]) {
+    for (name, check) in checks {
+        report.outcome(name, on_gpus(layout, check));
     }
-    outcome.is_err() as usize
+}
+
+/// An error if an element is another number.
+fn expect(found: Tensor<1>, what: &str, expected: impl Fn(usize) -> f64) -> Result<(), BoxError> {
+    let wrong = found.into_data().iter::<f64>().enumerate().find(|(i, found)| *found != expected(*i));
+    wrong.map_or(Ok(()), |(i, found)| Err(format!("{what}: element {i} is {found}, not {}", expected(i)).into()))
 }

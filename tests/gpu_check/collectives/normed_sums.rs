@@ -1,9 +1,11 @@
 //! Small sums, the residual addition and the norm behind them by one kernel, against the three apart: bits, in CUDA graphs
 //! too; a rank that is lost; and times.
 
-use crate::one_shot::{CHAIN, lost, time};
-use crate::{on_gpus_over, verdict};
-use backend_dist::collective::{OneShotSums, all_reduce, one_shot_sums};
+use super::each;
+use super::one_shot::{self, CHAIN, lost, time};
+use crate::ranks::{on_gpus, tensor_parallel};
+use crate::report::Report;
+use backend_dist::collective::{all_reduce, one_shot_sums};
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::gpu::{Recording, overwrite};
 use backend_dist::launch::{BoxError, Rank};
@@ -22,23 +24,16 @@ const EPS: f64 = 1e-5;
 /// How far a norm in f32 may be from the one that is computed apart, in another order.
 const F32: f64 = 1e-6;
 
-type Check = fn(&Rank, &OneShotSums) -> Result<(), BoxError>;
-
-/// Number of wrong checks.
-pub fn check(gpus: usize) -> usize {
-    let checks: [(&str, Check); 3] = [
-        ("sums with norms of all types and sizes", all_sizes),
-        ("3,000 sums with norms, each of the one before", many),
-        ("sums with norms in a CUDA graph", recorded),
-    ];
-    let run = |(name, check): (&str, Check)| {
-        let outcome = on_gpus_over(gpus, gpus, |rank| {
-            let sums = one_shot_sums(&rank.group(Axis::Tp), &rank.device);
-            check(rank, &sums)
-        });
-        verdict(name, outcome.map(drop).map_err(|error| error.to_string()))
-    };
-    checks.into_iter().map(run).sum()
+pub fn check(gpus: usize, report: &mut Report) {
+    each(
+        &tensor_parallel(gpus),
+        report,
+        &[
+            ("sums with norms of all types and sizes", all_sizes),
+            ("3,000 sums with norms, each of the one before", many),
+            ("sums with norms in a CUDA graph", recorded),
+        ],
+    );
 }
 
 /// What is summed, what that is added to, the norm's weight, and what may be prefetched.
@@ -98,8 +93,9 @@ fn expect(what: &str, found: [Tensor<3>; 2], expected: [Tensor<3>; 2]) -> Result
     Ok(())
 }
 
-fn all_sizes(rank: &Rank, sums: &OneShotSums) -> Result<(), BoxError> {
+fn all_sizes(rank: &Rank) -> Result<(), BoxError> {
     let (group, mut counted) = (rank.group(Axis::Tp), [0, 0]);
+    let sums = one_shot_sums(&group, &rank.device);
     for dtype in TYPES {
         for columns in COLUMNS {
             for rows in [1, 2, 7, 64] {
@@ -125,8 +121,9 @@ fn all_sizes(rank: &Rank, sums: &OneShotSums) -> Result<(), BoxError> {
 }
 
 /// Each stream is half of what the next sum is added to, and makes its summand.
-fn many(rank: &Rank, sums: &OneShotSums) -> Result<(), BoxError> {
+fn many(rank: &Rank) -> Result<(), BoxError> {
     let group = rank.group(Axis::Tp);
+    let sums = one_shot_sums(&group, &rank.device);
     for dtype in TYPES {
         let first = Inputs::new(rank, [3, 4096], dtype);
         if !sums.take_norms(&first.partial) {
@@ -154,8 +151,9 @@ fn many(rank: &Rank, sums: &OneShotSums) -> Result<(), BoxError> {
 }
 
 /// Replays with other data. Ranks of one process record nothing: others of it call the driver meanwhile.
-fn recorded(rank: &Rank, _: &OneShotSums) -> Result<(), BoxError> {
+fn recorded(rank: &Rank) -> Result<(), BoxError> {
     let group = rank.group(Axis::Tp);
+    let _sums = one_shot_sums(&group, &rank.device);
     if group.is_in_one_process() {
         println!("  one process: nothing is recorded");
         return Ok(());
@@ -187,21 +185,21 @@ fn recorded(rank: &Rank, _: &OneShotSums) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// As `one-shot-lost-rank`. 1 if the others do not end with an error.
-pub fn lost_rank(gpus: usize) -> usize {
-    lost(gpus, "a sum with a norm", |x, group| {
+/// As `one-shot-lost-rank`.
+pub fn lost_rank(gpus: usize, report: &mut Report) {
+    lost(gpus, report, "a sum with a norm", |x, group| {
         let columns = x.dims()[0];
         let rows = x.clone().reshape([1, 1, columns]);
         let inputs = Inputs { partial: rows.clone(), stream: rows, weight: x, next: None };
         let [_, normed] = inputs.sum(group, true);
         normed.reshape([columns])
-    })
+    });
 }
 
 /// Prints microseconds of a sum, the addition and the norm in a chain, by three kernels and by one.
-pub fn speed(gpus: usize) -> usize {
+pub fn speed(gpus: usize, report: &mut Report) {
     let shapes = [[1, 2048], [1, 4096], [8, 4096], [32, 4096], [1, 8192], [1, 16_384]];
-    let times = on_gpus_over(gpus, gpus, |rank| {
+    let times = on_gpus(&tensor_parallel(gpus), |rank| {
         let group = rank.group(Axis::Tp);
         let _sums = one_shot_sums(&group, &rank.device);
         let time = |shape: [usize; 2], together: bool| {
@@ -214,20 +212,12 @@ pub fn speed(gpus: usize) -> usize {
                 })
             })
         };
-        let both = |shape: &[usize; 2]| -> Result<_, BoxError> { Ok([time(*shape, false)?, time(*shape, true)?]) };
-        shapes.iter().map(both).collect::<Result<Vec<_>, _>>()
+        shapes.iter().map(|shape| Ok([time(*shape, false)?, time(*shape, true)?])).collect::<Result<Vec<_>, BoxError>>()
     });
-    let times = match times {
-        Ok(times) => times,
-        Err(error) => return verdict("times of sums with norms", Err(error.to_string())),
-    };
+    let Some(times) = report.attempt("times of sums with norms", times) else { return };
     println!(
         "sum over {gpus} GPUs, addition and norm in bf16, us: eager, in a CUDA graph (only ranks with a process each)"
     );
-    for (at, [rows, columns]) in shapes.iter().enumerate() {
-        let slowest = |way: usize, of: usize| times.iter().map(|times| times[at][way][of]).fold(0.0, f64::max);
-        let [apart, together] = [0, 1].map(|way| format!("{:.1}, {:.1}", slowest(way, 0), slowest(way, 1)));
-        println!("  {rows:>2} × {columns:>6}: by three kernels {apart}; by one {together}");
-    }
-    0
+    let cases = shapes.iter().map(|[rows, columns]| format!("{rows:>2} × {columns:>6}"));
+    one_shot::print(&times, cases, ["by three kernels", "by one"]);
 }

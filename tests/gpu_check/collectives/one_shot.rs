@@ -1,6 +1,9 @@
 //! All-reduces of small tensors by one kernel: results, in CUDA graphs too; a rank that is lost; and times against NCCL.
 
-use crate::{on_gpus_over, verdict};
+use super::{each, expect};
+use crate::clock::on_rank;
+use crate::ranks::{on_gpus, slowest, tensor_parallel};
+use crate::report::Report;
 use backend_dist::collective::{all_reduce, one_shot_sums};
 use backend_dist::comm::{Group, ReduceOp};
 use backend_dist::gpu::{Recording, overwrite};
@@ -14,23 +17,16 @@ const TYPES: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
 /// How long a run with a lost rank may take to end.
 const LIMIT: Duration = Duration::from_secs(20);
 
-type Check = fn(&Rank) -> Result<(), BoxError>;
-
-/// Number of wrong checks.
-pub fn check(gpus: usize) -> usize {
-    let checks: [(&str, Check); 3] = [
-        ("one-shot all-reduces of all types and sizes", all_sizes),
-        ("4,000 one-shot all-reduces with changing data", many),
-        ("one-shot all-reduces in a CUDA graph", recorded),
-    ];
-    let run = |(name, check): (&str, Check)| {
-        let outcome = on_gpus_over(gpus, gpus, |rank| {
-            let _sums = one_shot_sums(&rank.group(Axis::Tp), &rank.device);
-            check(rank)
-        });
-        verdict(name, outcome.map(drop).map_err(|error| error.to_string()))
-    };
-    checks.into_iter().map(run).sum()
+pub fn check(gpus: usize, report: &mut Report) {
+    each(
+        &tensor_parallel(gpus),
+        report,
+        &[
+            ("one-shot all-reduces of all types and sizes", all_sizes),
+            ("4,000 one-shot all-reduces with changing data", many),
+            ("one-shot all-reduces in a CUDA graph", recorded),
+        ],
+    );
 }
 
 /// Small integers, whose sums are exact in every type.
@@ -43,20 +39,16 @@ fn tensor(rank: &Rank, round: usize, length: usize, dtype: DType) -> Tensor<1> {
     Tensor::from_data(TensorData::new(values, [length]), (&rank.device, dtype))
 }
 
-fn expect(found: Tensor<1>, what: &str, expected: impl Fn(usize) -> usize) -> Result<(), BoxError> {
-    let wrong = found.into_data().iter::<f64>().enumerate().find(|(i, found)| *found != expected(*i) as f64);
-    wrong.map_or(Ok(()), |(i, found)| Err(format!("{what}: element {i} is {found}, not {}", expected(i)).into()))
-}
-
 fn all_sizes(rank: &Rank) -> Result<(), BoxError> {
     let group = rank.group(Axis::Tp);
+    let _sums = one_shot_sums(&group, &rank.device);
     for dtype in TYPES {
         let limit = (512 << 10) / group.size() / 8 * 8 / dtype.size();
         let sizes = (1..40).chain([511, 1023, 1024, 1025, 4096, 10_000, limit - 1, limit, limit + 1]);
         // Without waits of the host, and each with its neighbours of other sizes.
         let sums: Vec<_> = sizes.map(|n| (n, all_reduce(tensor(rank, n, n, dtype), ReduceOp::Sum, &group))).collect();
         for (n, sum) in sums {
-            let expected = |i| (0..group.size()).map(|rank| value(rank, n, i)).sum::<usize>();
+            let expected = |i| (0..group.size()).map(|rank| value(rank, n, i)).sum::<usize>() as f64;
             expect(sum, &format!("{n} of {dtype:?}"), expected)?;
         }
     }
@@ -77,6 +69,7 @@ fn folded_number(sum: usize) -> usize {
 /// Each sum is the summand of the next one, so that one that is too early or too late changes all that follow.
 fn many(rank: &Rank) -> Result<(), BoxError> {
     let group = rank.group(Axis::Tp);
+    let _sums = one_shot_sums(&group, &rank.device);
     for dtype in TYPES {
         let length = 4096 + 3;
         let mut x = tensor(rank, 0, length, dtype);
@@ -92,7 +85,7 @@ fn many(rank: &Rank) -> Result<(), BoxError> {
                 all.iter_mut().enumerate().for_each(|(rank, of)| of[i] = sum + rank % 4);
             }
         }
-        expect(x, &format!("{dtype:?}"), |i| all[rank.rank][i])?;
+        expect(x, &format!("{dtype:?}"), |i| all[rank.rank][i] as f64)?;
     }
     Ok(())
 }
@@ -100,6 +93,7 @@ fn many(rank: &Rank) -> Result<(), BoxError> {
 /// Replays with other data. Ranks of one process record nothing: others of it call the driver meanwhile.
 fn recorded(rank: &Rank) -> Result<(), BoxError> {
     let group = rank.group(Axis::Tp);
+    let _sums = one_shot_sums(&group, &rank.device);
     if group.is_in_one_process() {
         println!("  one process: nothing is recorded");
         return Ok(());
@@ -122,14 +116,15 @@ fn recorded(rank: &Rank) -> Result<(), BoxError> {
             if round % 100 < 2 {
                 let expected = |i: usize| {
                     let sum = folded_number((0..size).map(|rank| value(0, round, i) + rank % 4).sum());
-                    if i < short { size * folded_number(size * sum) } else { size * sum }
+                    (if i < short { size * folded_number(size * sum) } else { size * sum }) as f64
                 };
                 expect(sum.clone(), &format!("{dtype:?}, replay {round}"), expected)?;
             }
             if round % 500 == 0 {
                 // One that is not recorded in between.
                 let sum = all_reduce(tensor(rank, round, 9, dtype), ReduceOp::Sum, &group);
-                expect(sum, "outside of the graph", |i| (0..size).map(|rank| value(rank, round, i)).sum())?;
+                let expected = |i| (0..size).map(|rank| value(rank, round, i)).sum::<usize>() as f64;
+                expect(sum, "outside of the graph", expected)?;
             }
         }
     }
@@ -137,15 +132,15 @@ fn recorded(rank: &Rank) -> Result<(), BoxError> {
 }
 
 /// The last rank is lost while its peers' kernels wait for it: in one process it panics; in several its process ends
-/// without a word, and the peers wait in a CUDA graph. The others end with an error. 1 if not.
-pub fn lost_rank(gpus: usize) -> usize {
-    lost(gpus, "a one-shot all-reduce", |x, group| all_reduce(x, ReduceOp::Sum, group))
+/// without a word, and the peers wait in a CUDA graph. The others must end with an error.
+pub fn lost_rank(gpus: usize, report: &mut Report) {
+    lost(gpus, report, "a one-shot all-reduce", |x, group| all_reduce(x, ReduceOp::Sum, group))
 }
 
 /// The same in any sum.
-pub fn lost(gpus: usize, what: &str, sum: impl Fn(Tensor<1>, &Group) -> Tensor<1> + Sync) -> usize {
+pub fn lost(gpus: usize, report: &mut Report, what: &str, sum: impl Fn(Tensor<1>, &Group) -> Tensor<1> + Sync) {
     let start = Instant::now();
-    let outcome = on_gpus_over(gpus, gpus, |rank| {
+    let outcome = on_gpus(&tensor_parallel(gpus), |rank| {
         let group = rank.group(Axis::Tp);
         let _sums = one_shot_sums(&group, &rank.device);
         let input = Tensor::<1, Int>::ones([4096], (&rank.device, DType::I32));
@@ -172,68 +167,57 @@ pub fn lost(gpus: usize, what: &str, sum: impl Fn(Tensor<1>, &Group) -> Tensor<1
     });
     let seconds = start.elapsed().as_secs_f64();
     let outcome = match outcome {
-        Ok(_) => Err("the run has not failed".into()),
+        Ok(_) => Err("the run has not failed".to_owned()),
         Err(error) => {
             println!("  {seconds:.1} s: {error}");
             if start.elapsed() > LIMIT { Err(format!("it took {seconds:.0} s")) } else { Ok(()) }
         }
     };
-    verdict(&format!("a rank is lost, its peers wait in {what}"), outcome)
+    report.outcome(format!("a rank is lost, its peers wait in {what}"), outcome);
 }
 
 /// Links of a chain whose time is taken.
 pub const CHAIN: usize = 64;
 
-/// Microseconds of a link of the chain: eager, and in a CUDA graph where each rank has a process.
+/// Seconds of a link of the chain: eager, and in a CUDA graph where each rank has a process.
 pub fn time<T>(rank: &Rank, input: &Tensor<1, Int>, chain: impl Fn() -> T) -> Result<[f64; 2], BoxError> {
-    const REPLAYS: usize = 20;
     let group = rank.group(Axis::Tp);
-    let timed = |f: &dyn Fn() -> Result<(), BoxError>| -> Result<f64, BoxError> {
-        f()?;
-        rank.device.sync().map_err(|error| error.to_string())?;
-        group.barrier();
-        let start = Instant::now();
-        (0..REPLAYS).try_for_each(|_| f())?;
-        rank.device.sync().map_err(|error| error.to_string())?;
-        Ok(start.elapsed().as_secs_f64() / (REPLAYS * CHAIN) as f64 * 1e6)
-    };
-    let eager = timed(&|| {
-        drop(chain());
-        Ok(())
-    })?;
+    let time = |f: &dyn Fn()| on_rank(rank, &group, 4, f).done / CHAIN as f64;
+    let eager = time(&|| drop(chain()));
     if group.is_in_one_process() {
         return Ok([eager, f64::NAN]);
     }
     let (recording, _results) = Recording::new(input, &chain)?;
-    Ok([eager, timed(&|| Ok(recording.replay()?))?])
+    Ok([eager, time(&|| recording.replay().expect("a recording can be replayed"))])
+}
+
+/// Prints the times of each rank's cases by two methods, as [`time`] says them, in microseconds.
+pub fn print(times: &[Vec<[[f64; 2]; 2]>], cases: impl Iterator<Item = String>, methods: [&str; 2]) {
+    for (at, case) in cases.enumerate() {
+        let us = |method: usize, of: usize| slowest(times, |times| times[at][method][of]) * 1e6;
+        let [a, b] = [0, 1].map(|method| format!("{} {:.1}, {:.1}", methods[method], us(method, 0), us(method, 1)));
+        println!("  {case}: {a}; {b}");
+    }
 }
 
 /// Prints microseconds of an all-reduce of each size in a chain of 64, by one kernel and by NCCL; and in a CUDA graph.
-pub fn speed(gpus: usize) -> usize {
+pub fn speed(gpus: usize, report: &mut Report) {
     let sizes = [1, 4, 8, 16, 32, 64, 128, 256].map(|kib: usize| kib << 10);
-    let times = on_gpus_over(gpus, gpus, |rank| {
+    let times = on_gpus(&tensor_parallel(gpus), |rank| {
         let group = rank.group(Axis::Tp);
-        let time = |bytes: usize| {
+        let time = |bytes: &usize| {
             let input = Tensor::<1, Int>::ones([bytes / 2], (&rank.device, DType::I32));
             time(rank, &input, || {
                 let x = input.clone().float().cast(DType::BF16);
                 (0..CHAIN).fold(x, |x, _| all_reduce(x, ReduceOp::Sum, &group))
             })
         };
-        let nccl = sizes.iter().map(|bytes| time(*bytes)).collect::<Result<Vec<_>, _>>()?;
+        let nccl = sizes.iter().map(time).collect::<Result<Vec<_>, _>>()?;
         let _sums = one_shot_sums(&group, &rank.device);
-        let one_shot = sizes.iter().map(|bytes| time(*bytes)).collect::<Result<Vec<_>, _>>()?;
-        Ok([nccl, one_shot])
+        let one_shot = sizes.iter().map(time).collect::<Result<Vec<_>, _>>()?;
+        Ok(nccl.into_iter().zip(one_shot).map(|(nccl, one_shot)| [nccl, one_shot]).collect::<Vec<_>>())
     });
-    let times = match times {
-        Ok(times) => times,
-        Err(error) => return verdict("times of one-shot all-reduces", Err(error.to_string())),
-    };
+    let Some(times) = report.attempt("times of one-shot all-reduces", times) else { return };
     println!("all-reduce over {gpus} GPUs in bf16, us each: eager, in a CUDA graph (only ranks with a process each)");
-    for (at, bytes) in sizes.iter().enumerate() {
-        let slowest = |way: usize, of: usize| times.iter().map(|times| times[way][at][of]).fold(0.0, f64::max);
-        let [nccl, one_shot] = [0, 1].map(|way| format!("{:.1}, {:.1}", slowest(way, 0), slowest(way, 1)));
-        println!("  {:>3} KiB: NCCL {nccl}; one-shot {one_shot}", bytes >> 10);
-    }
-    0
+    print(&times, sizes.iter().map(|bytes| format!("{:>3} KiB", bytes >> 10)), ["NCCL", "one-shot"]);
 }

@@ -1,6 +1,9 @@
 //! Linear layers whose collectives overlap with their GEMMs, against layers that run both one after the other.
 
-use crate::{half, on_gpus_over, verdict};
+use super::halves;
+use crate::clock::on_rank;
+use crate::ranks::{on_gpus, slowest, tensor_parallel};
+use crate::report::Report;
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
@@ -9,8 +12,6 @@ use backend_dist::ops::{
     InputCollective, LinearOptions, OutputCollective, PassContext, Prologue, linear_with, pull_back,
 };
 use burn::tensor::{DType, Distribution, Tensor};
-use std::collections::BTreeSet;
-use std::time::Instant;
 
 /// Sequence, batch, input and output features of the rank's GEMM: two that are split into chunks, a sequence that
 /// cannot be split further, a tiny one.
@@ -60,33 +61,24 @@ impl Kind {
     }
 }
 
-/// Number of wrong layers: with NCCL's kernels and with DMA copy engines, over half of the GPUs and over all.
-pub fn check(gpus: usize) -> usize {
-    let mut wrong = 0;
-    for tp in [half(gpus), gpus].into_iter().collect::<BTreeSet<_>>() {
-        for copies in [false, true] {
-            wrong += check_over(gpus, tp, copies);
+/// With NCCL's kernels and with DMA copy engines, over half of the GPUs and over all.
+pub fn check(gpus: usize, report: &mut Report) {
+    let mut layouts = vec![halves(gpus), tensor_parallel(gpus)];
+    layouts.dedup();
+    for layout in layouts {
+        for (copies, method) in [(false, "NCCL"), (true, "copied")] {
+            let found = on_gpus(&layout, |rank| {
+                rank.use_copy_engines(copies);
+                Ok(layers(rank))
+            });
+            let Some(found) = report.attempt("layers with overlapped collectives", found) else { continue };
+            for (i, (name, _)) in found[0].iter().enumerate() {
+                let wrong = found.iter().enumerate().find_map(|(rank, found)| Some((rank, found[i].1.clone()?)));
+                let outcome = wrong.map_or(Ok(()), |(rank, why)| Err(format!("rank {rank}: {why}")));
+                report.outcome(format!("TP{} {method}: {name}", layout.tp), outcome);
+            }
         }
     }
-    wrong
-}
-
-fn check_over(gpus: usize, tp: usize, copies: bool) -> usize {
-    let method = if copies { "copied" } else { "NCCL" };
-    let on_rank = |rank: &Rank| {
-        rank.use_copy_engines(copies);
-        Ok(layers(rank))
-    };
-    let found = match on_gpus_over(gpus, tp, on_rank) {
-        Ok(found) => found,
-        Err(error) => return verdict("layers with overlapped collectives", Err(error.to_string())),
-    };
-    let outcome = |i: usize| {
-        let wrong = found.iter().enumerate().find_map(|(rank, found)| Some((rank, found[i].1.clone()?)));
-        let outcome = wrong.map_or(Ok(()), |(rank, why)| Err(format!("rank {rank}: {why}")));
-        verdict(&format!("TP{tp} {method}: {}", found[0][i].0), outcome)
-    };
-    (0..found[0].len()).map(outcome).sum()
 }
 
 /// Every layer's name, and the error if it is wrong.
@@ -172,12 +164,11 @@ fn compare(rank: &Rank, kind: Kind, sizes: [usize; 4], dtype: DType) -> Option<S
 }
 
 /// Prints the times of Llama-3-8B's layers over all of these GPUs, two sequences at a time: collectives after the
-/// GEMMs, overlapped with them by NCCL's kernels, overlapped by DMA copy engines, and without collectives. 1 if a rank
-/// fails.
-pub fn report(gpus: usize) -> usize {
+/// GEMMs, overlapped with them by NCCL's kernels, overlapped by DMA copy engines, and without collectives.
+pub fn speed(gpus: usize, report: &mut Report) {
     let mut columns = Vec::new();
     for (overlap, copies) in [(false, false), (true, false), (true, true)] {
-        let times = on_gpus_over(gpus, gpus, |rank| {
+        let times = on_gpus(&tensor_parallel(gpus), |rank| {
             rank.use_copy_engines(copies);
             let size = rank.group(Axis::Tp).size();
             Ok(LLAMA.map(|(_, kind, [inputs, outputs])| {
@@ -188,31 +179,19 @@ pub fn report(gpus: usize) -> usize {
                 [seconds(rank, kind, sizes, overlap), seconds(rank, Kind::Alone, sizes, overlap)]
             }))
         });
-        match times {
-            Ok(times) => columns.push(times),
-            Err(error) => return verdict("times of layers", Err(error.to_string())),
-        }
+        let Some(times) = report.attempt("times of layers", times) else { return };
+        columns.push(times);
     }
     for (i, (name, ..)) in LLAMA.into_iter().enumerate() {
-        let slowest =
-            |method: usize, what: usize| columns[method].iter().map(|times| times[i][what]).fold(0.0, f64::max) * 1e3;
-        let [after, nccl, copied, none] = [slowest(0, 0), slowest(1, 0), slowest(2, 0), slowest(0, 1)];
+        let ms = |method: usize, what: usize| slowest(&columns[method], |times| times[i][what]) * 1e3;
+        let [after, nccl, copied, none] = [ms(0, 0), ms(1, 0), ms(2, 0), ms(0, 1)];
         println!(
             "{name}: forward and backward {after:.3} ms, overlapped by NCCL {nccl:.3}, by copies {copied:.3}, without collectives {none:.3}"
         );
     }
-    0
 }
 
 fn seconds(rank: &Rank, kind: Kind, sizes: [usize; 4], overlap: bool) -> f64 {
     let (group, layer) = (rank.group(Axis::Tp), Layer::new(rank, kind, sizes, DType::BF16));
-    let rounds = 20;
-    let all = || (0..rounds).for_each(|_| drop(layer.run(&group, overlap, false)));
-    all();
-    rank.device.sync().expect("the GPU works");
-    group.barrier();
-    let start = Instant::now();
-    all();
-    rank.device.sync().expect("the GPU works");
-    start.elapsed().as_secs_f64() / f64::from(rounds)
+    on_rank(rank, &group, 5, || drop(layer.run(&group, overlap, false))).done
 }

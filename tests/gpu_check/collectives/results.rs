@@ -1,6 +1,9 @@
 //! Every collective in every type: GPU ranks get the same results as CPU ranks.
 
-use crate::{half, mesh, on_gpus, verdict};
+use super::halves;
+use crate::numbers::host;
+use crate::ranks::{mesh, on_gpus};
+use crate::report::Report;
 use backend_dist::collective::*;
 use backend_dist::comm::ReduceOp;
 use backend_dist::launch::{Rank, launch};
@@ -9,22 +12,17 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 type Values = Vec<(String, Vec<f64>)>;
 
-/// Number of wrong collectives.
-pub fn check(gpus: usize) -> usize {
-    let expected = launch(&mesh(gpus, half(gpus)), &[Device::flex()], |rank| Ok(collectives(&rank)))
-        .expect("CPU ranks do not fail");
-    let found = match on_gpus(gpus, |rank| Ok((rank.rank, collectives(rank)))) {
-        Ok(found) => found,
-        Err(error) => return verdict("collectives", Err(error.to_string())),
-    };
-    let names = expected[0].iter().map(|(name, _)| name);
-    let wrong = names.enumerate().map(|(i, name)| {
+pub fn check(gpus: usize, report: &mut Report) {
+    let expected =
+        launch(&mesh(&halves(gpus)), &[Device::flex()], |rank| Ok(collectives(&rank))).expect("CPU ranks do not fail");
+    let found = on_gpus(&halves(gpus), |rank| Ok((rank.rank, collectives(rank))));
+    let Some(found) = report.attempt("collectives", found) else { return };
+    for (i, (name, _)) in expected[0].iter().enumerate() {
         let wrong = found.iter().find(|(rank, found)| found[i] != expected[*rank][i]);
         let text =
             |rank: usize, found: &Values| format!("rank {rank}: {:?} instead of {:?}", found[i].1, expected[rank][i].1);
-        verdict(name, wrong.map_or(Ok(()), |(rank, found)| Err(text(*rank, found))))
-    });
-    wrong.sum()
+        report.outcome(name, wrong.map_or(Ok(()), |(rank, found)| Err(text(*rank, found))));
+    }
 }
 
 fn collectives(rank: &Rank) -> Values {
@@ -34,7 +32,7 @@ fn collectives(rank: &Rank) -> Values {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         // No waits between two of them: each must see the result of the previous one.
         let x = ramp([2 * size, 4 * size], rank, dtype);
-        let mut add = |name: &str, y: Tensor<2>| out.push((format!("{name} {dtype:?}"), values(y)));
+        let mut add = |name: &str, y: Tensor<2>| out.push((format!("{name} {dtype:?}"), host(y)));
         add("all-reduce sum", all_reduce(x.clone(), ReduceOp::Sum, &tp));
         add("all-reduce max", all_reduce(x.clone(), ReduceOp::Max, &tp));
         add("all-reduce min", all_reduce(x.clone(), ReduceOp::Min, &tp));
@@ -86,8 +84,8 @@ fn ring(rank: &Rank, dtype: DType) -> Vec<f64> {
     }
     for round in 1..=3 {
         // In the order in which they were sent: of two ranks, one is both neighbours of the other.
-        out.extend(values(recv([round, 4], dtype, device, previous, &group)));
-        out.extend(values(recv([1, round], dtype, device, next, &group)));
+        out.extend(host(recv([round, 4], dtype, device, previous, &group)));
+        out.extend(host(recv([1, round], dtype, device, next, &group)));
     }
     out
 }
@@ -97,9 +95,4 @@ pub fn ramp<const D: usize>(shape: [usize; D], rank: &Rank, dtype: DType) -> Ten
     let count: usize = shape.iter().product();
     let values: Vec<f64> = (0..count).map(|i| ((i * 5 + rank.rank * 3) % 8) as f64).collect();
     Tensor::from_data(TensorData::new(values, shape), (&rank.device, dtype))
-}
-
-/// The values, as `f64`.
-pub fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
-    x.into_data().iter::<f64>().collect()
 }

@@ -1,11 +1,14 @@
 //! Experts in FP8: small sizes against the emulation on the CPU in f64, and times next to bf16.
-use crate::reference::numbers;
-use crate::time::{counts, median};
+use super::gemms::{matrix, random};
+use super::reference::numbers;
+use super::time::{counts, seconds};
+use crate::numbers::{host, relative};
+use crate::report::Report;
 use backend_dist::comm::Group;
 use backend_dist::ops::fp8::{self, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Recipe};
 use backend_dist::ops::main_grads::{self, MainGrad};
 use backend_dist::ops::{PassContext, moe, pull_back};
-use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use std::sync::Arc;
 
 /// Bound of `‖found - expected‖ / ‖expected‖`: results rounded to 16 bits, and accumulators that keep about 14 bits.
@@ -16,8 +19,7 @@ fn layer(layers: &Fp8Layers, experts: usize, format: Fp8Format) -> Fp8Experts {
     Fp8Experts::new(layers, "layer", Fp8Recipe::tensorwise(format), ExpertSharding::Outputs, ranks)
 }
 
-pub fn check(device: &Device) -> usize {
-    let mut bad = 0;
+pub fn check(device: &Device, report: &mut Report) {
     // Experts, rows of groups, output and input features; empty groups, empty experts, tiles that are not full.
     let sizes: [(usize, &[usize], [usize; 2]); 4] = [
         (1, &[128], [64, 64]),
@@ -29,30 +31,19 @@ pub fn check(device: &Device) -> usize {
         for (dtype, format) in [(DType::BF16, Fp8Format::Hybrid), (DType::F16, Fp8Format::E4m3)] {
             let counts: Arc<[usize]> = counts.into();
             let run = |device: &Device, dtype, sums| {
-                results(
-                    device,
-                    dtype,
-                    &layer(&Fp8Layers::default(), experts, format),
-                    (&counts, experts),
-                    [features, inner],
-                    sums,
-                )
+                let layer = layer(&Fp8Layers::default(), experts, format);
+                results(device, dtype, &layer, (&counts, experts), [features, inner], sums)
             };
             let expected = run(&Device::flex(), DType::F64, false);
             for sums in [false, true] {
                 let found = run(device, dtype, sums);
-                let errors: Vec<f64> =
-                    found.iter().zip(&expected).map(|(found, expected)| error(found, expected)).collect();
-                let good = errors.iter().all(|error| *error <= LIMIT);
-                let verdict = if good { "ok" } else { "BAD" };
-                let errors: Vec<String> = errors.iter().map(|error| format!("{error:.1e}")).collect();
-                let errors = errors.join(" ");
-                println!("FP8 {dtype:?} {format:?} sums {sums} {counts:?} · {features} · {inner}: {errors} {verdict}");
-                bad += usize::from(!good);
+                for ((found, expected), of) in found.iter().zip(&expected).zip(["output", "tokens", "matrices"]) {
+                    let what = format!("FP8 {dtype:?} {format:?} sums {sums} {counts:?} · {features} · {inner} {of}");
+                    report.error(what, relative(found, expected), LIMIT);
+                }
             }
         }
     }
-    bad
 }
 
 /// Output and gradients of the tokens and of the matrices; with `sums` the latter are accumulated in place.
@@ -66,9 +57,8 @@ fn results(
 ) -> [Vec<f64>; 3] {
     let (rows, len) = (counts.iter().sum::<usize>(), experts * features * inner);
     let tensor = |shape: [usize; 2], seed, size: f64| {
-        let numbers: Vec<f64> = numbers(shape[0] * shape[1], seed).into_iter().map(|x| x * size).collect();
-        let data = TensorData::new(numbers, [shape[0] * shape[1]]);
-        Tensor::<1>::from_data(data, (&device.clone().autodiff(), dtype)).reshape(shape)
+        let numbers = numbers(shape[0] * shape[1], seed).into_iter().map(|x| x * size).collect();
+        matrix(numbers, shape, &device.clone().autodiff(), dtype)
     };
     let x = tensor([rows, inner], 1, 1.0).detach().require_grad();
     let w = tensor([experts * features, inner], 2, 0.125).detach().require_grad();
@@ -85,16 +75,6 @@ fn results(
     [y.reshape([rows * features]), of_x, of_w].map(host)
 }
 
-fn host(x: Tensor<1>) -> Vec<f64> {
-    x.into_data().convert::<f64>().try_to_vec().expect("converted to f64")
-}
-
-fn error(found: &[f64], expected: &[f64]) -> f64 {
-    let pairs = found.iter().zip(expected);
-    let (off, size) = pairs.fold((0.0, 0.0), |(off, size), (a, b)| (off + (a - b).powi(2), size + b * b));
-    if found.len() == expected.len() { f64::sqrt(off / size) } else { f64::INFINITY }
-}
-
 /// Four experts of a Mixtral 8x7B, of one micro-batch and of two together, forward and with both gradients; casts
 /// included, except those of the matrices, which are cached.
 pub fn time(device: &Device) {
@@ -104,11 +84,7 @@ pub fn time(device: &Device) {
         for each in [1, 2] {
             let counts: Arc<[usize]> = counts(4 * each, 16_384).into();
             let autodiff = device.clone().autodiff();
-            let random = |[rows, columns]: [usize; 2]| {
-                let numbers =
-                    Tensor::<1>::random([rows * columns], Distribution::Normal(0.0, 1.0), (&autodiff, DType::BF16));
-                numbers.reshape([rows, columns]).detach()
-            };
+            let random = |shape| random(shape, &autodiff, DType::BF16).detach();
             let (x, w) = (random([16_384, inner]).require_grad(), random([4 * features, inner]).require_grad());
             let gradient = random([16_384, features]);
             let sum = Tensor::<1>::zeros([4 * features * inner], (device, DType::F32));
@@ -122,8 +98,8 @@ pub fn time(device: &Device) {
             let rate = |gemms: f64, seconds: f64| gemms * flops / seconds;
             let methods: [(&str, &dyn Fn() -> Tensor<2>); 2] = [("bf16", &in_bf16), ("FP8", &in_fp8)];
             for (what, way) in methods {
-                let forward = rate(1.0, median(|| drop(way()), &near));
-                let all = rate(3.0, median(|| drop(pull_back(way(), gradient.clone())), &near));
+                let forward = rate(1.0, seconds(|| drop(way()), &near));
+                let all = rate(3.0, seconds(|| drop(pull_back(way(), gradient.clone())), &near));
                 println!(
                     "{name:<4} {each} micro-batches {what:<5} forward {forward:7.1} with gradients {all:7.1} TFLOP/s"
                 );

@@ -1,7 +1,7 @@
 //! One grouped GEMM by each of the methods.
 use backend_dist::ops::grouped;
 use burn::backend::Cube;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor, TensorData};
 use kernels_cubecl::grouped::{Epilogue, Gemm, GroupedCall, GroupedPlan};
 use kernels_cubecl::hopper::mma::Half;
 
@@ -58,13 +58,25 @@ pub enum Method {
     Prefetch,
 }
 
-/// Shape of the result.
-pub fn result(layer: &Layer, gemm: Gemm) -> [usize; 2] {
+/// Shapes of both operands and of the result.
+pub fn shapes(layer: &Layer, gemm: Gemm) -> [[usize; 2]; 3] {
+    let (x, y, w) = ([layer.rows(), layer.inner], [layer.rows(), layer.features], layer.matrices());
     match gemm {
-        Gemm::Forward => [layer.rows(), layer.features],
-        Gemm::InputGradient => [layer.rows(), layer.inner],
-        Gemm::WeightGradient => layer.matrices(),
+        Gemm::Forward => [x, w, y],
+        Gemm::InputGradient => [y, w, x],
+        Gemm::WeightGradient => [y, x, w],
     }
+}
+
+/// A matrix of these numbers; a tensor that is created as a matrix may have gaps between its rows.
+pub fn matrix(values: Vec<f64>, shape: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
+    let data = TensorData::new(values, [shape[0] * shape[1]]);
+    Tensor::<1>::from_data(data, (device, dtype)).reshape(shape)
+}
+
+/// The same with random numbers.
+pub fn random(shape: [usize; 2], device: &Device, dtype: DType) -> Tensor<2> {
+    Tensor::<1>::random([shape[0] * shape[1]], Distribution::Normal(0.0, 1.0), (device, dtype)).reshape(shape)
 }
 
 /// Writes the GEMM, or adds it, to `out`; returns the tensor with the result, which is not `out` unless that is fp32.

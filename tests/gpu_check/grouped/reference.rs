@@ -1,18 +1,13 @@
 //! Grouped GEMMs in fp64 on the host.
-use crate::gemms::Layer;
+use super::gemms::Layer;
+use crate::numbers::uniform;
 use kernels_cubecl::grouped::Gemm;
 use rayon::prelude::*;
 
 /// Numbers around 0 that bf16 and fp16 hold.
 pub fn numbers(len: usize, seed: u64) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        ((state >> 40) % 255) as f64 / 64.0 - 127.0 / 64.0
-    };
-    (0..len).map(next).collect()
+    let mut next = uniform(seed);
+    (0..len).map(|_| ((255.0 * next()).floor() - 127.0) / 64.0).collect()
 }
 
 /// `gemm` of `left` and `right`, added to `initial`.

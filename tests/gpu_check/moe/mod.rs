@@ -1,19 +1,19 @@
-//! Checks MoE layers with experts distributed over all GPUs against one CPU rank, and routing on the GPUs against
-//! routing on the host; then times layers of usual sizes.
+//! MoE layers with experts distributed over all GPUs against one CPU rank, and routing on the GPUs against routing on
+//! the host; times of layers of usual sizes.
 //!
-//! `cargo run --release --example moe_check --features cuda -- [GPUS] [layers|routing|times]`; 1, 2, 4 or 8 GPUs;
-//! without a word everything. In f32 all values are compared; in bf16 a token whose experts have nearly equal scores
-//! may choose others, so a few tokens may differ.
+//! 1, 2, 4 or 8 GPUs. In f32 all values are compared; in bf16 a token whose experts have nearly equal scores may choose
+//! others, so a few tokens may differ.
 
 mod routing;
 
-use std::collections::BTreeMap;
-use std::time::Instant;
-
+use crate::choice::Choice;
+use crate::clock::on_rank;
+use crate::numbers::{host, relative};
+use crate::ranks::slowest;
+use crate::report::Report;
 use backend_dist::collective::all_reduce;
 use backend_dist::comm::ReduceOp;
-use backend_dist::gpu;
-use backend_dist::launch::{Rank, launch};
+use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, GridKind, Mesh, ParallelLayout};
 use backend_dist::ops::pull_back;
 use backend_dist::shard::{Init, ParamSpec, Registry, Unit};
@@ -24,6 +24,7 @@ use models::layers::{
     SharedExperts,
 };
 use models::{MicroBatch, ParamBuilder, WeightSource};
+use std::collections::BTreeMap;
 
 /// Samples of all ranks.
 const SAMPLES: usize = 8;
@@ -68,10 +69,6 @@ fn build(
 
 /// Outputs by sample, and gradients by name.
 type Found = (Vec<f64>, BTreeMap<String, Vec<f64>>);
-
-fn run(devices: &[Device], mesh: &Mesh, config: MoeConfig, dtype: FloatDType) -> Found {
-    run_with(devices, mesh, config, dtype, None)
-}
 
 /// With weights from `source`, else random ones.
 fn run_with(
@@ -137,55 +134,36 @@ impl ModuleVisitor for Collect<'_> {
     }
 }
 
-fn host<const D: usize>(x: Tensor<D>) -> Vec<f64> {
-    x.into_data().convert::<f64>().try_to_vec().expect("converted to f64")
-}
-
-/// Norm of the difference over the norm of the expected values.
-fn distance(found: &[f64], expected: &[f64]) -> f64 {
-    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
-    norm(&mut found.iter().zip(expected).map(|(a, b)| a - b)) / norm(&mut expected.iter().copied()).max(1e-30)
-}
-
-/// Prints what was compared and returns 1 if it is too far off.
-fn verdict(what: &str, worst: f64, limit: f64) -> usize {
-    let good = worst <= limit;
-    println!("{what:<64} {worst:.1e} {}", if good { "ok" } else { "BAD" });
-    !good as usize
-}
-
-fn check(gpus: usize) -> usize {
+fn check(gpus: usize, report: &mut Report) {
     let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
     let (hidden, intermediate) = (256, 384);
-    let one =
-        run(&[Device::flex()], &mesh(1, 1), config(hidden, intermediate, Dispatcher::AllToAll, true), FloatDType::F32);
-    let mut bad = 0;
+    let alone = config(hidden, intermediate, Dispatcher::AllToAll, true);
+    let one = run_with(&[Device::flex()], &mesh(1, 1), alone, FloatDType::F32, None);
     let halves = if gpus > 1 { vec![1, 2] } else { vec![1] };
     for (etp, dispatcher) in
         halves.into_iter().flat_map(|etp| [Dispatcher::AllToAll, Dispatcher::AllGather].map(|d| (etp, d)))
     {
         let config = config(hidden, intermediate, dispatcher, true);
         for (dtype, limits) in [(FloatDType::F32, [1e-4, 1e-3]), (FloatDType::BF16, [0.03, 0.2])] {
-            let (out, grads) = run(&devices, &mesh(gpus, etp), config, dtype);
+            let (out, grads) = run_with(&devices, &mesh(gpus, etp), config, dtype, None);
             let mut rows: Vec<f64> =
-                out.chunks(hidden).zip(one.0.chunks(hidden)).map(|(a, b)| distance(a, b)).collect();
+                out.chunks(hidden).zip(one.0.chunks(hidden)).map(|(a, b)| relative(a, b)).collect();
             rows.sort_by(f64::total_cmp);
             let name = format!("EP{} ETP{etp} {dispatcher:?} {dtype:?}", gpus / etp);
             // In bf16 one token in fifty may use other experts.
             let place = if dtype == FloatDType::F32 { rows.len() - 1 } else { rows.len() * 49 / 50 };
-            bad += verdict(&format!("{name}: outputs"), rows[place], limits[0]);
-            let off = grads.iter().map(|(name, grad)| (distance(grad, &one.1[name]), name));
+            report.error(format!("{name}: outputs"), rows[place], limits[0]);
+            let off = grads.iter().map(|(name, grad)| (relative(grad, &one.1[name]), name));
             let (worst, of) = off.max_by(|a, b| a.0.total_cmp(&b.0)).expect("a layer has weights");
-            bad += verdict(&format!("{name}: gradient of {of}"), worst, limits[1]);
+            report.error(format!("{name}: gradient of {of}"), worst, limits[1]);
         }
     }
-    bad
 }
 
 /// Tokens per GPU.
 const TOKENS: usize = 4096;
 
-/// Seconds of a layer forward and backward in bf16: the median on the slowest GPU.
+/// Seconds of a layer forward and backward in bf16 on the slowest GPU.
 fn time(gpus: usize, config: MoeConfig) -> f64 {
     let (devices, hidden): (Vec<Device>, usize) = ((0..gpus).map(Device::cuda).collect(), config.hidden);
     let times = launch(&mesh(gpus, 1), &devices, |rank| {
@@ -195,20 +173,16 @@ fn time(gpus: usize, config: MoeConfig) -> f64 {
         let data = TensorData::new(values.collect::<Vec<f32>>(), [TOKENS, 1, hidden]);
         let x = Tensor::<3>::from_data(data, (&rank.device.clone().autodiff(), DType::BF16)).require_grad();
         let batch = MicroBatch { auxiliary: 1.0, ..MicroBatch::default() };
-        // Reading this sum waits for all of the step.
         let step = || {
-            let start = Instant::now();
             let y = layer.forward(x.clone(), &norm, &batch);
             let grads = pull_back(y.clone(), y.inner());
-            let grad = x.grad(&grads).expect("the input has a gradient");
-            grad.sum().into_data();
-            start.elapsed().as_secs_f64()
+            // Reading this sum waits for all of the step.
+            x.grad(&grads).expect("the input has a gradient").sum().into_data();
         };
-        let mut all: Vec<f64> = (0..20).map(|_| step()).collect();
-        all.sort_by(f64::total_cmp);
-        Ok(all[all.len() / 2])
+        (0..3).for_each(|_| step());
+        Ok(on_rank(&rank, &rank.group(Axis::Dp), 4, step).done)
     });
-    times.unwrap_or_else(|error| panic!("{error}")).into_iter().fold(0.0, f64::max)
+    slowest(&times.unwrap_or_else(|error| panic!("{error}")), |seconds| *seconds)
 }
 
 /// A layer of Mixtral 8x7B with both dispatchers.
@@ -222,27 +196,20 @@ fn times(gpus: usize) {
     }
 }
 
-fn main() {
-    let gpus: usize = std::env::args().nth(1).map_or(1, |text| text.parse().expect("GPUS is a number"));
-    assert!(gpus.is_power_of_two() && gpus <= 8, "1, 2, 4 or 8 GPUs");
-    let part = std::env::args().nth(2);
-    let does = |what: &str| part.as_deref().is_none_or(|part| part == what);
-    assert!(["layers", "routing", "times"].into_iter().any(does), "{part:?} is not layers, routing or times");
-    if let Err(missing) = gpu::require(gpus) {
-        eprintln!("{missing}");
-        std::process::exit(2);
+pub fn run(choice: &Choice, report: &mut Report) -> Result<(), BoxError> {
+    let gpus = choice.numbers[0];
+    if !gpus.is_power_of_two() || gpus > 8 {
+        return Err(format!("{gpus} GPUs: it takes 1, 2, 4 or 8").into());
     }
-    let mut bad = if does("layers") { check(gpus) } else { 0 };
-    if does("routing") {
-        bad += routing::check(gpus);
+    if choice.does("layers") {
+        check(gpus, report);
     }
-    if does("times") {
+    if choice.does("routing") {
+        routing::check(gpus, report);
+    }
+    if choice.does("times") {
         times(gpus);
         routing::times(gpus);
     }
-    if bad > 0 {
-        println!("{bad} checks failed");
-        std::process::exit(1);
-    }
-    println!("all layers are right");
+    Ok(())
 }

@@ -11,7 +11,9 @@ use models::layers::{
     RouterDevice, Scores,
 };
 
-use super::{Found, distance, mesh, run_with, time};
+use super::{Found, mesh, run_with, time};
+use crate::numbers::relative;
+use crate::report::Report;
 
 /// Noise; a fifth of the experts are chosen often, every seventh hardly ever and with equal logits, and a bias keeps
 /// two from being chosen at all.
@@ -86,43 +88,39 @@ fn run(devices: &[Device], config: MoeConfig, place: RouterDevice) -> Found {
     run_with(devices, &mesh(devices.len(), 1), config, FloatDType::F32, Some(&Uneven))
 }
 
-/// 1 if routing on the device and on the host differ in a bit.
-fn compare(what: &str, devices: &[Device], config: MoeConfig) -> usize {
+/// Whether routing on the device and on the host have the same bits.
+fn compare(report: &mut Report, what: &str, devices: &[Device], config: MoeConfig) {
     let run = |place| run(devices, config, place);
     let (host, device) = (run(RouterDevice::Host), run(RouterDevice::Device));
     if host == device {
-        println!("{what:<72} same bits");
-        return 0;
+        return report.holds(format!("{what}: same bits"), true);
     }
     let off = |found: &Found| {
-        let of = |(name, grad): (&String, &Vec<f64>)| (distance(grad, &host.1[name]), format!("gradient of {name}"));
-        let all = found.1.iter().map(of).chain([(distance(&found.0, &host.0), "output".to_string())]);
+        let of = |(name, grad): (&String, &Vec<f64>)| (relative(grad, &host.1[name]), format!("gradient of {name}"));
+        let all = found.1.iter().map(of).chain([(relative(&found.0, &host.0), "output".to_string())]);
         all.max_by(|a, b| a.0.total_cmp(&b.0)).expect("an output")
     };
     let (on_device, on_host) = (off(&device), off(&run(RouterDevice::Host)));
-    println!("{what:<72} BAD: on the device off by {on_device:?}, a second time on the host by {on_host:?}");
-    1
+    report
+        .holds(format!("{what}: on the device off by {on_device:?}, a second time on the host by {on_host:?}"), false);
 }
 
-/// Number of routers whose results differ.
-pub fn check(gpus: usize) -> usize {
+pub fn check(gpus: usize, report: &mut Report) {
     let devices: Vec<Device> = (0..gpus).map(Device::cuda).collect();
-    let all: Vec<_> = [8, 64, 128, 256].into_iter().enumerate().map(|(variant, experts)| (experts, variant)).collect();
-    let mut bad = 0;
-    for (experts, variant) in all {
+    let mut compare = |what: &str, config| compare(report, what, &devices, config);
+    for (variant, experts) in [8, 64, 128, 256].into_iter().enumerate() {
         for (what, router) in routers(experts, variant) {
-            bad += compare(&what, &devices, config(experts, router, Dispatcher::AllToAll));
+            compare(&what, config(experts, router, Dispatcher::AllToAll));
         }
     }
     for (what, router) in routers(64, 0).into_iter().step_by(3) {
-        bad += compare(&format!("{what}, all-gather"), &devices, config(64, router, Dispatcher::AllGather));
+        compare(&format!("{what}, all-gather"), config(64, router, Dispatcher::AllGather));
         for (factor, pad) in [(0.6, false), (1.3, true)] {
             let capacity = Some(Capacity { factor, policy: DropPolicy::Position, pad });
             let config = MoeConfig { capacity, ..config(64, router, Dispatcher::AllToAll) };
-            bad += compare(&format!("{what}, capacity {factor}"), &devices, config);
+            compare(&format!("{what}, capacity {factor}"), config);
         }
     }
-    bad
 }
 
 /// Forward and backward times of both, 4096 tokens per GPU.

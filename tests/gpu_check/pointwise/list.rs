@@ -1,5 +1,5 @@
 //! The checks, at sizes that need several cubes.
-use crate::checks::{
+use crate::kernel_tests::pointwise::{
     activation, blockwise, decode, fused, gated_delta as gated_delta_checks, latent, low_rank, moe, norm, optimizer,
     recurrent, routing, rows, sinks, ssd, tokens,
 };
