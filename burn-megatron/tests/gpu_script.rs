@@ -28,9 +28,7 @@ fn gpu(folder: &Path, body: &str, arguments: &str) -> Output {
     );
     let body = format!("name=${{0##*/}}\n{body}");
     program(&folder.join("bin/burn-megatron"), &body);
-    for check in ["attention", "grouped", "portable", "collective", "moe", "pointwise", "fp8"] {
-        program(&folder.join(format!("bin/examples/{check}_check")), &body);
-    }
+    program(&folder.join("bin/gpu_check"), &body);
     let path = format!("{}:{}", folder.join("path").display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(script("gpu"));
     command.args(arguments.split_whitespace()).env("PATH", path).env("BURN_MEGATRON_BIN", folder.join("bin"));
@@ -40,8 +38,8 @@ fn gpu(folder: &Path, body: &str, arguments: &str) -> Output {
 #[test]
 fn one_wrong_program_is_in_the_table_and_the_exit_code() {
     let folder = tempfile::tempdir().unwrap();
-    let body =
-        "[[ $name == fp8_check ]] && { echo it is BAD; exit 1; }; echo 9 of 9 layouts equal, on $CUDA_VISIBLE_DEVICES";
+    let body = "[[ $name/$1 == gpu_check/fp8 ]] && { echo it is BAD; exit 1; }
+        echo 9 of 9 layouts equal, on $CUDA_VISIBLE_DEVICES";
     let output = gpu(folder.path(), body, "verify-llama fp8 doctor");
     let table = said(&output);
     assert_eq!(output.status.code(), Some(1), "{table}");

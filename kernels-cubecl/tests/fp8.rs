@@ -1,5 +1,5 @@
 //! Casts to FP8 on CubeCL's cpu runtime, by arithmetic, against the host's bits: no GPU is needed. The GPU's
-//! instruction and the transposes are checked by `fp8_check`, on a GPU.
+//! instruction and the transposes are checked by `gpu_check fp8`, on a GPU.
 #![cfg(feature = "cpu")]
 
 #[path = "libcalls/mod.rs"]

@@ -50,12 +50,6 @@ pub struct Comparison {
     pub bound: f64,
 }
 
-impl Comparison {
-    pub fn ok(&self) -> bool {
-        self.error <= self.bound
-    }
-}
-
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} is off by {:.1e}, allowed is {:.1e}", self.name, self.error, self.bound)
@@ -67,7 +61,8 @@ pub fn numbers(len: usize, seed: usize) -> Vec<f64> {
     (0..len).map(|i| (((i + 1) as f64 * 12.9898 + seed as f64 * 78.233).sin() * 43_758.545_3).fract()).collect()
 }
 
-fn bytes(values: &[f64], element: Element) -> Vec<u8> {
+/// What a buffer with these numbers holds.
+pub fn bytes(values: &[f64], element: Element) -> Vec<u8> {
     let one = |x: &f64| match element {
         Element::F64 => x.to_le_bytes().to_vec(),
         Element::F32 => (*x as f32).to_le_bytes().to_vec(),
@@ -123,8 +118,29 @@ pub fn empty(client: &Client, shape: [usize; 4], element: Element) -> Tensor4 {
     Tensor4::contiguous(handle, shape)
 }
 
-fn read(client: &Client, handle: &Handle, element: Element) -> Vec<f64> {
+pub fn read(client: &Client, handle: &Handle, element: Element) -> Vec<f64> {
     numbers_of(&client.read_one_unchecked(handle.clone()), element)
+}
+
+/// Start offsets of packed sequences on the device.
+pub fn upload_starts(client: &Client, problem: &Problem) -> Option<[Handle; 2]> {
+    let upload = |starts: &Vec<i32>| client.create_from_slice(i32::as_bytes(starts));
+    problem.starts.as_ref().map(|starts| starts.each_ref().map(upload))
+}
+
+/// Options of a call; `starts` are the problem's on the device.
+pub fn options<'a>(problem: &Problem, starts: &'a Option<[Handle; 2]>, element: Half) -> CallOptions<'a> {
+    let longest =
+        |starts: &[i32]| starts.windows(2).map(|ends| (ends[1] - ends[0]) as usize).max().expect("a sequence");
+    let packed = starts.as_ref().zip(problem.starts.as_ref()).map(|(on_device, starts)| Packed {
+        query_starts: &on_device[0],
+        key_starts: &on_device[1],
+        sequences: starts[0].len() - 1,
+        longest_query: longest(&starts[0]),
+        longest_key: longest(&starts[1]),
+    });
+    let (dropout, first_query) = (problem.dropout, problem.first_query);
+    CallOptions { element, packed, dropout, first_query, ..Default::default() }
 }
 
 /// Output, log-sum-exp and gradients of a call.
@@ -134,18 +150,9 @@ pub fn check(client: &Client, kernels: Kernels, problem: &Problem) -> Vec<Compar
     let (k, k_values) = spread(client, shape.key_shape(), kernels, 2);
     let (v, v_values) = spread(client, shape.value_shape(), kernels, 3);
     let (dout, dout_values) = spread(client, shape.out_shape(), kernels, 4);
-    let expected = problem.solve(&q_values, &k_values, &v_values, &dout_values);
-    let upload = |starts: &Vec<i32>| client.create_from_slice(i32::as_bytes(starts));
-    let starts = problem.starts.as_ref().map(|starts| starts.each_ref().map(upload));
-    let packed = starts.as_ref().map(|[query_starts, key_starts]| Packed {
-        query_starts,
-        key_starts,
-        sequences: query_starts.size_in_used() as usize / 4 - 1,
-        longest_query: shape.queries,
-        longest_key: shape.keys,
-    });
-    let (dropout, first_query) = (problem.dropout, problem.first_query);
-    let options = CallOptions { element: kernels.half(), packed, dropout, first_query, ..Default::default() };
+    let expected = problem.solve([&q_values, &k_values, &v_values, &dout_values]);
+    let starts = upload_starts(client, problem);
+    let options = options(problem, &starts, kernels.half());
     let statistic = if element == Element::F64 { Element::F64 } else { Element::F32 };
     let out = empty(client, shape.out_shape(), element);
     let lse = client.create_from_slice(&vec![0xff; shape.statistics_len() * statistic.size()]);

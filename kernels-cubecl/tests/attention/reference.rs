@@ -1,10 +1,11 @@
-//! Attention in f64, one probability at a time.
+//! Attention in f64, one probability at a time; also as a textbook program in 16 bits computes it.
 
 use kernels_cubecl::attention::{AttentionShape, Dropout};
 
-use crate::draws::{mix, splitmix};
+use super::draws::{mix, splitmix};
 
 /// A problem, its sequences as `(queries, keys)` ranges.
+#[derive(Clone)]
 pub struct Problem {
     pub shape: AttentionShape,
     pub scale: f64,
@@ -53,7 +54,18 @@ impl Problem {
         if dropped { 0.0 } else { f64::from((1.0 / (1.0 - f64::from(p))) as f32) }
     }
 
-    pub fn solve(&self, q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> Answer {
+    pub fn solve(&self, inputs: [&[f64]; 4]) -> Answer {
+        self.solve_rounded(inputs, |x| x, None)
+    }
+
+    /// As a program whose GEMMs and softmax each round their result, from exact sums. The backward pass has the output
+    /// `stored`, or else the one computed here.
+    pub fn solve_rounded(
+        &self,
+        [q, k, v, dout]: [&[f64]; 4],
+        round: impl Fn(f64) -> f64,
+        stored: Option<&[f64]>,
+    ) -> Answer {
         let AttentionShape { batch, heads, kv_heads, queries, keys, head_dim, value_dim, .. } = self.shape;
         let row = |seq: usize, b: usize, h: usize, all: usize, length: usize| {
             let at = ((seq * batch + b) * all + h) * length;
@@ -74,31 +86,35 @@ impl Problem {
             }
             let key = |j: usize| row(j, b, kv, kv_heads, head_dim);
             let value = |j: usize| row(j, b, kv, kv_heads, value_dim);
-            let scores: Vec<f64> = visible.iter().map(|j| dot(&q[at.clone()], &k[key(*j)]) * self.scale).collect();
+            let score = |j: &usize| round(round(dot(&q[at.clone()], &k[key(*j)])) * self.scale);
+            let scores: Vec<f64> = visible.iter().map(score).collect();
             let row_max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let row_sum: f64 = scores.iter().map(|score| (score - row_max).exp()).sum();
             answer.lse[(b * heads + h) * self.shape.padded_queries() + i] = row_max + row_sum.ln();
-            let probabilities: Vec<f64> = scores.iter().map(|score| (score - row_max).exp() / row_sum).collect();
+            let probabilities: Vec<f64> = scores.iter().map(|score| round((score - row_max).exp() / row_sum)).collect();
             let keeps: Vec<f64> = visible.iter().map(|j| self.keep([b, h, i, *j])).collect();
             for ((j, p), keep) in visible.iter().zip(&probabilities).zip(&keeps) {
+                let p = round(p * keep);
                 for (out, v) in answer.out[to.clone()].iter_mut().zip(&v[value(*j)]) {
-                    *out += p * keep * v;
+                    *out += p * v;
                 }
             }
-            let delta = dot(&dout[to.clone()], &answer.out[to.clone()]);
+            answer.out[to.clone()].iter_mut().for_each(|x| *x = round(*x));
+            let delta = dot(&dout[to.clone()], &stored.unwrap_or(&answer.out)[to.clone()]);
             let [dq, dk, dv] = &mut answer.gradients;
             for ((j, p), keep) in visible.iter().zip(&probabilities).zip(&keeps) {
-                let dp = keep * dot(&dout[to.clone()], &v[value(*j)]);
-                let ds = p * (dp - delta) * self.scale;
+                let dp = keep * round(dot(&dout[to.clone()], &v[value(*j)]));
+                let (ds, p) = (round(p * (dp - delta)) * self.scale, round(p * keep));
                 for (e, column) in at.clone().zip(key(*j)) {
                     dq[e] += ds * k[column];
                     dk[column] += ds * q[e];
                 }
                 for (dv, dout) in dv[value(*j)].iter_mut().zip(&dout[to.clone()]) {
-                    *dv += p * keep * dout;
+                    *dv += p * dout;
                 }
             }
         }
+        answer.gradients.iter_mut().flatten().for_each(|x| *x = round(*x));
         answer
     }
 }

@@ -1,5 +1,5 @@
 //! The pointwise kernels on CubeCL's cpu runtime: no GPU is needed. A unit is a thread there and a plane a single unit;
-//! `pointwise_check` runs the same checks on a GPU, with cubes of 256 units.
+//! `gpu_check pointwise` runs the same checks on a GPU, with cubes of 256 units.
 #![cfg(feature = "cpu")]
 
 /// Runs a check in fp32 and in bf16.

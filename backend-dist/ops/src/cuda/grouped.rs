@@ -29,7 +29,7 @@ pub enum Method {
     Loop,
 }
 
-/// The requested method, else one launch for all groups if there is a kernel: in `grouped_check` it is as fast as one
+/// The requested method, else one launch for all groups if there is a kernel: in `gpu_check grouped` it is as fast as one
 /// GEMM per group for a few large groups, and nearly four times as fast for many small ones.
 fn method(asked: Option<Method>, call: GroupedCall, [left, right, out]: [&CubeTensor; 3]) -> Method {
     let start = |x: &CubeTensor| x.handle.offset_start.unwrap_or(0).is_multiple_of(START);

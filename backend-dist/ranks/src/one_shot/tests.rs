@@ -1,4 +1,4 @@
-//! Sizes, places and the text of the kernels; their sums are checked on GPUs (`collective_check`, part `one-shot`).
+//! Sizes, places and the text of the kernels; their sums are checked on GPUs (`gpu_check collectives one-shot`).
 
 use super::layout::{
     BLOCKS, CHUNK, HEADER, MARK, MEMBERS, PREFETCHERS, THREADS, blocks, limit, memory, prefetched, region, staged,
