@@ -84,7 +84,18 @@ fn every_type_of_the_prelude_has_an_example() {
             items.filter_map(parts).filter(|(ident, _)| **ident == name).collect()
         };
         let found = Some(in_files(&of_module)).filter(|found| !found.is_empty()).unwrap_or_else(|| in_files(&below));
+        // A macro's text has no items.
+        if found.is_empty() && files.keys().filter(of_module).any(|path| is_in_macro(&repository::read(path), &name)) {
+            continue;
+        }
         assert_eq!(found.len(), 1, "{name} is in {place} once");
         assert!(found[0].1.is_none_or(has_example), "{name} of {place} has no example");
     }
+}
+
+/// Whether a text defines a type right after a doc comment with an example.
+fn is_in_macro(text: &str, name: &str) -> bool {
+    let Some(at) = text.find(&format!("pub enum {name} ")) else { return false };
+    let above = text[..at].lines().rev().map(str::trim).filter(|line| !line.is_empty());
+    above.take_while(|line| line.starts_with("///") || line.starts_with("#[")).any(|line| line.starts_with("/// ```"))
 }

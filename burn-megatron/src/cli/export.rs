@@ -161,11 +161,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The small files of a model that was trained from nothing. What ends a document ends a text.
+/// The small files of a model that was trained from nothing, as far as its checkpoint says how. What ends a document ends a
+/// text.
 fn of_new_model(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> anyhow::Result<Companions> {
+    let Some(data) = checkpoint.state().config.get("data") else { return Ok(Companions::default()) };
     let tokenizer = tokenizer.map(read_tokenizer).transpose()?;
-    let named = checkpoint.state().config["data"]["eod-id"].as_i64();
-    let end = named.or_else(|| end_of_document(tokenizer.as_ref()?, None));
+    let end = data["eod-id"].as_i64().or_else(|| end_of_document(tokenizer.as_ref()?, None));
     Ok(Companions::of_new_model(end, tokenizer.as_ref()))
 }
 

@@ -148,6 +148,7 @@ mod tests {
         assert_eq!(lines[2], "{\"kind\":\"tra");
         assert_eq!(lines[..2].iter().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<Value>>(), expected);
 
+        drop(log);
         // Nothing to take back: the file stays as it is. A new run keeps the old one's lines aside.
         drop(JsonLines::open(&path, 9).unwrap());
         assert_eq!(steps(&path), [1, 2, 3, 4]);

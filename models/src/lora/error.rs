@@ -23,6 +23,9 @@ pub enum LoraError {
     /// A module has two.
     #[error("{key}: `{}` and `{}` both fit `{module}`; name it once", .patterns[0], .patterns[1])]
     Twice { key: &'static str, patterns: [String; 2], module: String },
+    /// One of all layers cannot.
+    #[error("target_modules: {ALL_LINEAR} has `{module}` among others, and {why}; name those that can: {others}")]
+    AllLinear { module: String, why: &'static str, others: String },
     /// Experts of a layer have several ranks or scales.
     #[error(
         "{key}: the experts of a layer have adapters of one rank and scale, gate and up and down, but `{module}` has another than \

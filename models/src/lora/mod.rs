@@ -122,14 +122,17 @@ impl LoraConfig {
                 .filter(|layer| if all { in_all(layer.theirs) } else { pattern::names(target, layer.theirs) })
                 .collect();
             if chosen.is_empty() {
-                let mut known: Vec<&str> = linear.iter().filter_map(|layer| layer.theirs.rsplit('.').next()).collect();
-                known.sort_unstable();
-                known.dedup();
-                return Err(LoraError::Target { target: target.clone(), known: known.join(", ") });
+                let known = last_parts(&linear);
+                return Err(LoraError::Target { target: target.clone(), known });
             }
             for layer in chosen {
                 if let Some(why) = layer.refused() {
-                    return Err(LoraError::Unsupported { module: layer.theirs.into(), why });
+                    let module = layer.theirs.to_string();
+                    let can_some = linear.iter().any(|layer| in_all(layer.theirs) && layer.refused().is_none());
+                    return Err(match all && can_some {
+                        true => LoraError::AllLinear { module, why, others: last_parts(&linear) },
+                        false => LoraError::Unsupported { module, why },
+                    });
                 }
                 targets.insert(layer.ours, layer);
             }
@@ -190,6 +193,16 @@ impl Linear<'_> {
     }
 }
 
+/// The last parts of the names of those layers that can have an adapter, or else of all.
+fn last_parts(layers: &[Linear]) -> String {
+    let of = |can: bool| {
+        let some = layers.iter().filter(|layer| !can || layer.refused().is_none());
+        some.filter_map(|layer| layer.theirs.rsplit('.').next()).collect::<BTreeSet<_>>()
+    };
+    let names = Some(of(true)).filter(|names| !names.is_empty()).unwrap_or_else(|| of(false));
+    names.into_iter().collect::<Vec<_>>().join(", ")
+}
+
 /// Hugging Face's names of all linear layers of a model with these names.
 pub fn modules(names: &NameMap) -> BTreeSet<&str> {
     linear_layers(names).into_iter().map(|layer| layer.theirs).collect()
@@ -220,7 +233,10 @@ pub struct Adapter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig};
+    use crate::{
+        DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant,
+        ModelConfig,
+    };
 
     fn of(targets: &[&str], names: &NameMap) -> Result<LoraPlan, LoraError> {
         let target_modules = targets.iter().map(|target| target.to_string()).collect();
@@ -280,7 +296,9 @@ mod tests {
         assert!(said.contains("no linear layer `q_prj`") && said.contains("q_proj"), "{said}");
         assert!(refused(&["lm_head"], &names).contains("the output layer"));
         let gpt = FamilyConfig::Gpt(GptConfig::tiny()).hf_names();
-        assert!(refused(&[ALL_LINEAR], &gpt).contains("transpose"));
+        assert!(refused(&[ALL_LINEAR], &gpt).contains("adapters of `transformer.h.0.attn.c_attn` are not supported"));
+        let said = refused(&[ALL_LINEAR], &DeepSeekV3Config::tiny().hf_names());
+        assert!(said.contains("; name those that can: down_proj, gate_proj, kv_b_proj, o_proj, q_b_proj"), "{said}");
         let experts = MixtralConfig::tiny().hf_names();
         let said = refused(&["experts.0.w1"], &experts);
         assert!(

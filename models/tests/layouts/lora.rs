@@ -1,4 +1,4 @@
-//! Adapters beside frozen weights, in every layout, with all operations finding what others have left for them.
+//! Adapters next to frozen weights, in every layout, with all operations finding what others have left for them.
 
 use std::sync::Arc;
 

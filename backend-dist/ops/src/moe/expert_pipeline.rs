@@ -243,7 +243,7 @@ struct Matrices {
     deferral: Deferral,
 }
 
-/// Delivers the gradients of a layer's weights, now, beside collectives that take SMs or not, or deferred, from the operands
+/// Delivers the gradients of a layer's weights, now, next to collectives that take SMs or not, or deferred, from the operands
 /// of each chunk.
 fn weight_grads<B: MoeKernels, P: ExpertGemms<B>>(
     node: Option<Matrices>,

@@ -7,6 +7,7 @@ use crate::Job;
 use crate::operations::Unit;
 use crate::state::States;
 use host::schedule::Placement;
+use layouts::sizes::gemm_workspace;
 
 /// A teacher or a reference model, on a pipeline rank.
 #[derive(Clone, Copy, Debug, Default)]
@@ -71,9 +72,10 @@ pub(super) fn drawing(job: &Job, chunks: &[&StageMemory], (placement, rank): (Pl
     let has_kernel = job.gpu && job.decoder.latent.is_none();
     let decode = if has_kernel { 0 } else { of_layer + copies + positions * (scores + heads * ID) };
     let logits = sequences * job.decoder.vocab as u64 * job.element.max(4);
+    let workspace = if job.gpu { 0 } else { gemm_workspace() };
     Some(RankMemory {
         states,
-        working: read.max(decode).max(logits),
+        working: read.max(decode).max(logits) + workspace,
         cache: layers as u64 * of_layer,
         ..RankMemory::default()
     })

@@ -51,7 +51,7 @@ impl Coordinator {
         self.check(sent);
     }
 
-    /// The run goes on within `epoch`, from which the displays count steps. They know an epoch by the end of the one before.
+    /// The run continues within `epoch`, from which the displays count steps. They know an epoch by the end of the one before.
     pub fn back_to(&mut self, epoch: usize) {
         self.train(LearnerEvent::EndEpoch(epoch - 1));
     }

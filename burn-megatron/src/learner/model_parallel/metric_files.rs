@@ -1,5 +1,5 @@
 //! burn-train's files of metrics, `SPLIT/epoch-N/METRIC.log`, as its own logger writes them, which panics where the disk
-//! refuses. They are for Burn's tools: a run that cannot write them says so once and goes on.
+//! refuses. They are for Burn's tools: a run that cannot write them says so once and continues.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

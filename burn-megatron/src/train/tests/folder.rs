@@ -69,20 +69,20 @@ fn a_run_does_not_begin_among_the_copies_of_another() {
 
 #[test]
 fn the_command_that_began_a_run_from_a_checkpoint_continues_it() {
-    let (first, second) = (book(), book());
-    run(&config(first.path(), &[("checkpoint.every", "3"), ("checkpoint.keep-last", "none")])).unwrap();
-    let named = first.path().join("run/checkpoints/step_00000003").display().to_string();
-    let again = config(second.path(), &[("checkpoint.resume", &named)]);
-    let start = || Plan::new(&again, &[]).unwrap().start.unwrap();
-    assert_eq!((start().step, start().warning), (3, None));
-    run(&again).unwrap();
-    let own = start();
-    assert!(own.step == 6 && own.path.starts_with(second.path().join("run")), "{own:?}");
+    let folder = book();
+    run(&config(folder.path(), &[("checkpoint.every", "3"), ("checkpoint.keep-last", "none")])).unwrap();
+    let named = folder.path().join("run/checkpoints/step_00000003").display().to_string();
+    let output = folder.path().join("again").display().to_string();
+    let of = |resume: &str| config(folder.path(), &[("checkpoint.resume", resume), ("output.directory", &output)]);
+    let start = |resume: &str| Plan::new(&of(resume), &[]).unwrap().start.unwrap();
+    assert_eq!((start(&named).step, start(&named).warning), (3, None));
+    run(&of(&named)).unwrap();
+    let own = start(&named);
+    assert!(own.step == 6 && own.path.starts_with(&output), "{own:?}");
     says!(own.warning.unwrap(), "step_00000006 is later than checkpoint.resume = ");
-    // An earlier one of its own was meant.
-    let root = second.path().join("run/checkpoints");
-    let back = config(second.path(), &[("checkpoint.resume", root.join("step_00000006").to_str().unwrap())]);
-    assert_eq!(Plan::new(&back, &[]).unwrap().start.unwrap().warning, None);
+    // One of its own is meant.
+    let last = Path::new(&output).join("checkpoints/step_00000006");
+    assert_eq!(start(last.to_str().unwrap()).warning, None);
 }
 
 #[test]
