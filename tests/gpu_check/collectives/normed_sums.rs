@@ -2,7 +2,7 @@
 //! too; a rank that is lost; and times.
 
 use super::each;
-use super::one_shot::{self, CHAIN, lost, time};
+use super::one_shot::{self, CHAIN, lost, records, time};
 use crate::ranks::{on_gpus, tensor_parallel};
 use crate::report::Report;
 use backend_dist::collective::{all_reduce, one_shot_sums};
@@ -150,12 +150,11 @@ fn many(rank: &Rank) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Replays with other data. Ranks of one process record nothing: others of it call the driver meanwhile.
+/// Replays with other data.
 fn recorded(rank: &Rank) -> Result<(), BoxError> {
     let group = rank.group(Axis::Tp);
     let _sums = one_shot_sums(&group, &rank.device);
-    if group.is_in_one_process() {
-        println!("  one process: nothing is recorded");
+    if !records(&group) {
         return Ok(());
     }
     for dtype in TYPES {

@@ -90,12 +90,19 @@ fn many(rank: &Rank) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Replays with other data. Ranks of one process record nothing: others of it call the driver meanwhile.
+/// Whether a group's ranks record CUDA graphs. Ranks of one process do not: others of it call the driver meanwhile.
+pub fn records(group: &Group) -> bool {
+    if group.is_in_one_process() {
+        println!("  one process: nothing is recorded");
+    }
+    !group.is_in_one_process()
+}
+
+/// Replays with other data.
 fn recorded(rank: &Rank) -> Result<(), BoxError> {
     let group = rank.group(Axis::Tp);
     let _sums = one_shot_sums(&group, &rank.device);
-    if group.is_in_one_process() {
-        println!("  one process: nothing is recorded");
+    if !records(&group) {
         return Ok(());
     }
     let (length, short, size) = (4096, 7, group.size());
