@@ -192,7 +192,7 @@ fn names_are_those_of_the_files() {
         let overrides = [("lora.target-modules", of)];
         Plan::new(&config(folder.path(), "run", &overrides), &[]).unwrap_err().to_string()
     };
-    says!(refused("q_proj"), "no linear layer `q_proj`; it has down_proj, gate_up_proj, lm_head, o_proj, qkv_proj");
+    says!(refused("q_proj"), "no linear layer `q_proj`; it has down_proj, gate_up_proj, o_proj, qkv_proj, or all-linear");
     let deepseek = DeepSeekV3Config::tiny().hf_names();
     let said = LoraConfig::default().plan(&deepseek).unwrap_err().to_string();
     says!(said, "it is whole on every rank, where adapters are not implemented");
