@@ -7,7 +7,7 @@ pub const LOGITS_AT_ONCE: usize = 1 << 31;
 /// logits: all, or equal chunks of at most half as many logits. A chunked head computes its GEMM twice, which an excess
 /// of up to a sixteenth is not worth.
 pub fn positions_at_once(positions: usize, logits: usize, at_once: usize) -> usize {
-    if positions * logits <= at_once + at_once / 16 {
+    if positions.saturating_mul(logits) <= at_once.saturating_add(at_once / 16) {
         return positions.max(1);
     }
     let most = (at_once / 2 / logits.max(1)).max(1);

@@ -101,8 +101,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     let folder = HfFolder::open(&args.hf)?;
     let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
     let generation = folder.generation();
-    let prefixes: Vec<u32> = generation.bos_token_id.into_iter().chain(generation.eos_token_id.clone()).collect();
-    let encoder = Encoder::open(&args.hf, &prefixes, args.apply_chat_template)?;
+    let encoder = Encoder::open(&args.hf, &generation.prefixes(), args.apply_chat_template)?;
     let limits = Limits {
         max_length: max_length(folder.config(), &layout, args.max_length)?,
         max_new_tokens: args.max_new_tokens,

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "TYPE")]
     dtype: Option<Element>,
     /// Write the exponential moving average of the weights (training.ema-decay), by default in the type of the weights
-    #[arg(long, conflicts_with = "adapter")]
+    #[arg(long)]
     ema: bool,
     /// Largest file of weights, unless a single tensor is larger
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
@@ -98,7 +98,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             "{} has adapters only: write them with --adapter DIR, then `burn-megatron merge` adds them to their base",
             checkpoint.path().display()
         ),
-        (None, Some(folder), Some(plan)) => return write(&checkpoint, &folder, plan),
+        (None, Some(folder), Some(plan)) => {
+            let kind = if args.ema { of_weights(&checkpoint).map(|_| Kind::Average)? } else { checkpoint.weights() };
+            return write(&checkpoint, kind, &folder, plan);
+        }
         (None, Some(_), None) => {
             bail!("{} has no adapters: its run had no [lora]; give --hf", checkpoint.path().display())
         }
@@ -187,9 +190,9 @@ pub(super) fn adapters(checkpoint: &Checkpoint, model: &FamilyConfig) -> Result<
 }
 
 /// Writes the adapters of a checkpoint.
-fn write(checkpoint: &Checkpoint, folder: &Path, plan: LoraPlan) -> anyhow::Result<ExitCode> {
+fn write(checkpoint: &Checkpoint, kind: Kind, folder: &Path, plan: LoraPlan) -> anyhow::Result<ExitCode> {
     checkpoint.verify(0, 1)?;
-    let adapter = adapter_of(checkpoint, plan)?;
+    let adapter = adapter_of(checkpoint, kind, plan)?;
     let base = checkpoint.state().config["model"]["hf"].as_str();
     write_adapter(folder, &adapter, base)?;
     let (step, layers) = (checkpoint.state().step, adapter.plan.len());

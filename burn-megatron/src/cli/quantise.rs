@@ -41,9 +41,9 @@ pub(super) struct QuantiseArgs {
     /// How weights are rounded
     #[arg(long, value_enum, default_value = "rtn", requires = "quantize")]
     method: Method,
-    /// Inputs of a linear layer that share a scale in int4
-    #[arg(long, value_name = "N", default_value_t = 128, requires = "quantize")]
-    group_size: usize,
+    /// Inputs of a linear layer that share a scale in int4 [default: 128]
+    #[arg(long, value_name = "N", requires = "quantize")]
+    group_size: Option<usize>,
     #[command(flatten)]
     texts: CalibrationArgs,
 }
@@ -64,6 +64,9 @@ impl QuantiseArgs {
         let scheme = self.scheme(&folder)?;
         if self.method == Method::Gptq && self.texts.calibration.is_empty() {
             bail!("--method gptq needs --calibration: texts that show what the layers' inputs are like");
+        }
+        if self.method == Method::Rtn && !self.texts.calibration.is_empty() {
+            bail!("--calibration is for --method gptq: rounding to the nearest looks at no text");
         }
         let texts = self.texts.texts(from, &folder)?;
         let mut hessians = (self.method == Method::Gptq).then(|| InputHessians::new(texts.calibration(&folder)));
@@ -99,10 +102,14 @@ impl QuantiseArgs {
         if layers.is_empty() {
             bail!("--quantize: Hugging Face stores no matrix of this model as a linear layer's (GPT-2 has Conv1D)");
         }
-        let group = match self.quantize.context("--quantize is needed")? {
+        let bits = self.quantize.context("--quantize is needed")?;
+        if let (Bits::Fp8 | Bits::Int8, Some(group)) = (bits, self.group_size) {
+            bail!("--group-size {group} is for --quantize int4: the others have a scale for each output channel");
+        }
+        let group = match bits {
             Bits::Fp8 => return Ok(Scheme { grid: Grid::Fp8, group: None }),
             Bits::Int8 => return Ok(Scheme { grid: Grid::Int { bits: 8 }, group: None }),
-            Bits::Int4 => self.group_size,
+            Bits::Int4 => self.group_size.unwrap_or(128),
         };
         let fits = |group: usize| group > 0 && layers.iter().all(|(_, inputs)| inputs.is_multiple_of(group));
         if !fits(group) {

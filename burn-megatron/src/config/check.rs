@@ -7,7 +7,7 @@ use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::batch::BatchPlan;
 use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
-use crate::engine::{AnomalyAction, LossMean};
+use crate::engine::LossMean;
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -146,8 +146,7 @@ impl RunConfig {
             ],
         );
         let anomaly = &self.anomaly;
-        let rolls_back = [Some(anomaly.non_finite), anomaly.spike].contains(&Some(AnomalyAction::RollBack));
-        note(demand(!rolls_back || self.checkpoint.directory.is_some(), || {
+        note(demand(!anomaly.rolls_back() || self.checkpoint.directory.is_some(), || {
             "anomaly: roll-back needs checkpoints, and checkpoint.directory = none; nearest legal: skip".into()
         }));
         let nothing = self.recompute.granularity == Granularity::Selective && self.recompute.modules.is_empty();
@@ -244,6 +243,8 @@ impl RunConfig {
         }
         let positive = data.weights.iter().flatten().all(|weight| *weight > 0.0);
         note(demand(positive, || "data.weights must all be above 0".into()));
+        let sum: f64 = data.weights.iter().flatten().sum();
+        note(demand(sum.is_finite(), || "data.weights are too large to be added; only their shares matter".into()));
         let shares = data.split.ranges(1);
         note(demand(shares[0].is_some(), || format!("data.split = {} leaves nothing to train on", data.split)));
         let held_out =

@@ -64,6 +64,9 @@ impl RunConfig {
         note(demand(!both, || {
             "distill.teacher and distill.logits: a file takes the place of a teacher; give one".into()
         }));
+        note(demand(self.distill.logits.is_none() || !self.anomaly.rolls_back(), || {
+            "anomaly: roll-back continues with further sequences, of which distill.logits knows nothing; nearest legal: skip".into()
+        }));
         note(demand(self.distill.logits.is_none() || !self.context.dynamic, || {
             "context.dynamic = true packs documents anew in every step, but distill.logits knows whole sequences; nearest legal: \
              false, with parallel.context-parallel"

@@ -15,7 +15,7 @@ pub const KEYS: &[Key] = {
         key("model.family", Text, "\"none\"", "Architecture of a model that neither model.hf nor model.preset names").optional(),
         key("parallel.tensor-parallel", Count, "1", "Tensor-parallel size: ranks that share each layer's weight matrices")
             .or(&["tensor-model-parallel-size", "tp"]),
-        key("parallel.sequence-parallel", Flag, "false", "Sequence parallelism: shard the activations outside the tensor-parallel GEMMs along the sequence; needs tensor-parallel above 1")
+        key("parallel.sequence-parallel", Flag, "false", "Sequence parallelism: shard the activations outside the tensor-parallel GEMMs along the sequence; without tensor parallelism there is nothing to shard")
             .or(&["sp"]),
         key("parallel.pipeline-parallel", Count, "1", "Pipeline-parallel size: ranks that the layers are split over")
             .or(&["pipeline-model-parallel-size", "pp"]),
@@ -160,7 +160,7 @@ pub const KEYS: &[Key] = {
         key("anomaly.sigma-factor", Number, "6.0", "Standard deviations above the mean that make a spike"),
         key("anomaly.window", Count, "128", "Steps of which mean and standard deviation are taken; a spike is found after half as many at the earliest")
             .or(&["rolling-interval-length"]),
-        key("anomaly.max-consecutive", Count, "16", "Consecutive skipped steps after which the run stops with an error"),
+        key("anomaly.max-consecutive", Count, "16", "Consecutive skipped steps, or roll-backs to one checkpoint, after which the run stops with an error"),
         key("data.prefixes", Paths, "[]", "Path prefixes of Megatron's .bin/.idx file pairs").or(&["data-path"]),
         key("data.weights", Numbers, "\"none\"", "Blend weight of each prefix; none: every prefix whole, once").optional(),
         key("data.text", Paths, "[]", "Text files (.txt, .jsonl or .parquet) that are tokenized when the run starts, instead of data.prefixes"),
@@ -254,7 +254,7 @@ pub const KEYS: &[Key] = {
         key("checkpoint.pinned-memory", Flag, "true", "GPUs: with async, copy the state to page-locked host memory while the next step computes, which needs as much memory of the host as checkpoints have bytes; with too little of it, a line says so and training waits for the copy"),
         key("checkpoint.resume", Text, "\"if-present\"", "if-present: resume from the newest checkpoint in checkpoint.directory if there is one; never: start anew; or the path of a checkpoint to resume from, unless checkpoint.directory has a later one"),
         key("output.directory", Path, "", "Folder of logs, metrics and prepared text; default: runs/ and the name of the configuration file"),
-        key("log.jsonl", Path, "\"none\"", "JSON-lines file of the metrics of every step; none: only steps.jsonl in output.directory").optional(),
+        key("log.jsonl", Path, "\"none\"", "JSON-lines file of the metrics of every step; none: steps.jsonl in output.directory").optional(),
         key("log.tensorboard", Path, "\"none\"", "Folder for TensorBoard events of the metrics of every step; none: no events").or(&["tensorboard-dir"]).optional(),
         key("log.wandb", Path, "\"none\"", "Folder for an offline run of Weights & Biases with the metrics of every step, which wandb sync uploads; none: no such run").or(&["wandb-save-dir"]).optional(),
         key("log.mlflow", Path, "\"none\"", "MLflow file store (mlruns) for the metrics of every step, which mlflow ui --backend-store-uri shows; none: no such run").optional(),

@@ -51,7 +51,7 @@ pub struct AnomalyConfig {
     pub sigma_factor: f64,
     /// Steps of which the mean is taken.
     pub window: usize,
-    /// Skipped steps one after the other, after which the run ends with an error.
+    /// Skipped steps one after the other, or roll-backs to one checkpoint, after which the run ends with an error.
     pub max_consecutive: usize,
 }
 
@@ -65,6 +65,11 @@ impl AnomalyConfig {
     /// Whether losses are needed before the update.
     pub(super) fn is_on(&self) -> bool {
         self.spike.is_some() || self.non_finite != AnomalyAction::Stop
+    }
+
+    /// Whether a bad step may take the run back to a checkpoint.
+    pub fn rolls_back(&self) -> bool {
+        self.non_finite == AnomalyAction::RollBack || self.spike == Some(AnomalyAction::RollBack)
     }
 
     fn action(&self, anomaly: &Anomaly) -> AnomalyAction {

@@ -21,7 +21,7 @@ use super::error::HfFolderError;
 use super::folder::HfFolder;
 use super::outputs::TensorReader;
 use super::writer::{pretty, refuse_full, write_text};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Kind};
 use crate::element::Element;
 
 const CONFIG: &str = "adapter_config.json";
@@ -220,12 +220,11 @@ fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str
 ///
 /// # Errors
 /// If a tensor cannot be read.
-pub fn adapter_of(checkpoint: &Checkpoint, plan: LoraPlan) -> Result<Adapter, HfFolderError> {
-    let weights = checkpoint.weights();
+pub fn adapter_of(checkpoint: &Checkpoint, kind: Kind, plan: LoraPlan) -> Result<Adapter, HfFolderError> {
     let read = |(name, foreign): (&str, &models::names::Foreign)| {
         let shape = foreign.our_shape();
         let whole: Vec<Range<usize>> = shape.iter().map(|size| 0..*size).collect();
-        let data = checkpoint.read_f64(weights, name, &shape, &whole)?;
+        let data = checkpoint.read_f64(kind, name, &shape, &whole)?;
         Ok::<_, HfFolderError>((name.to_string(), HostTensor { shape, data }))
     };
     let names = plan.names("");
@@ -273,7 +272,7 @@ impl TensorReader for Merged<'_> {
         }
         let mut bytes = Vec::new();
         let element = self.element(name, shape)?;
-        sum.chunks_exact(shape[1]).for_each(|row| element.encode(&row[columns.clone()], &mut bytes));
+        sum.chunks_exact(shape[1]).try_for_each(|row| element.encode_finite(&row[columns.clone()], &mut bytes))?;
         Ok(bytes)
     }
 }

@@ -26,6 +26,22 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
+    /// That of a folder, whose `config.json` need not be there. Fails if a file cannot be read or is wrong.
+    pub fn of_folder(folder: &Path) -> Result<Self, HfFolderError> {
+        let path = folder.join("config.json");
+        let json = |source| HfFolderError::Json { path: path.clone(), source };
+        match std::fs::read(&path) {
+            Ok(bytes) => Self::read(folder, &serde_json::from_slice(&bytes).map_err(json)?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::read(folder, &Value::Null),
+            Err(error) => Err(HfFolderError::io("read", &path)(error)),
+        }
+    }
+
+    /// Tokens before a text, the best first.
+    pub fn prefixes(&self) -> Vec<u32> {
+        self.bos_token_id.into_iter().chain(self.eos_token_id.iter().copied()).collect()
+    }
+
     /// Reads the file, or takes `bos_token_id` and `eos_token_id` of `config` where there is none.
     pub(super) fn read(folder: &Path, config: &Value) -> Result<Self, HfFolderError> {
         let path = folder.join("generation_config.json");

@@ -117,7 +117,7 @@ fn converted(
             return Ok(bytes);
         }
         let mut converted = Vec::new();
-        element.encode(&stored.decode(&bytes), &mut converted);
+        element.encode_finite(&stored.decode(&bytes), &mut converted)?;
         Ok(converted)
     };
     read().map_err(|source| HfFolderError::Weight { name: ours.into(), source })

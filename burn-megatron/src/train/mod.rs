@@ -65,6 +65,9 @@ pub enum TrainError {
     /// Conversations cannot be used.
     #[error("[chat]: {0}")]
     Chat(#[from] ChatError),
+    /// Pairs of answers cannot be used.
+    #[error("[preference]: {0}")]
+    Preference(ChatError),
     /// Prompts cannot be used.
     #[error("[grpo]: {0}")]
     Grpo(ChatError),

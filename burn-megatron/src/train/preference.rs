@@ -25,7 +25,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
             skip_bad_rows: preference.skip_bad_rows,
             mismatched: preference.of_pairs.loss == PreferenceLoss::Kto,
         };
-        PairDataset::open(&tokenizer, &set, training.seq_length)
+        PairDataset::open(&tokenizer, &set, training.seq_length).map_err(TrainError::Preference)
     };
     let (train, report) = read(&preference.train)?;
     let mut notes = vec![note("training", &train, &report)];
@@ -39,7 +39,7 @@ pub(super) fn open(config: &RunConfig) -> Result<RunData, TrainError> {
             (train, Some(valid))
         }
         _ if share > 0.0 => {
-            let [train, valid] = train.split(share, data.seed, "preference")?;
+            let [train, valid] = train.split(share, data.seed, "preference").map_err(TrainError::Preference)?;
             (train, Some(valid))
         }
         _ => (train, None),

@@ -69,6 +69,20 @@ fn keys_become_outputs_and_ids_stay_ids() {
 }
 
 #[test]
+fn endings_of_names_mean_the_same_in_capitals() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["x.jsonl", "x.JSONL", "x.jsonlines", "x.NDJSON", "x.Json"] {
+        fs::write(folder.path().join(name), "{\"text\": \"abc\"}\n{\"text\": \"def\"}\n").unwrap();
+        let said = succeed(folder.path(), &format!("preprocess --input {name} --output-prefix y --tokenizer byte"));
+        says!(said, "2 documents, 6 tokens");
+    }
+    fs::write(folder.path().join("ids.jsonl"), "{\"text\": [1, 2, 3]}\n").unwrap();
+    let ids = "preprocess --input ids.jsonl --output-prefix z --vocab-size 5 --append-eod --eod-id";
+    says!(fail(folder.path(), &format!("{ids} 9")), "token 9: the vocabulary has 5 tokens; nearest legal: 4");
+    succeed(folder.path(), &format!("{ids} 4"));
+}
+
+#[test]
 fn a_bad_line_is_named_or_counted() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("bad.jsonl"), "{\"text\": \"a\"}\n{\"text\": \n{\"txt\": \"b\"}\n").unwrap();

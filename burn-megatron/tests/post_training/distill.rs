@@ -155,6 +155,9 @@ fn files_that_do_not_fit_are_refused() {
     says!(said, "has sequences of 16 tokens; nearest legal: training.seq-length = 16");
     let both = Plan::new(&config(folder.path(), "both", &[("distill.logits", file.as_str())]), &[]).err().unwrap();
     assert!(both.to_string().contains("a file takes the place of a teacher"), "{both}");
+    let keys = [("distill.teacher", "none"), ("distill.logits", &*file), ("anomaly.spike", "roll-back")];
+    let rolls_back = Plan::new(&config(folder.path(), "back", &keys), &[]).err().unwrap().to_string();
+    says!(rolls_back, "roll-back continues with further sequences, of which distill.logits knows nothing");
     let plan = Plan::new(&config(folder.path(), "teach", &[]), &[]).unwrap();
     let none = write_top_k(&plan, &Device::flex(), Path::new("none"), 161, &mut |_| ()).unwrap_err().to_string();
     says!(none, "--top-k 161 of 160 tokens; nearest legal: 160");

@@ -86,6 +86,8 @@ fn several_adapters_are_added_with_their_factors() {
         let said = succeed(folder.path(), &format!("merge --hf {base} {flags} --output {name} --dtype f64"));
         (said, read(&folder.path().join(name).join("model.safetensors")))
     };
+    let large = format!("merge --hf {base} --adapter {all} --weight 1e6 --output large --dtype f16");
+    says!(fail(folder.path(), &large), "and f16 has nothing above 6.5504e4; take a wider type");
     let (_, first) = merge(&format!("--adapter {all}"), "first");
     let (_, second) = merge(&format!("--adapter {few}"), "second");
     let (said, both) = merge(&format!("--adapter {all} --adapter {few} --weight 0.25 --weight -2"), "both");

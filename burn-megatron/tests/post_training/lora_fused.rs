@@ -19,7 +19,7 @@ use models::{
 };
 use serde_json::Value;
 
-use super::{VERIFIED, assert_verified, gap, golden, last_loss, parse, read, succeed};
+use super::{VERIFIED, assert_verified, fail, gap, golden, last_loss, parse, read, succeed};
 
 /// Adapters, their base, and how many modules have one.
 const ADAPTERS: [(&str, &str, usize); 5] = [
@@ -154,6 +154,22 @@ fn a_run_trains_saves_resumes_and_exports_them() {
 }
 
 #[test]
+fn a_moving_average_of_adapters_is_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    last_loss(&config(folder.path(), "run", &[("training.ema-decay", "0.5")]));
+    succeed(folder.path(), "export --checkpoint run/checkpoints --adapter plain");
+    succeed(folder.path(), "export --checkpoint run/checkpoints --adapter average --ema");
+    let [plain, average] =
+        ["plain", "average"].map(|name| read(&folder.path().join(name).join("adapter_model.safetensors")));
+    assert!(plain.keys().eq(average.keys()));
+    let between = |name: &String| gap(&plain[name].data, &average[name].data);
+    assert!(plain.keys().all(|name| (1e-6..1.0).contains(&between(name))), "near the last weights, but not they");
+    last_loss(&config(folder.path(), "none", &[]));
+    let said = fail(folder.path(), "export --checkpoint none/checkpoints --adapter other --ema");
+    says!(said, "has no average of its weights");
+}
+
+#[test]
 fn modules_have_ranks_and_scales_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let own = [
@@ -192,7 +208,10 @@ fn names_are_those_of_the_files() {
         let overrides = [("lora.target-modules", of)];
         Plan::new(&config(folder.path(), "run", &overrides), &[]).unwrap_err().to_string()
     };
-    says!(refused("q_proj"), "no linear layer `q_proj`; it has down_proj, gate_up_proj, o_proj, qkv_proj, or all-linear");
+    says!(
+        refused("q_proj"),
+        "no linear layer `q_proj`; it has down_proj, gate_up_proj, o_proj, qkv_proj, or all-linear"
+    );
     let deepseek = DeepSeekV3Config::tiny().hf_names();
     let said = LoraConfig::default().plan(&deepseek).unwrap_err().to_string();
     says!(said, "it is whole on every rank, where adapters are not implemented");

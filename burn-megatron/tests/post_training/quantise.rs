@@ -134,7 +134,8 @@ fn transformers_and_compressed_tensors_agree() {
     let ids = oracle.tensor("input_ids").unwrap();
     let ids: Vec<i64> = ids.data().chunks(8).map(|id| i64::from_le_bytes(id.try_into().unwrap())).collect();
     for numbers in ["fp8", "int8", "int4"] {
-        succeed(folder.path(), &format!("export --from-hf base --hf {numbers} --quantize {numbers} --group-size 16"));
+        let group = if numbers == "int4" { "--group-size 16" } else { "" };
+        succeed(folder.path(), &format!("export --from-hf base --hf {numbers} --quantize {numbers} {group}"));
         let to = folder.path().join(numbers);
         let mut parts = 0;
         for name in oracle.names() {
@@ -198,6 +199,10 @@ fn a_checkpoint_is_quantised_as_its_folder() {
     assert_eq!(rest.len(), 6, "{rest:?}");
     let said = fail(folder.path(), "export --checkpoint checkpoints --hf third --perplexity text.txt");
     says!(said, "--calibration and --perplexity are for --quantize");
+    let said = fail(folder.path(), "export --from-hf base --hf third --quantize int8 --group-size 16");
+    says!(said, "--group-size 16 is for --quantize int4");
+    let said = fail(folder.path(), "export --from-hf base --hf third --quantize int8 --calibration text.txt");
+    says!(said, "--calibration is for --method gptq");
 }
 
 #[test]

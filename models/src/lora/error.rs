@@ -14,6 +14,12 @@ pub enum LoraError {
     /// No module has this name.
     #[error("target_modules: the model has no linear layer `{target}`; it has {known}, or {ALL_LINEAR}")]
     Target { target: String, known: String },
+    /// No layers are named.
+    #[error("target_modules is empty; nearest legal: {ALL_LINEAR}")]
+    Empty,
+    /// A rank above both sides of a matrix trains more numbers than the matrix has.
+    #[error("{key} = {rank} is more than the features of `{module}`, {} and {}; nearest legal: {}", .shape[1], .shape[0], .shape[0].max(.shape[1]))]
+    Rank { key: &'static str, rank: usize, module: String, shape: [usize; 2] },
     /// Exceptions and a choice of layers leave nothing.
     #[error("target_modules: `{targets}` leaves no linear layer of this model that has an adapter")]
     NoTarget { targets: String },

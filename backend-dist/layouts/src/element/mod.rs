@@ -78,6 +78,24 @@ impl Element {
     pub fn encode(self, values: &[f64], bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(HostFloats::from(values.to_vec()).convert(self).bytes());
     }
+
+    /// As [`encode`](Self::encode).
+    ///
+    /// # Errors
+    /// Names a finite value that this type has infinity for.
+    pub fn encode_finite(self, values: &[f64], bytes: &mut Vec<u8>) -> Result<(), String> {
+        let most = match self {
+            Self::F64 => f64::MAX,
+            Self::F32 => f32::MAX.into(),
+            Self::Bf16 => half::bf16::MAX.into(),
+            Self::F16 => half::f16::MAX.into(),
+        };
+        if let Some(value) = values.iter().find(|value| value.is_finite() && value.abs() > most) {
+            return Err(format!("it has {value:.4e}, and {self} has nothing above {most:.4e}; take a wider type"));
+        }
+        self.encode(values, bytes);
+        Ok(())
+    }
 }
 
 /// Files hold the bytes that this machine computes with.
@@ -118,6 +136,9 @@ mod tests {
             assert_eq!(element.decode(&bytes), [1.5, -0.25, 0.0]);
             assert_eq!((element.to_string().parse(), Element::of(element.dtype())), (Ok(element), Some(element)));
         }
+        let refused = Element::F16.encode_finite(&[1.0, -65_505.0], &mut Vec::new()).unwrap_err();
+        assert_eq!(refused, "it has -6.5505e4, and f16 has nothing above 6.5504e4; take a wider type");
+        Element::Bf16.encode_finite(&[f64::INFINITY, 65_505.0], &mut Vec::new()).unwrap();
         assert!("int8".parse::<Element>().unwrap_err().contains("legal: f64, f32, bf16, f16"));
     }
 }

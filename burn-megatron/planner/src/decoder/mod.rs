@@ -256,7 +256,7 @@ impl Decoder {
     pub fn local(&self, layout: &ParallelLayout, sequences: usize, seq: usize, documents: usize) -> LocalSizes {
         let tp = layout.tp;
         let tokens = (sequences * seq).div_ceil(layout.cp);
-        let visible = |seen: usize| seen as f64 - (seen * seen) as f64 / (2 * documents.max(1)) as f64;
+        let visible = |seen: usize| seen as f64 - (seen as f64).powi(2) / (2.0 * documents.max(1) as f64);
         let (window, layers) = (self.window.unwrap_or(documents).min(documents), self.layers.max(1) as f64);
         let share = self.windowed_layers as f64 / layers;
         let experts = self.experts.as_ref().map_or(LocalExperts::default(), |experts| {

@@ -123,7 +123,8 @@ fn libraries(job: &Job) -> u64 {
 fn staged(bucket: &Bucket, job: &Job) -> u64 {
     let host = States::of(bucket, &Job { offload: 1.0, ..job.clone() }).host;
     let elements = bucket.elements.div_ceil(bucket.shards).max(1);
-    if job.gpu && job.offload > 0.0 { SLOTS as u64 * host * elements.min(PIECE as u64) / elements } else { 0 }
+    let piece = SLOTS as u64 * elements.min(PIECE as u64);
+    if job.gpu && job.offload > 0.0 { piece * host.div_ceil(elements) } else { 0 }
 }
 
 /// Additional bytes of an update: the shard and the gathered weights of a bucket, or narrow copies of wide weights.

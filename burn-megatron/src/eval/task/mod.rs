@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::EvalError;
 use crate::data::chat::rows;
+use crate::data::{JSON_LINES, ending};
 
 /// What is asked of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,8 +126,8 @@ pub fn read_task(path: &Path, limit: usize) -> Result<Task, EvalError> {
 /// `.json` file (also `.gz`, `.zst`) or of a `.parquet` file is one, up to `limit` of them. Fails if the file cannot be
 /// read, a row has no text, or there is none.
 pub fn read_documents(path: &Path, limit: usize) -> Result<Task, EvalError> {
-    let name = path.to_string_lossy();
-    let is_json = [".jsonl", ".json", ".gz", ".zst", ".parquet"].iter().any(|ending| name.ends_with(ending));
+    let kind = ending(path);
+    let is_json = JSON_LINES.contains(&&*kind) || ["json", "gz", "zst", "parquet"].contains(&&*kind);
     let mut questions = Vec::new();
     if is_json {
         for row in rows(path)?.take(limit) {

@@ -265,6 +265,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             saves,
             saved,
             attempts: saved,
+            rolled_back: (saved, 0),
             exited: false,
             flops,
             stragglers: self.settings.logs.stragglers.then(|| StragglerWatch::new(rank)),

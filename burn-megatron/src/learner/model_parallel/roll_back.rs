@@ -14,7 +14,7 @@ use crate::metrics::RunLog;
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
     /// Takes weights, optimizer and step from the newest checkpoint; samples that were read since are not read again.
-    /// All ranks call it. Fails if there is no checkpoint, or it cannot be read.
+    /// All ranks call it. Fails if there is no checkpoint, it cannot be read, or the run has gone back to it too often.
     pub(super) fn roll_back(
         &self,
         worker: &mut Worker<M>,
@@ -46,6 +46,15 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         worker.drawn = None;
         let step = worker.engine.steps();
         worker.saved = step;
+        let (last, times) = worker.rolled_back;
+        worker.rolled_back = (step, if step == last { times + 1 } else { 1 });
+        let most = worker.config.anomaly.max_consecutive;
+        if worker.rolled_back.1 > most {
+            let text = format!(
+                "no batch after step {step} was good: anomaly.max-consecutive = {most} roll-backs to it are done"
+            );
+            return Err(text.into());
+        }
         if let Some(coordinator) = coordinator {
             self.train.resume_at(step as usize, consumed as usize);
             coordinator.step = step;

@@ -35,8 +35,8 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// Takes them, and refuses what would change the answer and is not supported.
-    pub fn take(params: &mut Params, app: &App) -> Result<Self, ApiError> {
+    /// Takes them, and refuses what would change the answer and is not supported. `least` new tokens must be asked for.
+    pub fn take(params: &mut Params, app: &App, least: i64) -> Result<Self, ApiError> {
         let model = app.model(params.text("model")?.as_deref())?;
         let defaults = &app.defaults;
         let temperature = params.float("temperature", 0.0..=2.0)?.or(defaults.temperature).unwrap_or(1.0);
@@ -53,8 +53,8 @@ impl Common {
             _ => Sampling { temperature, top_k, top_p: top_p.map(|p| p.max(f64::MIN_POSITIVE)), seed },
         };
         let n = params.integer("n", 1..=MOST)?.unwrap_or(1) as usize;
-        let completion = params.integer("max_completion_tokens", 0..=i64::MAX)?;
-        let max_tokens = params.integer("max_tokens", 0..=i64::MAX)?;
+        let completion = params.integer("max_completion_tokens", least..=i64::MAX)?;
+        let max_tokens = params.integer("max_tokens", least..=i64::MAX)?;
         let stop = params.strings("stop")?;
         let ignore_eos = params.bool("ignore_eos")?;
         let stream = params.bool("stream")?;

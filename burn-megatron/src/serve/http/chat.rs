@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -15,9 +16,12 @@ use super::params::Params;
 use super::reply::{Form, Job, now};
 use super::speak::Piece;
 
-pub(super) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
-    let mut params = Params::parse(&body)?;
-    let common = Common::take(&mut params, &app)?;
+pub(super) async fn completions(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let mut params = Params::parse(&body?)?;
+    let common = Common::take(&mut params, &app, 1)?;
     let wanted = params.bool("logprobs")?;
     let top = params.integer("top_logprobs", 0..=MOST_LOGPROBS)?;
     if top.is_some() && !wanted {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
@@ -22,15 +23,18 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// A prompt: tokens, and text if it came as text.
 type Prompt = (Vec<i64>, String);
 
-pub(super) async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, ApiError> {
-    let mut params = Params::parse(&body)?;
-    let common = Common::take(&mut params, &app)?;
+pub(super) async fn completions(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let mut params = Params::parse(&body?)?;
     let echo = params.bool("echo")?;
+    // As in OpenAI's, a prompt's log-probabilities alone can be asked for.
+    let common = Common::take(&mut params, &app, i64::from(!echo))?;
     let logprobs = params.integer("logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize);
     params.without("suffix", &[json!("")])?;
     let prompts = prompts(&mut params, &app.tokenizer)?;
     params.finish()?;
-    // As in OpenAI's, a prompt's log-probabilities alone can be asked for.
     let prompt_only = echo && common.max_tokens == Some(0);
     let max_tokens = if prompt_only { 1 } else { common.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) };
     let tokens: Vec<Vec<i64>> = prompts.iter().map(|(tokens, _)| tokens.clone()).collect();

@@ -1,6 +1,7 @@
 //! Errors in OpenAI's form.
 
 use axum::Json;
+use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -40,6 +41,19 @@ impl ApiError {
     pub fn json(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+/// A body that could not be read.
+impl From<BytesRejection> for ApiError {
+    fn from(refused: BytesRejection) -> Self {
+        let status = refused.status();
+        match status {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                Self::new(status, format!("the body has more than {} MiB", super::BODY >> 20))
+            }
+            _ => Self::new(status, refused.body_text()),
+        }
     }
 }
 

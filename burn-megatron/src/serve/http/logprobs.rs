@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
+use crate::data::token_bytes;
 use crate::serve::{Likely, TokenLogprobs};
 
 /// The text of a token by itself.
@@ -14,7 +15,7 @@ pub(super) fn token_text(tokenizer: &Tokenizer, token: i64) -> String {
 pub(super) fn of_chat(tokenizer: &Tokenizer, token: i64, logprobs: &TokenLogprobs) -> Value {
     let of = |token: i64, logprob: f64| {
         let text = token_text(tokenizer, token);
-        json!({"token": text, "logprob": logprob, "bytes": text.as_bytes()})
+        json!({"token": text, "logprob": logprob, "bytes": token_bytes(tokenizer, token as u32)})
     };
     let mut all = of(token, logprobs.logprob);
     all["top_logprobs"] = logprobs.top.iter().map(|likely| of(likely.token, likely.logprob)).collect();
@@ -40,7 +41,13 @@ impl OfCompletion {
         self.tokens.push(text);
         self.token_logprobs.push(logprobs.map(|logprobs| logprobs.logprob));
         let top = |Likely { token, logprob }: &Likely| (token_text(tokenizer, *token), json!(logprob));
-        self.top_logprobs.push(logprobs.map(|logprobs| logprobs.top.iter().map(top).collect()));
+        // OpenAI's has the token itself too, whether or not it is among the likeliest.
+        let all = |of: &TokenLogprobs| {
+            let mut all: Map<String, Value> = of.top.iter().map(top).collect();
+            all.entry(self.tokens.last().cloned().unwrap_or_default()).or_insert(json!(of.logprob));
+            all
+        };
+        self.top_logprobs.push(logprobs.map(all));
     }
 
     pub fn json(&self) -> Value {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -37,6 +37,9 @@ use crate::hf::GenerationConfig;
 
 /// How long connections may take to end when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Most bytes of a request's body.
+const BODY: usize = 64 << 20;
 
 /// What handlers need to know of the models that ranks serve.
 pub struct App {
@@ -155,6 +158,10 @@ fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::completions))
+        .layer(DefaultBodyLimit::max(BODY))
+        .method_not_allowed_fallback(|| async {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this endpoint has another method")
+        })
         .fallback(|| async { ApiError::new(StatusCode::NOT_FOUND, "there is no such endpoint") })
         .with_state(app)
 }

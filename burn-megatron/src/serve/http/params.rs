@@ -67,6 +67,9 @@ impl Params {
                 let what = format!("{value} is not in {low} to {high}; nearest legal: {nearest}");
                 Err(ApiError::param(key, what))
             }
+            None if value.is_u64() => {
+                Err(ApiError::param(key, format!("{value} is not in {low} to {high}; nearest legal: {high}")))
+            }
             None => Err(ApiError::param(key, format!("{kind} is needed, this is {value}"))),
         }
     }

@@ -60,7 +60,7 @@ impl SchedulerConfig {
     pub fn check(&self) -> Result<(), SchedulerError> {
         let refuse = |key, value, why, nearest| Err(SchedulerError { key, value, why, nearest });
         let Self { max_num_seqs, max_num_batched_tokens, max_model_len, block_size, num_blocks, .. } = *self;
-        for (key, value) in [("max-num-seqs", max_num_seqs), ("block-size", block_size)] {
+        for (key, value) in [("max-num-seqs", max_num_seqs), ("block-size", block_size), ("num-blocks", num_blocks)] {
             if value == 0 {
                 return refuse(key, value, "at least one is needed", 1);
             }

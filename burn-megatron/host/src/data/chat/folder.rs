@@ -6,6 +6,7 @@ use minijinja::value::Value;
 use serde_json::Value as Json;
 use tokenizers::Tokenizer;
 
+use super::super::ending::ending;
 use super::error::{ChatError, Result};
 use super::jinja::Template;
 use crate::data::{read_tokenizer, tokenizer_path};
@@ -126,7 +127,7 @@ fn read_json(path: &Path) -> Result<Json> {
 
 /// A template in a file of its own, or under `chat_template` of a JSON file.
 fn read_template(path: &Path) -> Result<Source> {
-    let text = match path.extension().is_some_and(|extension| extension == "json") {
+    let text = match ending(path) == "json" {
         false => read(path)?,
         true => match &read_json(path)?["chat_template"] {
             Json::String(text) => text.clone(),

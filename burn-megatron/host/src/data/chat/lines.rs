@@ -9,6 +9,7 @@ use flate2::bufread::MultiGzDecoder;
 use minijinja::value::Value;
 
 use super::super::bom::skip_bom;
+use super::super::ending::ending;
 use super::super::parquet;
 use super::super::zstd::ZstdFrames;
 use super::error::{ChatError, Result};
@@ -80,7 +81,7 @@ impl Row {
 /// If the file cannot be read, its array is not JSON, or its table is damaged.
 pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row>>>> {
     let refused = |cause| ChatError::Read { path: path.into(), cause };
-    if path.extension().is_some_and(|extension| extension == "parquet") {
+    if ending(path) == "parquet" {
         let (rows, file): (_, Arc<Path>) = (parquet::Rows::open(path).map_err(refused)?, path.into());
         let row = move |(index, row): (usize, _)| match row {
             Ok(row) => {
@@ -92,9 +93,9 @@ pub fn rows(path: &Path) -> Result<Box<dyn Iterator<Item = Result<Row>>>> {
         return Ok(Box::new(rows.enumerate().map(row)));
     }
     let file = BufReader::with_capacity(1 << 20, File::open(path).map_err(refused)?);
-    let mut reader: Box<dyn BufRead> = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("gz") => Box::new(BufReader::new(MultiGzDecoder::new(file))),
-        Some("zst") => Box::new(BufReader::new(ZstdFrames::new(file))),
+    let mut reader: Box<dyn BufRead> = match &*ending(path) {
+        "gz" => Box::new(BufReader::new(MultiGzDecoder::new(file))),
+        "zst" => Box::new(BufReader::new(ZstdFrames::new(file))),
         _ => Box::new(file),
     };
     let file: Arc<Path> = path.into();

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use super::super::ending::{JSON_LINES, ending};
 use super::decode::RgbImage;
 use super::error::ImageError;
 use super::sample::{Entry, Found, Location, Target, unreadable};
@@ -31,9 +32,9 @@ impl ImageDataset {
     /// one, unless `skip`: the message counts them and names the first one's file and line, or member. If none is left.
     pub fn open(path: impl AsRef<Path>, skip: bool) -> Result<Self, ImageError> {
         let path = path.as_ref().to_path_buf();
-        let found = match path.extension().and_then(|ending| ending.to_str()) {
-            Some("jsonl") => lines::read(&path)?,
-            Some("tar") => shard::read(&path)?,
+        let found = match &*ending(&path) {
+            name if JSON_LINES.contains(&name) => lines::read(&path)?,
+            "tar" => shard::read(&path)?,
             _ => return Err(ImageError::Kind { path }),
         };
         let Found { entries, unusable } = found;

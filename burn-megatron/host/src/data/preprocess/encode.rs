@@ -48,13 +48,22 @@ impl<'a> Encoder<'a> {
             return Err(PreprocessError::Options(match (&options.eod_token, tokenizer) {
                 (Some(token), Some(_)) => format!("the tokenizer has no token '{token}' to end a document with"),
                 (None, Some(_)) => format!(
-                    "the tokenizer has none of the usual end-of-document tokens ({}); name its own one",
+                    "the tokenizer has none of the usual end-of-document tokens ({}); name its own one: data.eod-id in a run, --eod-token or --eod-id here",
                     usual_end_tokens()
                 ),
                 (_, None) => "token ids can only be ended with an end-of-document token if its id is given".into(),
             }));
         }
         let vocab_size = tokenizer.map(vocab_size).or(options.vocab_size);
+        if let (Some(eod), Some(vocab_size)) = (options.eod_id, vocab_size)
+            && usize::try_from(eod).is_ok_and(|eod| eod >= vocab_size)
+        {
+            let what = format!(
+                "end-of-document token {eod}: the vocabulary has {vocab_size} tokens; nearest legal: {}",
+                vocab_size.max(1) - 1
+            );
+            return Err(PreprocessError::Options(what));
+        }
         let fast = tokenizer.and_then(|tokenizer| FastBpe::new(tokenizer, options.workers));
         let dtype = options.dtype.unwrap_or_else(|| vocab_size.map_or(Dtype::I32, Dtype::for_vocabulary));
         let long = tokenizer.filter(|_| fast.is_none()).map(LongTexts::of).unwrap_or_default();

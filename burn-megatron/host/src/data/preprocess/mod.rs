@@ -50,7 +50,7 @@ pub const MAX_WORKERS: usize = 1024;
 /// What to prepare, and how.
 #[derive(Clone, Debug)]
 pub struct PreprocessOptions {
-    /// Files in order. `.jsonl` and `.ndjson`: a document per line; `.json`: the same, or one array of documents;
+    /// Files in order. `.jsonl`, `.jsonlines` and `.ndjson`: a document per line; `.json`: the same, or one array of documents;
     /// `.parquet`: a document per row, whose columns are keys; everything else is text.
     pub inputs: Vec<PathBuf>,
     /// Outputs are named `{prefix}_{key}_document`.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::super::bom::skip_bom;
+use super::super::ending::{JSON_LINES, ending};
 use super::super::parquet;
 use super::{Location, PreprocessError, Result};
 
@@ -104,15 +105,15 @@ impl Reader {
         let size = file.metadata().map_err(io)?.len();
         let mut file = BufReader::with_capacity(1 << 20, file);
         skip_bom(&mut file).map_err(io)?;
-        let unit = match path.extension().and_then(|extension| extension.to_str()) {
-            Some("parquet") => {
+        let unit = match &*ending(path) {
+            "parquet" => {
                 let rows = parquet::Rows::open(path).map_err(io)?;
                 let bytes_each = size / rows.len().max(1);
                 return Ok(Reader::Table { rows: rows.enumerate(), bytes_each });
             }
-            Some("jsonl" | "ndjson") => Unit::Json,
-            Some("json") if !starts_array_of_documents(file.fill_buf().map_err(io)?) => Unit::Json,
-            Some("json") => {
+            name if JSON_LINES.contains(&name) => Unit::Json,
+            "json" if !starts_array_of_documents(file.fill_buf().map_err(io)?) => Unit::Json,
+            "json" => {
                 let values: Vec<Value> = serde_json::from_reader(file).map_err(|error| PreprocessError::Document {
                     location: Location { file: path.to_path_buf(), line: error.line() as u64 },
                     what: error.to_string(),

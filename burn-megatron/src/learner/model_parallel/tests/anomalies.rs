@@ -116,6 +116,19 @@ fn a_run_that_rolls_back_continues_from_its_checkpoint_with_the_samples_after_th
 }
 
 #[test]
+fn a_run_that_finds_no_good_batch_stops() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mesh, data) = (Mesh::new("DP2".parse().unwrap()).unwrap(), (tokens(), data(200, 2)));
+    let anomaly = AnomalyConfig { non_finite: AnomalyAction::RollBack, max_consecutive: 3, ..AnomalyConfig::default() };
+    let engine = EngineConfig { anomaly, lr: LrConfig::constant(1e300), ..engine() };
+    let run = Pretraining::<Llama>::new(mesh, engine, STEPS, data, llama().dims(), builder(&llama(), FloatDType::F64))
+        .directory(folder.path().join("run"))
+        .checkpoints(saving(folder.path(), Some(1), false));
+    let error = launch(&run).error.unwrap();
+    says!(error, "no batch after step 1 was good: anomaly.max-consecutive = 3 roll-backs to it are done");
+}
+
+#[test]
 fn a_run_that_does_not_skip_stops_with_the_step() {
     let folder = tempfile::tempdir().unwrap();
     let run =

@@ -87,6 +87,8 @@ pub(super) struct Worker<'a, M> {
     pub saved: u64,
     /// Steps, also those that were taken back by going back to a checkpoint.
     pub attempts: u64,
+    /// The step of the checkpoint that the run went back to last, and how often one after the other.
+    pub rolled_back: (u64, usize),
     /// The run has ended as [`ExitOptions`](super::exit::ExitOptions) say.
     pub exited: bool,
     pub flops: Option<FlopsPerToken>,

@@ -102,6 +102,11 @@ fn log_probabilities_come_in_openais_forms() {
         let parts = events(address, COMPLETIONS, &body);
         let lists = parts.iter().flat_map(|part| part["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap());
         assert_eq!(lists.collect::<Vec<_>>(), of["token_logprobs"].as_array().unwrap().iter().collect::<Vec<_>>());
+        body["logprobs"] = json!(0);
+        body["stream"] = json!(false);
+        let (_, whole) = post(address, COMPLETIONS, &body);
+        let of = &whole["choices"][0]["logprobs"];
+        assert_eq!(of["top_logprobs"][3], json!({of["tokens"][3].as_str().unwrap(): of["token_logprobs"][3]}));
         // The prompt alone.
         let body = json!({"prompt": [0, 1, 2], "max_tokens": 0, "logprobs": 0, "echo": true});
         let (_, prompt) = post(address, COMPLETIONS, &body);
@@ -217,7 +222,8 @@ fn bad_requests_are_named() {
             ("temperature", json!("hot"), "a number is needed"),
             ("n", json!(0), "nearest legal: 1"),
             ("max_tokens", json!(4096), "at most 4093 new tokens"),
-            ("max_tokens", json!(0), "at least 1"),
+            ("max_tokens", json!(0), "nearest legal: 1"),
+            ("seed", json!(u64::MAX), "nearest legal: 9223372036854775807"),
             ("logprobs", json!(21), "nearest legal: 20"),
             ("prompt", json!([1, 61]), "the model knows 0..61"),
             ("prompt", json!(""), "no tokens"),
@@ -239,6 +245,11 @@ fn bad_requests_are_named() {
         assert_eq!(refuse(CHAT, tools).1, "tools");
         assert_eq!(ask(address, "POST", COMPLETIONS, "{").0, 400);
         assert_eq!(ask(address, "GET", "/v2", "").0, 404);
+        let (status, said) = ask(address, "GET", COMPLETIONS, "");
+        assert!(status == 405 && said.contains("\"invalid_request_error\""), "{said}");
+        // More than axum's limit, and more than ours.
+        let long = |size| json!({"prompt": "a", "max_tokens": 1, "user": "u".repeat(size)}).to_string();
+        assert_eq!(ask(address, "POST", COMPLETIONS, &long(3 << 20)).0, 200);
     });
 }
 
