@@ -24,6 +24,8 @@ pub mod host_memory;
 pub mod local_time;
 pub mod lr;
 #[doc(hidden)]
+pub mod partial_file;
+#[doc(hidden)]
 pub mod positioned;
 pub mod preference;
 pub mod quantise;

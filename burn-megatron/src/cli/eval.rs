@@ -1,6 +1,5 @@
 //! `burn-megatron eval`: multiple choice, log-likelihoods, perplexity and exact match of a Hugging Face folder.
 
-use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,8 +7,10 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::process::Cluster;
+use host::partial_file::partial;
 use models::layout::sequence_unit;
 use models::{FamilyConfig, ModelConfig};
+use tempfile::NamedTempFile;
 
 use super::device::DeviceKind;
 use super::forward::Precision;
@@ -108,12 +109,8 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
         vocab_size: folder.config().vocab_size(),
     };
     let work = Work::new(&tasks, &encoder, &limits)?;
-    let output = args
-        .output
-        .as_deref()
-        .filter(|_| cluster.is_first())
-        .map(|path| Ok::<_, anyhow::Error>((path, create(path)?)))
-        .transpose()?;
+    let output = args.output.as_deref().filter(|_| cluster.is_first());
+    let output = output.map(|path| Ok::<_, anyhow::Error>((path, create(path)?))).transpose()?;
     if work.truncated > 0 && cluster.is_first() {
         let most = limits.max_length;
         eprintln!("{} samples are longer than {most} tokens: their first tokens are left out", work.truncated);
@@ -121,13 +118,13 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     let settings = EvalSettings {
         forward: Settings { adapter, ..Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype) },
         batch_size: args.batch_size,
-        stop_tokens: generation.eos_token_id.iter().map(|id| i64::from(*id)).collect(),
+        stop_tokens: generation.stop_tokens(&args.hf, encoder.tokenizer())?,
     };
     let answers = compute((folder.config(), &folder), &work, encoder.tokenizer(), &settings)?;
     let compare = ExactMatch { ignore_case: args.ignore_case, ignore_punctuation: args.ignore_punctuation };
     let results = results(&tasks, &work, &answers, compare);
     if let Some((path, file)) = output {
-        write(file, &results).map_err(refused(Access::Write, path))?;
+        write(file, path, &results).map_err(refused(Access::Write, path))?;
     }
     if cluster.is_first() {
         super::print(&table(&results))?;
@@ -144,6 +141,11 @@ fn max_length(config: &FamilyConfig, layout: &ParallelLayout, asked: Option<usiz
     {
         bail!("--max-length {asked}: the model has {most} learned positions; nearest legal: {most}");
     }
+    if let (Some(asked), Some(trained)) = (asked, trained)
+        && asked > trained
+    {
+        eprintln!("note: --max-length {asked}: the model is made for {trained} positions");
+    }
     let most = asked.or(trained).unwrap_or(2048);
     let length = most - most % unit;
     if length < 2 {
@@ -152,14 +154,16 @@ fn max_length(config: &FamilyConfig, layout: &ParallelLayout, asked: Option<usiz
     Ok(length)
 }
 
-fn create(path: &Path) -> Result<File> {
-    File::create(path).map_err(refused(Access::Write, path))
+fn create(path: &Path) -> Result<NamedTempFile> {
+    partial(path).map_err(refused(Access::Write, path))
 }
 
-fn write(file: File, results: &[TaskResult]) -> std::io::Result<()> {
-    let mut file = BufWriter::new(file);
+/// Gives the file its name when all is in it: an evaluation that fails leaves the last one's.
+fn write(file: NamedTempFile, path: &Path, results: &[TaskResult]) -> std::io::Result<()> {
+    let mut lines = BufWriter::new(file);
     for line in results.iter().flat_map(|result| &result.lines) {
-        writeln!(file, "{line}")?;
+        writeln!(lines, "{line}")?;
     }
-    file.flush()
+    lines.into_inner()?.persist(path)?;
+    Ok(())
 }

@@ -58,7 +58,7 @@ impl RunConfig {
             documents: None,
             expert_chunks: if performance.moe_comm_overlap { performance.moe_comm_chunks } else { Some(1) },
             dynamic: self.context.max_tokens_per_rank.filter(|_| self.context.dynamic),
-            logits_at_once: LOGITS_AT_ONCE,
+            logits_at_once: performance.logits_at_once.unwrap_or(LOGITS_AT_ONCE),
             adapters: self.adapters()?,
             post_training: self.post_training()?,
         })

@@ -233,6 +233,8 @@ pub const KEYS: &[Key] = {
             .or(&["moe-comm-pieces"])
             .optional(),
         key("performance.moe-router-force-load-balancing", Flag, "false", "For bench only: route tokens to random experts, so that the load is balanced"),
+        key("performance.logits-at-once", Count, "\"none\"", "About how many logits a rank holds at a time; the output layer computes the loss of more in chunks of half as many, and its GEMM twice; none: 2147483648, 4 GiB in half precision")
+            .optional(),
         key("evaluation.every", Count, "", "Steps between evaluations; default: a tenth of training.steps")
             .or(&["eval-interval"]),
         key("evaluation.batches", Whole, "8", "Global batches per evaluation; 0: no evaluation").or(&["eval-iters"]),

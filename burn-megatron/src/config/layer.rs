@@ -22,6 +22,14 @@ impl Written {
         }
     }
 
+    /// What to add to a refusal: a whole number that 63 bits do not hold has its own reason.
+    pub fn limit(&self) -> &'static str {
+        match self {
+            Self::Text(text) if is_large(text) => LIMIT,
+            _ => "",
+        }
+    }
+
     /// Whether it is a table without keys.
     pub fn is_empty_table(&self) -> bool {
         matches!(self, Self::Toml(toml::Value::Table(table)) if table.is_empty())
@@ -49,6 +57,14 @@ pub(super) struct Entry {
     pub origin: Origin,
 }
 
+/// The largest whole number of a file or a command line: TOML's.
+const LIMIT: &str = "; the largest is 9223372036854775807";
+
+/// Whether it is a whole number above [`LIMIT`].
+fn is_large(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<i64>().is_err()
+}
+
 /// The entries of a TOML file called `name`; a key that stands in no section has a path without a dot. Fails if the
 /// text is no TOML.
 pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
@@ -57,7 +73,12 @@ pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
     let syntax = |error: toml::de::Error| {
         let start = error.span().map_or(0, |span| span.start);
         let written = text.lines().nth(line(start)).unwrap_or_default().trim();
-        Problem { origin: origin(start), what: format!("{}: `{written}`", error.message()) }
+        let number = error.span().and_then(|span| text.get(span)).filter(|number| is_large(number));
+        let what = match number {
+            Some(number) => format!("{number} is too large a number{LIMIT}: `{written}`"),
+            None => format!("{}: `{written}`", error.message()),
+        };
+        Problem { origin: origin(start), what }
     };
     let mut values: toml::Table = text.parse().map_err(syntax)?;
     let spans = DeTable::parse(text).map_err(syntax)?;

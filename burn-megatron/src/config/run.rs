@@ -217,6 +217,8 @@ pub struct PerformanceSection {
     pub moe_comm_chunks: Option<usize>,
     /// Route tokens to random experts, to measure speed only.
     pub moe_router_force_load_balancing: bool,
+    /// About how many logits a rank holds at a time; none: [`LOGITS_AT_ONCE`](backend_dist::ops::LOGITS_AT_ONCE).
+    pub logits_at_once: Option<usize>,
 }
 
 /// `[evaluation]`

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use backend_dist::shard::HostTensor;
+use host::partial_file::partial;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, SafeTensors, serialize_to_file};
 
@@ -86,8 +87,11 @@ pub(super) fn write_tensors<'a>(
     let views = encoded
         .iter()
         .map(|(name, shape, bytes)| Ok((name.as_str(), TensorView::new(element.dtype(), shape.clone(), bytes)?)));
-    let written = views
-        .collect::<Result<HashMap<_, _>, SafeTensorError>>()
-        .and_then(|views| serialize_to_file(views, None, path));
+    let written = views.collect::<Result<HashMap<_, _>, SafeTensorError>>().and_then(|views| {
+        let file = partial(path)?;
+        serialize_to_file(views, None, file.path())?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    });
     written.map_err(|source| ForwardError::Output { path: path.into(), source })
 }

@@ -43,6 +43,10 @@ const UNSUPPORTED: [(&str, &str); 10] = [
     ("arrow_config", "Arrow"),
 ];
 
+/// Beginnings of values of `init_lora_weights` that change the base's weights: without the change the adapter says
+/// nothing of them.
+const CHANGES_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
 /// Reads an adapter of a model.
 ///
 /// # Errors
@@ -125,6 +129,13 @@ fn config_of(json: &Value) -> Result<LoraConfig, String> {
     }
     if let Some(bias) = json["bias"].as_str().filter(|bias| *bias != "none") {
         return Err(format!("bias = {bias} is not supported; legal: none"));
+    }
+    let init = json["init_lora_weights"].as_str().unwrap_or_default();
+    if CHANGES_BASE.iter().any(|name| init.starts_with(name)) {
+        return Err(format!(
+            "init_lora_weights = {init} is an adapter of changed base weights; save it as one of the base itself \
+             (save_pretrained with path_initial_model_for_weight_conversion in peft)"
+        ));
     }
     let rank = json["r"].as_u64().ok_or("r is missing: the rank")? as usize;
     let alpha = json["lora_alpha"].as_f64().ok_or("lora_alpha is missing: the numerator of the scale")?;

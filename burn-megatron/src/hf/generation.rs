@@ -5,8 +5,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tokenizers::Tokenizer;
 
 use super::error::HfFolderError;
+use crate::data::chat::{ChatError, special_token};
 
 /// What a generation may take from `generation_config.json`; absent keys are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -40,6 +42,17 @@ impl GenerationConfig {
     /// Tokens before a text, the best first.
     pub fn prefixes(&self) -> Vec<u32> {
         self.bos_token_id.into_iter().chain(self.eos_token_id.iter().copied()).collect()
+    }
+
+    /// Tokens that end a text: those of the model, and the `eos_token` of the tokenizer, which ends an assistant's turn
+    /// where only the tokenizer's files were changed for that.
+    ///
+    /// # Errors
+    /// If a file of the tokenizer in `folder` cannot be read.
+    pub fn stop_tokens(&self, folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<i64>, ChatError> {
+        let own = special_token(folder, "eos_token")?.and_then(|token| tokenizer.token_to_id(&token));
+        let own = own.filter(|id| !self.eos_token_id.contains(id));
+        Ok(self.eos_token_id.iter().copied().chain(own).map(i64::from).collect())
     }
 
     /// Reads the file, or takes `bos_token_id` and `eos_token_id` of `config` where there is none.

@@ -12,7 +12,7 @@ use crate::config::RunConfig;
 use crate::data::preprocess::{end_of_document, vocab_size};
 use crate::data::{PromptDataset, PromptSet, TokenizerFileError, read_tokenizer};
 use crate::grpo::{ExactAnswer, Reward};
-use crate::hf::HfFolder;
+use crate::hf::GenerationConfig;
 use crate::learner::GrpoRun;
 
 /// Reads the prompts of `[grpo]`, which `reward` judges; without one, an exact match of the answer. Fails if a row
@@ -53,11 +53,13 @@ pub(super) fn open(config: &RunConfig, reward: Option<Arc<dyn Reward>>) -> Resul
     Ok(RunData { valid, train, last: None, tokenizer: Some(path), notes: vec![note], grpo: Some(run) })
 }
 
-/// What ends a completion: what the model's author says, `data.eod-id`, and the tokenizer's end of a document.
+/// What ends a completion: what the files of the model say, `data.eod-id`, and the tokenizer's end of a document.
 fn stop_tokens(config: &RunConfig, tokenizer: &Tokenizer) -> Result<Vec<i64>, TrainError> {
-    let folder = config.model.hf.as_deref().map(HfFolder::open).transpose()?;
-    let of_model = folder.iter().flat_map(|folder| &folder.generation().eos_token_id).map(|id| i64::from(*id));
-    let mut all: Vec<i64> = of_model.chain(config.data.eod_id).chain(end_of_document(tokenizer, None)).collect();
+    let mut all = match &config.model.hf {
+        Some(folder) => GenerationConfig::of_folder(folder)?.stop_tokens(folder, tokenizer)?,
+        None => Vec::new(),
+    };
+    all.extend(config.data.eod_id.into_iter().chain(end_of_document(tokenizer, None)));
     all.sort_unstable();
     all.dedup();
     Ok(all)

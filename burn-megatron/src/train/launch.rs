@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use backend_dist::gpu::gpus;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::ops::LOGITS_AT_ONCE;
 use backend_dist::process::Processes;
 use burn::tensor::{Device, FloatDType};
 use models::lora::Adapter;
@@ -177,6 +178,7 @@ where
             .with_tp_comm_overlap(performance.tp_comm_overlap)
             .with_moe_comm_overlap(performance.moe_comm_overlap, performance.moe_comm_chunks)
             .with_forced_load_balancing(performance.moe_router_force_load_balancing)
+            .with_logits_at_once(performance.logits_at_once.unwrap_or(LOGITS_AT_ONCE))
             .with_fp8(&fp8, layers)
             .with_frozen(&frozen)
             .with_dp_ranks(rank.group(Axis::DpCp));

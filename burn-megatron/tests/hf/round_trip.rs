@@ -221,6 +221,15 @@ fn forward_from_the_command_line() {
     let weights = golden("qwen3").join("model.safetensors");
     let message = fail(&["forward", "--hf", words[2], "--input", text(&weights), "--output", text(&output)]);
     says!(message, "tensor `input_ids` is missing");
+    says!(fail(&[&words[..], &["/dev/null"]].concat()), "not a regular file");
+
+    // A disk that has room for 4,096 bytes more: the last output stays.
+    let (before, limited) = (fs::read(&output).unwrap(), "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", limited, env!("CARGO_BIN_EXE_burn-megatron")]).args(words).arg(&output);
+    assert!(!shell.output().unwrap().status.success());
+    assert_eq!(fs::read(&output).unwrap(), before);
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
 }
 
 /// transformers would end texts at token 2 of a Llama that says nothing else.

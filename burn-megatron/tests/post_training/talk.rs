@@ -73,6 +73,8 @@ fn every_answer_follows_the_whole_conversation() {
     let error = talk(folder.path(), "", "/bogus\n").stderr;
     assert!(String::from_utf8_lossy(&error).contains("/bogus is no command: /reset"));
     assert!(fail(folder.path(), "chat --hf . --max-new-tokens 128").contains("nearest legal: 127"));
+    let stop = fail(folder.path(), "generate --hf . --tokens 1,2 --stop-token 9999999");
+    says!(stop, "--stop-token 9999999: the model's tokens are 0 to ");
     fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
     assert!(fail(folder.path(), "chat --hf .").contains("there is no chat template"));
 }

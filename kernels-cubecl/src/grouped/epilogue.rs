@@ -56,24 +56,6 @@ pub fn store<O: Float>(
     }
 }
 
-/// Prefetches to the L2 cache the part for step `step` of the numbers that the tile will be added to. A cube does not
-/// access them while it multiplies, and cubes with equally many rows finish at the same time. Without the prefetch the
-/// additions alone took the time that memory needs to read and to write the numbers.
-#[cube]
-pub fn prefetch<O: Float>(out: &mut TensorMap<O, Tiled>, tile: &Tile, step: u32, #[comptime] plan: GroupedPlan) {
-    let columns = comptime![plan.result_panel()];
-    let panels = comptime![(8 * plan.width / columns) as u32];
-    let each = (panels + tile.steps - 1) / tile.steps;
-    let mut panel = step * each;
-    let end = min(panel + each, panels);
-    while panel < end {
-        let row = tile.row * comptime![ROWS as u32] + panel % 8 * 16;
-        let column = tile.column * comptime![plan.width as u32] + panel / 8 * comptime![columns as u32];
-        tma::prefetch_tile(out, tile.group as i32, row as i32, column as i32);
-        panel += 1;
-    }
-}
-
 /// Waits until TMA has read everything.
 #[cube]
 pub fn drain() {

@@ -75,20 +75,19 @@ pub fn grouped<O: Float>(
     let plane = plane_broadcast(UNIT_POS / 32, 0u32);
     if plane == CONSUMER_PLANES {
         if UNIT_POS % 32 == 0 {
-            produce(&mut ring, left, right, out, table, &sizes, plan);
+            produce(&mut ring, left, right, table, &sizes, plan);
         }
     } else {
         consume(&mut ring, &mut staging, out, table, &sizes, plane, plan);
     }
 }
 
-/// The producer: loads the operands of all of the cube's tiles, and prefetches the numbers that they are added to.
+/// The producer: loads the operands of all of the cube's tiles.
 #[cube]
-fn produce<O: Float>(
+fn produce(
     ring: &mut OperandRing,
     left: &TensorMap<bf16, Tiled>,
     right: &TensorMap<bf16, Tiled>,
-    out: &mut TensorMap<O, Tiled>,
     table: &[u32],
     sizes: &Sizes,
     #[comptime] plan: GroupedPlan,
@@ -100,9 +99,6 @@ fn produce<O: Float>(
         let tile = tile(index, table, sizes, plan.gemm);
         for step in 0..tile.steps {
             operand_ring::load(ring, left, right, &tile, step, stage as usize, parity, plan);
-            if comptime![plan.prefetch] {
-                epilogue::prefetch(out, &tile, step, plan);
-            }
             stage += 1;
             if stage == comptime![plan.stages as u32] {
                 stage = 0u32;

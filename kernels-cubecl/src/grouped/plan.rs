@@ -39,14 +39,12 @@ pub struct GroupedPlan {
     pub stages: usize,
     /// Staging panels of a plane.
     pub staged: usize,
-    /// Prefetch the numbers that the result is added to into the L2 cache while the cube multiplies.
-    pub prefetch: bool,
 }
 
 impl GroupedPlan {
     /// The widest tile, one cube per SM.
     pub fn wide(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
-        Self { gemm, element, epilogue, width: 256, stages: 4, staged: 2, prefetch: false }
+        Self { gemm, element, epilogue, width: 256, stages: 4, staged: 2 }
     }
 
     /// Tiles of three quarters of that, one cube per SM.
@@ -56,17 +54,12 @@ impl GroupedPlan {
 
     /// Two cubes per SM: one multiplies while the other stores.
     pub fn paired(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
-        Self { gemm, element, epilogue, width: 128, stages: 3, staged: 1, prefetch: false }
+        Self { gemm, element, epilogue, width: 128, stages: 3, staged: 1 }
     }
 
     /// The widest tile with enough staging memory for a whole tile of 16 bits, and fewer stages of operands.
     pub fn wide_staging(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
-        Self { gemm, element, epilogue, width: 256, stages: 3, staged: 4, prefetch: false }
-    }
-
-    /// The widest tile, with a prefetch of the numbers that it is added to.
-    pub fn prefetching(gemm: Gemm, element: Half, epilogue: Epilogue) -> Self {
-        Self { prefetch: epilogue == Epilogue::AddFp32, ..Self::wide(gemm, element, epilogue) }
+        Self { gemm, element, epilogue, width: 256, stages: 3, staged: 4 }
     }
 
     /// The plan that the library uses for results of this many columns: the widest tiles, unless their last column of

@@ -1,5 +1,5 @@
 //! TMA stores of tiles from shared memory to a tensor, in groups that
-//! [`wait_for_older_reads`](super::bulk::wait_for_older_reads) counts, and prefetches to the L2 cache.
+//! [`wait_for_older_reads`](super::bulk::wait_for_older_reads) counts.
 #![allow(missing_docs, reason = "the macros write public items without documentation")]
 
 use super::bulk;
@@ -54,44 +54,6 @@ fn start_add<O: Float>(from: u32, to: &mut TensorMap<O, Tiled>, z: i32, y: i32, 
         let (map, from) = (to.value(scope), from.read_value(scope));
         let [z, y, x] = [z, y, x].map(|at| at.read_value(scope));
         scope.register(&AddTileOp::new(scope.ctx_mut(), map, from, z, y, x));
-    })
-}
-
-/// Prefetches a box of a tensor to the L2 cache.
-#[cube_op(name = "hopper.prefetch_tile")]
-#[result_ty(none)]
-#[op_traits(CanMaterialize, HasSideEffects)]
-pub struct PrefetchTileOp {
-    /// The tensor map.
-    pub map: Value,
-    /// Coordinates of the box in the tensor, outermost first.
-    pub z: Value,
-    pub y: Value,
-    pub x: Value,
-}
-
-#[op_interface_impl]
-impl ToLLVMDialect for PrefetchTileOp {
-    fn rewrite(&self, ctx: &mut Context, rw: &mut DialectConversionRewriter, _: &OperandsInfo) -> Result<()> {
-        let operands = vec![self.map(ctx), self.x(ctx), self.y(ctx), self.z(ctx)];
-        let void = VoidType::get(ctx).into();
-        let text = "cp.async.bulk.prefetch.tensor.3d.L2.global.tile [$0, {$1, $2, $3}];";
-        let asm = InlineAsmOp::new(ctx, void, operands, text, "l,r,r,r,~{memory}", true);
-        rw.insert_op(ctx, &asm);
-        rw.replace_operation_with_values(ctx, self.get_operation(), vec![]);
-        Ok(())
-    }
-}
-
-/// Starts to prefetch the box of `of` at `(z, y, x)` to the L2 cache. Parts of the box outside of the tensor are not
-/// read.
-#[cube]
-#[allow(unused_variables)]
-pub fn prefetch_tile<O: Float>(of: &mut TensorMap<O, Tiled>, z: i32, y: i32, x: i32) {
-    intrinsic!(|scope| {
-        let map = of.value(scope);
-        let [z, y, x] = [z, y, x].map(|at| at.read_value(scope));
-        scope.register(&PrefetchTileOp::new(scope.ctx_mut(), map, z, y, x));
     })
 }
 

@@ -20,13 +20,7 @@ fn plans() -> Vec<GroupedPlan> {
                 _ => vec![Epilogue::InputType],
             };
             for epilogue in epilogues {
-                let plans = [
-                    GroupedPlan::wide,
-                    GroupedPlan::narrow,
-                    GroupedPlan::wide_staging,
-                    GroupedPlan::paired,
-                    GroupedPlan::prefetching,
-                ];
+                let plans = [GroupedPlan::wide, GroupedPlan::narrow, GroupedPlan::wide_staging, GroupedPlan::paired];
                 all.extend(plans.map(|plan| plan(gemm, element, epilogue)));
             }
         }
@@ -53,8 +47,6 @@ fn grouped_gemms_overlap() {
         let panels = plan.width / if plan.epilogue == Epilogue::InputType { 64 } else { 32 };
         let (stored, added) = if plan.epilogue == Epilogue::AddFp32 { (0, panels) } else { (panels, 0) };
         assert_eq!(ptx.matches("cp.async.bulk.tensor.3d.global").count(), stored, "stores of {plan:?}");
-        let prefetches = ptx.matches("cp.async.bulk.prefetch.tensor.3d").count();
-        assert_eq!(prefetches > 0, plan.prefetch, "prefetches of {plan:?}");
         assert_eq!(ptx.matches("cp.reduce.async.bulk.tensor.3d").count(), added, "additions of {plan:?}");
     }
 }

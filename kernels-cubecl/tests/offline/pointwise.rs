@@ -114,14 +114,14 @@ fn moe_kernels_compile() {
         check(&format!("sums of {terms} rows"), kernel!(AddRows<bf16>, settings(); b(), b(), b(), (), (), 8, terms));
     }
     for (gating, biased) in [(gated::Gating::Silu, false), (clamped(), true)] {
-        let kernel = kernel!(WeightedForward<bf16>, settings(); b(), b(), b(), b(), b(), (), gating, biased);
+        let kernel = kernel!(WeightedForward<bf16>, settings(); b(), b(), b(), b(), b(), (), (), gating, biased);
         check(&format!("weighted {gating:?}"), kernel);
         let kernel = kernel!(WeightedBackward<bf16>, settings();
-            b(), b(), b(), b(), b(), b(), b(), (), (), gating, biased, GPU);
+            b(), b(), b(), b(), b(), b(), b(), (), (), (), gating, biased, GPU);
         check(&format!("gradient of weighted {gating:?}"), kernel);
     }
-    check("biases", kernel!(AddBiases<bf16>, settings(); b(), b(), b(), b(), ()));
-    check("products with biases", kernel!(AddBiasProducts<bf16>, settings(); b(), b(), b(), b(), (), (), GPU));
+    check("biases", kernel!(AddBiases<bf16>, settings(); b(), b(), b(), b(), (), ()));
+    check("products with biases", kernel!(AddBiasProducts<bf16>, settings(); b(), b(), b(), b(), (), (), (), GPU));
 }
 
 #[test]

@@ -54,8 +54,6 @@ pub enum Method {
     WideStaging,
     /// The kernel with tiles of 128 columns, two cubes per SM.
     Paired,
-    /// The kernel with tiles of 256 columns and a prefetch of the numbers that it adds to.
-    Prefetch,
 }
 
 /// Shapes of both operands and of the result.
@@ -91,7 +89,6 @@ pub fn multiply(
         Method::Narrow => GroupedPlan::narrow,
         Method::WideStaging => GroupedPlan::wide_staging,
         Method::Paired => GroupedPlan::paired,
-        Method::Prefetch => GroupedPlan::prefetching,
         _ => {
             let way = (method == Method::Loop).then_some(grouped::Method::Loop);
             let (left, right) = (left.clone(), right.clone());

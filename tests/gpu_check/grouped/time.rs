@@ -55,8 +55,8 @@ pub fn time(device: &Device, choice: &Choice, report: &mut Report) {
         }
     }
     println!(
-        "\n{:<34} {:<24} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  error (TFLOP/s)",
-        "layer", "GEMM", "loop", "wide", "narrow", "staging", "paired", "prefetch"
+        "\n{:<34} {:<24} {:>8} {:>8} {:>8} {:>8} {:>8}  error (TFLOP/s)",
+        "layer", "GEMM", "loop", "wide", "narrow", "staging", "paired"
     );
     lines.iter().for_each(|line| println!("{line}"));
 }
@@ -71,7 +71,7 @@ fn line(device: &Device, name: &str, layer: &Layer, what: GroupedGemm, report: &
     let expected = run(Method::Loop, &zeros());
     let mut speeds = Vec::new();
     let mut worst = 0.0;
-    for method in [Method::Loop, Method::Wide, Method::Narrow, Method::WideStaging, Method::Paired, Method::Prefetch] {
+    for method in [Method::Loop, Method::Wide, Method::Narrow, Method::WideStaging, Method::Paired] {
         let out = zeros();
         let error = greatest_on_device(run(method, &out), expected.clone());
         // Both have rounded to bf16, or have added in fp32 in another order.

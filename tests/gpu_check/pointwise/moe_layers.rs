@@ -44,7 +44,7 @@ fn biases(clock: &Bandwidths, moe: &MoeModel) {
     let starts = clock.integers((0..=experts).map(|group| group * each));
     let group_rows = || GroupRows { starts: starts.at(0), groups: experts, rows };
     let gating = Gating::Clamped(Clamp::new(1.702, 7.0));
-    let bias = |values| GroupBias { values, groups: experts, of_rows: of_rows.at(0) };
+    let bias = |values| GroupBias { values, groups: experts, of_blocks: of_rows.at(0), block: 1 };
     let len = rows * ffn;
     clock.time(&format!("clamped swiglu, {name}"), 6 * len + 8 * rows, |client, i| {
         let tensors = [x.at(i), factors.at(0), y.at(i)];

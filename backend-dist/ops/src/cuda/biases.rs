@@ -19,8 +19,8 @@ impl BiasKernels for Cube {
         }
         let _noted = work::memory("clamped swiglu", &x, |bytes| bytes + bytes / 2);
         let (x, bias, p) = (packed(x), packed(bias), packed(p));
-        let (out, of_rows) = (empty(&x, [count, half], x.dtype()), groups_of_rows(&x, counts));
-        let (tensors, bias) = ([&x.handle, &p.handle, &out.handle], of_groups(&bias, counts, &of_rows));
+        let (out, blocks) = (empty(&x, [count, half], x.dtype()), Blocks::new(&x, counts));
+        let (tensors, bias) = ([&x.handle, &p.handle, &out.handle], blocks.with(&bias));
         let done = by_half!(x, E => weighted::forward::<E>(&x.client, tensors, Some(bias), count, half, gating(act)));
         launched("clamped swiglu", done);
         out
@@ -35,9 +35,9 @@ impl BiasKernels for Cube {
         let _noted = work::memory("clamped swiglu gradient", &x, |bytes| 3 * bytes + bytes / 2);
         let (x, bias, p, grad) = (packed(x), packed(bias), packed(p), packed(grad));
         let (dx, dp) = (empty(&x, [count, 2 * half], x.dtype()), empty(&x, [count], DType::F32));
-        let of_rows = groups_of_rows(&x, counts);
+        let blocks = Blocks::new(&x, counts);
         let (from, to) = ([&x.handle, &p.handle, &grad.handle], [&dx.handle, &dp.handle]);
-        let groups = Some(of_groups(&bias, counts, &of_rows));
+        let groups = Some(blocks.with(&bias));
         let done = by_half!(x, E => weighted::backward::<E>(&x.client, from, to, groups, count, half, gating(act)));
         launched("clamped swiglu gradient", done);
         let sums = sums(&dx, None, counts);
@@ -53,8 +53,8 @@ impl BiasKernels for Cube {
         let (y, bias, p) = (packed(y), packed(bias), packed(p));
         // In place, unless someone else holds it.
         let y = if y.can_mut() { y } else { copy_contiguous(y) };
-        let of_rows = groups_of_rows(&y, counts);
-        let bias = of_groups(&bias, counts, &of_rows);
+        let blocks = Blocks::new(&y, counts);
+        let bias = blocks.with(&bias);
         let done = by_half!(y, E => biases::add::<E>(&y.client, &y.handle, &p.handle, bias, count, width));
         launched("biases of experts", done);
         y
@@ -69,8 +69,8 @@ impl BiasKernels for Cube {
         let _noted = work::memory("gradients of biases of experts", &grad, |bytes| 2 * bytes);
         let (grad, bias, p, p_grad) = (packed(grad), packed(bias), packed(p), packed(p_grad));
         let p_grad = if p_grad.can_mut() { p_grad } else { copy_contiguous(p_grad) };
-        let of_rows = groups_of_rows(&grad, counts);
-        let groups = of_groups(&bias, counts, &of_rows);
+        let blocks = Blocks::new(&grad, counts);
+        let groups = blocks.with(&bias);
         let done = by_half!(grad, E => {
             biases::add_products::<E>(&grad.client, &grad.handle, &p_grad.handle, groups, count, width)
         });
@@ -92,13 +92,24 @@ fn upload(near: &Float, numbers: impl Iterator<Item = usize>) -> Handle {
     near.client.create_from_slice(&numbers.flat_map(|number| (number as i32).to_ne_bytes()).collect::<Vec<_>>())
 }
 
-/// The group of each row.
-fn groups_of_rows(near: &Float, counts: &[usize]) -> Handle {
-    upload(near, counts.iter().enumerate().flat_map(|(group, count)| std::iter::repeat_n(group, *count)))
+/// The groups of blocks of rows.
+struct Blocks {
+    table: Handle,
+    rows: usize,
+    groups: usize,
 }
 
-fn of_groups<'a>(bias: &'a Float, counts: &[usize], of_rows: &'a Handle) -> GroupBias<'a> {
-    GroupBias { values: &bias.handle, groups: counts.len(), of_rows }
+impl Blocks {
+    fn new(near: &Float, counts: &[usize]) -> Self {
+        // The host lists blocks of [`row_multiple`](crate::moe::row_multiple) rows many times as fast as rows.
+        let rows = if counts.iter().all(|count| count.is_multiple_of(128)) { 128 } else { 1 };
+        let blocks = |(group, count): (usize, &usize)| std::iter::repeat_n(group, *count / rows);
+        Self { table: upload(near, counts.iter().enumerate().flat_map(blocks)), rows, groups: counts.len() }
+    }
+
+    fn with<'a>(&'a self, bias: &'a Float) -> GroupBias<'a> {
+        GroupBias { values: &bias.handle, groups: self.groups, of_blocks: &self.table, block: self.rows }
+    }
 }
 
 /// The sums of the rows of each group, times factors if there are such: `[groups · columns]` of fp32.

@@ -11,7 +11,7 @@ use super::blocks::view;
 use super::{Float, are_half, columns, empty, launched, rows};
 use crate::moe::{TokenGroups, groups as ranges};
 use gpu::cuda::lt::{Onto, Operand, multiply};
-use gpu::cuda::{clear, dense};
+use gpu::cuda::{clear, dense, flush};
 use gpu::profile::{Kind, Operation, Precision, operation};
 
 /// Alignment in bytes of tensors that the kernels access by TMA.
@@ -54,6 +54,8 @@ pub fn forward(x: Float, w: Float, groups: TokenGroups, asked: Option<Method>) -
         Method::Kernel => {
             let _noted = noted("forward", &call, &x, 2, false);
             launched("grouped GEMM", call.forward(&x.client, &x.handle, &w.handle, &out.handle));
+            // The host may just have read the counts. The device waits then, and would until 32 commands are queued.
+            flush(&out);
         }
         Method::Loop => {
             for (group, range) in ranges(groups.counts) {

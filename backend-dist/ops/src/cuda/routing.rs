@@ -179,6 +179,8 @@ fn placed(inputs: [&CubeTensor; 3], shape: PermuteShape) -> (RowMap, RowMap) {
         rows_of_slot: &all[3].handle,
     };
     launched("places", permute::permute(&choice.client, inputs.map(|x| &x.handle), places, shape));
+    // The device may wait for this.
+    cuda::flush(choice);
     let [tokens_of, slots_of, of_tokens, of_slots] = all.map(tensor);
     (RowMap::of_tables(tokens_of, of_tokens), RowMap::of_tables(slots_of, of_slots))
 }

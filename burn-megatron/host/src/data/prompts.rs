@@ -131,6 +131,7 @@ impl Reader<'_> {
         };
         let text = match &row["prompt"] {
             Value::String(text) => Ok(text.clone()),
+            Value::Array(messages) if messages.is_empty() => Err("prompt: empty, there is nothing to complete".into()),
             Value::Array(messages) => self.rendered(messages)?,
             _ => Err("prompt: missing; a text, or a list of messages with role and content".into()),
         };

@@ -11,9 +11,9 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
-use super::indexed::partial;
 use super::sample::{Sample, SampleError, TokenDataset};
 use super::top_k::TopK;
+use crate::partial_file::partial;
 use crate::positioned::PositionedFile;
 use crate::safetensors_header::Header;
 

@@ -24,7 +24,7 @@ use super::forward::Precision;
 use super::generate::{cache_bytes, memory};
 use super::processes::alone;
 use super::sampling::SamplingArgs;
-use crate::data::chat::{ChatTokenizer, special_token};
+use crate::data::chat::ChatTokenizer;
 use crate::forward::{Settings, build};
 use crate::generate::{GenerateOptions, Generated, TextStream, generate};
 use crate::hf::{HfFolder, read_adapter};
@@ -48,9 +48,9 @@ pub struct Args {
     /// What the system message says
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Most tokens of an answer
-    #[arg(long, alias = "max-tokens", value_name = "N", default_value_t = 512)]
-    max_new_tokens: usize,
+    /// Most tokens of an answer. Default: 512, or half of the model's positions
+    #[arg(long, alias = "max-tokens", value_name = "N")]
+    max_new_tokens: Option<usize>,
     #[command(flatten)]
     sampling: SamplingArgs,
     /// Precision of weights and computation
@@ -70,38 +70,37 @@ pub fn run(args: Args) -> Result<ExitCode> {
     alone("chat")?;
     let folder = HfFolder::open(&args.hf)?;
     let tokenizer = ChatTokenizer::open(&args.hf, args.chat_template.as_deref())?;
-    if args.max_new_tokens == 0 {
+    let positions = positions(folder.config());
+    let usual = positions.map_or(512, |positions| (positions / 2).clamp(1, 512));
+    let max_new_tokens = args.max_new_tokens.unwrap_or(usual);
+    if max_new_tokens == 0 {
         bail!("--max-new-tokens 0: an answer has a token at least; nearest legal: 1");
     }
-    let positions = positions(folder.config());
-    if let Some(positions) = positions.filter(|positions| args.max_new_tokens >= *positions) {
+    if let Some(positions) = positions.filter(|positions| max_new_tokens >= *positions) {
         bail!(
-            "--max-new-tokens {}: an answer and what was said before have {positions} positions; nearest legal: {}",
-            args.max_new_tokens,
+            "--max-new-tokens {max_new_tokens}: an answer and what was said before have {positions} positions; nearest legal: {}",
             positions - 1
         );
     }
     let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
     layout.check()?;
     folder.config().dims().check_tp(layout.tp)?;
-    let mut stop_tokens: Vec<i64> = folder.generation().eos_token_id.iter().map(|id| i64::from(*id)).collect();
-    let own = special_token(&args.hf, "eos_token")?.and_then(|token| tokenizer.tokenizer().token_to_id(&token));
-    stop_tokens.extend(own.map(i64::from));
+    let stop_tokens = folder.generation().stop_tokens(&args.hf, tokenizer.tokenizer())?;
     if stop_tokens.is_empty() {
-        eprintln!("no end-of-sequence token is known: an answer ends after {} tokens", args.max_new_tokens);
+        eprintln!("no end-of-sequence token is known: an answer ends after {max_new_tokens} tokens");
     }
     let options = GenerateOptions {
         stop_tokens,
-        ..GenerateOptions::new(args.max_new_tokens, args.sampling.over(folder.generation()))
+        ..GenerateOptions::new(max_new_tokens, args.sampling.over(folder.generation()))
     };
     options.check(folder.config(), &[0])?;
     // A conversation may need all positions, as far as there is memory for their keys and values.
     let each = cache_bytes(folder.config(), args.device, args.dtype, args.tensor_parallel);
     let fitting =
         memory(args.device).and_then(|bytes| bytes.checked_div(each)).map_or(usize::MAX, |most| most as usize);
-    let room = positions.unwrap_or(usize::MAX).min(fitting).saturating_sub(args.max_new_tokens);
+    let room = positions.unwrap_or(usize::MAX).min(fitting).saturating_sub(max_new_tokens);
     if room == 0 {
-        bail!("--max-new-tokens {}: there is memory for the keys and values of {fitting} tokens", args.max_new_tokens);
+        bail!("--max-new-tokens {max_new_tokens}: there is memory for the keys and values of {fitting} tokens");
     }
     let settings = Settings::new(args.device.devices(&layout)?, layout, args.dtype);
 
@@ -144,7 +143,7 @@ pub(super) fn adapters(given: &[String], config: &FamilyConfig) -> Result<(Vec<S
     for text in given {
         let own =
             |path: &str| Path::new(path).file_name().map_or(path.into(), |name| name.to_string_lossy().into_owned());
-        let (name, path) = match text.split_once('=') {
+        let (name, path) = match text.split_once('=').filter(|(name, _)| !name.contains('/')) {
             Some((name, path)) => (name.to_string(), path),
             None => (own(text), text.as_str()),
         };

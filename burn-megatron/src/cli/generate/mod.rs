@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "tokens"])]
     prompt_file: Option<PathBuf>,
     /// Token ids to continue; the new ids are printed. Needs no tokenizer
-    #[arg(long, value_name = "ID,..", value_delimiter = ',', conflicts_with = "prompt")]
+    #[arg(long, value_name = "ID,..", value_delimiter = ',', value_parser = token, conflicts_with = "prompt")]
     tokens: Option<Vec<i64>>,
     /// Most tokens to write. Default: 128, or as many as the model has positions for
     #[arg(long, alias = "max-tokens", value_name = "N")]
@@ -194,6 +194,11 @@ enum Prompt {
     Tokens(Vec<i64>),
 }
 
+/// One of the ids of `--tokens`.
+fn token(text: &str) -> Result<i64, String> {
+    text.trim().parse().map_err(|_| format!("`{text}` is no token id; write ids with commas, as 1,2,3"))
+}
+
 fn read_prompt(args: &Args) -> Result<Prompt> {
     Ok(match (&args.tokens, &args.prompt, &args.prompt_file) {
         (Some(tokens), ..) => Prompt::Tokens(tokens.clone()),
@@ -213,9 +218,7 @@ fn encode(text: &str, tokenizer: &Tokenizer) -> Result<Vec<i64>> {
 fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOptions> {
     let stop_tokens = match args.stop_tokens.is_empty() {
         true => source.generation.eos_token_id.iter().map(|id| i64::from(*id)).collect(),
-        false => {
-            args.stop_tokens.iter().map(|text| token_id(text, source.tokenizer.as_ref())).collect::<Result<_>>()?
-        }
+        false => args.stop_tokens.iter().map(|text| token_id(text, source)).collect::<Result<_>>()?,
     };
     let positions = source.config.cached_positions().filter(|_| args.window.is_none());
     let room = positions.map_or(128, |positions| (positions + 1).saturating_sub(prompt).clamp(1, 128));
@@ -239,11 +242,15 @@ fn beyond_positions(config: &FamilyConfig, prompt: usize, options: &GenerateOpti
     })
 }
 
-fn token_id(text: &str, tokenizer: Option<&Tokenizer>) -> Result<i64> {
-    if let Ok(id) = text.parse() {
+fn token_id(text: &str, source: &Source) -> Result<i64> {
+    if let Ok(id) = text.parse::<i64>() {
+        let most = source.config.vocab_size() as i64 - 1;
+        if !(0..=most).contains(&id) {
+            bail!("--stop-token {id}: the model's tokens are 0 to {most}; nearest legal: {}", id.clamp(0, most));
+        }
         return Ok(id);
     }
-    let id = tokenizer.and_then(|tokenizer| tokenizer.token_to_id(text));
+    let id = source.tokenizer.as_ref().and_then(|tokenizer| tokenizer.token_to_id(text));
     id.map(i64::from).with_context(|| format!("--stop-token {text}: the model's tokenizer has no such token"))
 }
 

@@ -26,7 +26,7 @@ use super::forward::Precision;
 use super::generate::tokenizer;
 use super::processes::alone;
 use crate::console::say;
-use crate::data::chat::{ChatTokenizer, special_token};
+use crate::data::chat::ChatTokenizer;
 use crate::forward::{Settings, build};
 use crate::hf::HfFolder;
 use crate::serve::http::{App, Server};
@@ -152,9 +152,7 @@ fn app(
             None
         }
     };
-    let mut stop_tokens: Vec<i64> = folder.generation().eos_token_id.iter().map(|id| i64::from(*id)).collect();
-    let own = special_token(dir, "eos_token")?.and_then(|token| tokenizer.token_to_id(&token)).map(i64::from);
-    stop_tokens.extend(own.filter(|id| !stop_tokens.contains(id)));
+    let stop_tokens = folder.generation().stop_tokens(dir, &tokenizer)?;
     let of_folder = || dir.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.served_model_name.clone().or_else(of_folder).unwrap_or_else(|| "model".into());
     if models[1..].contains(&name) {
@@ -164,6 +162,7 @@ fn app(
     Ok(App {
         requests,
         models,
+        longest_token: tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1),
         tokenizer,
         chat,
         defaults: folder.generation().clone(),

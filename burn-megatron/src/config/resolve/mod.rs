@@ -113,7 +113,10 @@ impl Values {
                     self.values.insert(key.path, value);
                     self.given.insert(key.path, entry.origin.clone());
                 }
-                None => self.problems.push(problem(format!("{} = {} is not {}", entry.path, entry.value, key.legal()))),
+                None => {
+                    let (legal, limit) = (key.legal(), entry.value.limit());
+                    self.problems.push(problem(format!("{} = {} is not {legal}{limit}", entry.path, entry.value)));
+                }
             }
         }
         self.choose_base(&seen);

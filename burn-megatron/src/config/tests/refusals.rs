@@ -68,6 +68,12 @@ fn wrong_values_are_named_with_key_and_legal_values() {
          command line: lr.max = high is not a finite number\n  \
          run.toml:5: model.hidden-size = 1.5 is not a whole number of at least 0"
     );
+    for number in ["18446744073709551615", "99999999999999999999"] {
+        let said = refusal(&format!("[training]\nseed = {number}\n"), &[]);
+        says!(said, &format!("run.toml:2: {number} is too large a number; the largest is 9223372036854775807"));
+        let said = refusal("", &[("training.steps", number)]);
+        says!(said, "is not a whole number of at least 1; the largest is 9223372036854775807");
+    }
     let said = refusal("[model]\nrope-scaling = { factor = 8 }\n", &[]);
     says!(said, "low_freq");
     assert!(said.starts_with("run.toml:2: model.rope-scaling = { factor = 8 } is not"), "{said}");

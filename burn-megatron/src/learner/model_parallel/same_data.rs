@@ -17,7 +17,7 @@ pub(super) fn fingerprint(data: &dyn TokenDataset) -> Result<Value, SampleError>
     Ok(json!({ "samples": data.len(), "seq-length": data.seq_length(), "hashes": hashes, "content": content }))
 }
 
-/// A sample as text. What a teacher says of it is not read from the data.
+/// A sample as text. What a teacher or a reference model says of it is not read from the data.
 fn as_read(sample: &crate::data::Sample) -> String {
     // Name and fields are those whose text checkpoints have hashes of.
     #[derive(Debug)]
@@ -30,7 +30,8 @@ fn as_read(sample: &crate::data::Sample) -> String {
         references: Option<&'a [f64]>,
     }
     let crate::data::Sample { tokens, labels, loss_mask, documents, references, taught: _ } = sample;
-    let (loss_mask, documents, references) = (loss_mask.as_deref(), documents.as_deref(), references.as_deref());
+    let unknown = references.as_ref().map(|references| vec![0.0; references.len()]);
+    let (loss_mask, documents, references) = (loss_mask.as_deref(), documents.as_deref(), unknown.as_deref());
     format!("{:?}", Sample { tokens, labels, loss_mask, documents, references })
 }
 
@@ -68,5 +69,7 @@ mod tests {
         let taught = TopK { k: 1, ids: vec![0], probabilities: vec![0.5, 0.5] };
         let masked = Sample { loss_mask: Some(vec![true, false]), taught: Some(taught), ..plain };
         assert_eq!(as_read(&masked), text.replace("loss_mask: None", "loss_mask: Some([true, false])"));
+        let of = |references: f64| as_read(&Sample { references: Some(vec![references]), ..masked.clone() });
+        assert_eq!(of(-3.5), of(0.0));
     }
 }

@@ -9,8 +9,11 @@ use super::params::Params;
 use crate::generate::Sampling;
 use crate::serve::{Request, RequestError};
 
-/// Most choices for a prompt, and prompts of a request.
+/// Most choices for a prompt.
 const MOST: i64 = 128;
+
+/// Most prompts of a request (OpenAI's), and most sequences for them.
+pub(super) const MOST_PROMPTS: usize = 2048;
 
 /// Most likeliest tokens: OpenAI's limit for chat.
 pub(super) const MOST_LOGPROBS: i64 = 20;

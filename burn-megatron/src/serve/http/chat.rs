@@ -49,16 +49,14 @@ pub(super) async fn completions(
         app: Arc::clone(&app),
     };
     let Common { n, stop, stream, include_usage, .. } = common;
-    Job { app, requests, stop, n, prompt_tokens, stream, include_usage }.answer(form).await
+    Job { app, requests, stop, n, prompt_tokens, prompt_only: false, stream, include_usage }.answer(form).await
 }
 
 fn prompt(app: &App, messages: &[(String, String)]) -> Result<Vec<i64>, ApiError> {
     let chat = app.chat.as_ref();
     let chat = chat.ok_or_else(|| ApiError::param("messages", "the model's tokenizer has no chat template"))?;
     let text = chat.prompt(messages).map_err(|error| ApiError::param("messages", error))?;
-    let encoded = app.tokenizer.encode_fast(text, false);
-    let ids = encoded.map_err(|error| ApiError::param("messages", format!("they cannot be encoded: {error}")))?;
-    Ok(ids.get_ids().iter().map(|id| i64::from(*id)).collect())
+    app.encode("messages", &text, false)
 }
 
 /// Roles and texts.
@@ -70,6 +68,12 @@ fn messages(params: &mut Params) -> Result<Vec<(String, String)>, ApiError> {
     let message = |(index, message): (usize, &Value)| {
         let wrong = |what: &str| ApiError::param(format!("messages[{index}]"), what);
         let role = message["role"].as_str().ok_or_else(|| wrong("it has no role"))?;
+        // Clients send an assistant's messages back as they were, with keys that say nothing.
+        let says = |value: &Value| !value.is_null() && *value != json!([]);
+        let other = |(key, value): &(&String, &Value)| !matches!(key.as_str(), "role" | "content") && says(value);
+        if let Some((key, _)) = message.as_object().into_iter().flatten().find(other) {
+            return Err(wrong(&format!("this server does not support its key `{key}`, which may change the answer")));
+        }
         let content = match &message["content"] {
             Value::String(text) => text.clone(),
             Value::Array(parts) => {

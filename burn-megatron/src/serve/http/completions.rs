@@ -7,10 +7,9 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde_json::{Value, json};
-use tokenizers::Tokenizer;
 
 use super::App;
-use super::api::{Common, MOST_LOGPROBS};
+use super::api::{Common, MOST_LOGPROBS, MOST_PROMPTS};
 use super::error::ApiError;
 use super::logprobs::OfCompletion;
 use super::params::Params;
@@ -33,7 +32,7 @@ pub(super) async fn completions(
     let common = Common::take(&mut params, &app, i64::from(!echo))?;
     let logprobs = params.integer("logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize);
     params.without("suffix", &[json!("")])?;
-    let prompts = prompts(&mut params, &app.tokenizer)?;
+    let prompts = prompts(&mut params, &app, common.n)?;
     params.finish()?;
     let prompt_only = echo && common.max_tokens == Some(0);
     let max_tokens = if prompt_only { 1 } else { common.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) };
@@ -55,18 +54,15 @@ pub(super) async fn completions(
     };
     let prompt_tokens = tokens.iter().map(Vec::len).sum();
     let Common { n, stop, stream, include_usage, .. } = common;
-    Job { app, requests, stop, n, prompt_tokens, stream, include_usage }.answer(form).await
+    Job { app, requests, stop, n, prompt_tokens, prompt_only, stream, include_usage }.answer(form).await
 }
 
-/// A text or tokens, or a list of texts or of lists of tokens.
-fn prompts(params: &mut Params, tokenizer: &Tokenizer) -> Result<Vec<Prompt>, ApiError> {
+/// A text or tokens, or a list of texts or of lists of tokens, each to be continued `n` times.
+fn prompts(params: &mut Params, app: &App, n: usize) -> Result<Vec<Prompt>, ApiError> {
     let wrong = || ApiError::param("prompt", "a string, a list of tokens, or a list of either is needed");
-    let text = |text: &str| -> Result<Prompt, ApiError> {
-        // With the tokens that the tokenizer puts around every text, as transformers does.
-        let encoded = tokenizer.encode_fast(text, true);
-        let ids = encoded.map_err(|error| ApiError::param("prompt", format!("it cannot be encoded: {error}")))?;
-        Ok((ids.get_ids().iter().map(|id| i64::from(*id)).collect(), text.to_string()))
-    };
+    let tokenizer = &app.tokenizer;
+    // With the tokens that the tokenizer puts around every text, as transformers does.
+    let text = |text: &str| Ok((app.encode("prompt", text, true)?, text.to_string()));
     let tokens = |values: &[Value]| -> Result<Prompt, ApiError> {
         let ids = values.iter().map(|value| value.as_i64().ok_or_else(wrong)).collect::<Result<Vec<i64>, _>>()?;
         let known: Vec<u32> = ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect();
@@ -75,6 +71,10 @@ fn prompts(params: &mut Params, tokenizer: &Tokenizer) -> Result<Vec<Prompt>, Ap
     match params.take("prompt").ok_or_else(|| ApiError::param("prompt", "it is missing"))? {
         Value::String(prompt) => Ok(vec![text(&prompt)?]),
         Value::Array(values) if values.first().is_some_and(Value::is_number) => Ok(vec![tokens(&values)?]),
+        Value::Array(values) if values.len() * n > MOST_PROMPTS => Err(ApiError::param(
+            "prompt",
+            format!("{} prompts with n = {n} are too many; nearest legal: {}", values.len(), MOST_PROMPTS / n),
+        )),
         Value::Array(values) if !values.is_empty() => (values.iter())
             .map(|value| match value {
                 Value::String(prompt) => text(prompt),

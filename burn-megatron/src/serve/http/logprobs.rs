@@ -43,8 +43,12 @@ impl OfCompletion {
         let top = |Likely { token, logprob }: &Likely| (token_text(tokenizer, *token), json!(logprob));
         // OpenAI's has the token itself too, whether or not it is among the likeliest.
         let all = |of: &TokenLogprobs| {
-            let mut all: Map<String, Value> = of.top.iter().map(top).collect();
-            all.entry(self.tokens.last().cloned().unwrap_or_default()).or_insert(json!(of.logprob));
+            let mut all = Map::new();
+            // Tokens may have the same text: parts of characters. The likeliest stands for them, but for the token itself.
+            for (text, logprob) in of.top.iter().map(top) {
+                all.entry(text).or_insert(logprob);
+            }
+            all.insert(self.tokens.last().cloned().unwrap_or_default(), json!(of.logprob));
             all
         };
         self.top_logprobs.push(logprobs.map(all));

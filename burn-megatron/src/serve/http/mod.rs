@@ -55,6 +55,8 @@ pub struct App {
     pub defaults: GenerationConfig,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
+    /// Most bytes of a token's text.
+    pub longest_token: usize,
     /// Tokens of the vocabulary.
     pub vocab_size: usize,
     /// Most tokens of a sequence.
@@ -75,6 +77,21 @@ impl App {
                 .position(|model| model == name)
                 .ok_or_else(|| ApiError::unknown_model(name, &self.models)),
         }
+    }
+
+    /// The tokens of the text under a key. A text that has more tokens than a sequence, whatever they are, is refused before
+    /// it is encoded, which may take long: meanwhile other requests are answered.
+    fn encode(&self, key: &str, text: &str, special: bool) -> Result<Vec<i64>, ApiError> {
+        if text.len() / self.longest_token.max(1) > self.max_model_len {
+            let (bytes, most) = (text.len(), self.max_model_len);
+            return Err(ApiError::param(
+                key,
+                format!("{bytes} bytes have more tokens than the {most} of --max-model-len"),
+            ));
+        }
+        let encoded = tokio::task::block_in_place(|| self.tokenizer.encode_fast(text, special));
+        let ids = encoded.map_err(|error| ApiError::param(key, format!("it cannot be encoded: {error}")))?;
+        Ok(ids.get_ids().iter().map(|id| i64::from(*id)).collect())
     }
 
     /// A number that no other request has.
@@ -109,11 +126,16 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(self.listener)?;
-            let requests = app.requests.clone();
+            let (requests, loading) = (app.requests.clone(), Arc::clone(&app));
             let (tell, told) = oneshot::channel();
             let stop = async move {
                 tokio::select! {
-                    () = signalled() => {}
+                    () = signalled() => {
+                        // Ranks that load weights hear nothing.
+                        if !loading.ready.load(Ordering::Relaxed) {
+                            std::process::exit(130);
+                        }
+                    }
                     () = until => {}
                 }
                 requests.stop();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use futures_util::future::try_join_all;
 use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -31,6 +32,8 @@ pub(super) struct Job {
     pub stop: Vec<String>,
     pub n: usize,
     pub prompt_tokens: usize,
+    /// The new token was only asked for because a sequence has one.
+    pub prompt_only: bool,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -45,8 +48,7 @@ impl Job {
     }
 
     async fn whole(self, running: Vec<Running>, mut form: impl Form) -> Result<Response, ApiError> {
-        let (mut choices, mut used) = (Vec::new(), Used::default());
-        for (choice, running) in running.into_iter().enumerate() {
+        let whole = async |(choice, running)| {
             let mut whole = Piece { choice, ..Piece::default() };
             speak(&self.app.tokenizer, choice, running, self.stop.clone(), |piece| {
                 whole.text += &piece.text;
@@ -56,6 +58,11 @@ impl Job {
                 whole.finish = piece.finish;
             })
             .await?;
+            Ok::<_, ApiError>(whole)
+        };
+        let (mut choices, mut used) = (Vec::new(), Used::default());
+        // Together: a choice ends at its own stop string, whatever the others do.
+        for whole in try_join_all(running.into_iter().enumerate().map(whole)).await? {
             used.add(&whole, self.n);
             choices.extend(form.choice(whole, false));
         }
@@ -73,7 +80,13 @@ impl Job {
         let (send, parts) = unbounded_channel::<String>();
         tokio::spawn(async move {
             let mut used = Used::default();
-            while let Some(piece) = receive.recv().await {
+            loop {
+                // Without a listener the sequences end as their channel does, also before they begin.
+                let piece = tokio::select! {
+                    piece = receive.recv() => piece,
+                    () = send.closed() => return,
+                };
+                let Some(piece) = piece else { break };
                 let part = match piece {
                     Ok(piece) => {
                         used.add(&piece, self.n);
@@ -81,10 +94,7 @@ impl Job {
                     }
                     Err(error) => Some(ApiError::json(&error)),
                 };
-                // Without a listener the sequences end as their channel does.
-                if part.is_some_and(|part| send.send(part.to_string()).is_err()) || send.is_closed() {
-                    return;
-                }
+                part.into_iter().for_each(|part| drop(send.send(part.to_string())));
             }
             if self.include_usage {
                 let mut last = form.envelope(Vec::new(), true);
@@ -102,10 +112,11 @@ impl Job {
 
     fn usage(&self, used: &Used) -> Value {
         let prompt_tokens = self.prompt_tokens;
-        let total_tokens = prompt_tokens + used.tokens;
+        let completion_tokens = if self.prompt_only { 0 } else { used.tokens };
+        let total_tokens = prompt_tokens + completion_tokens;
         json!({
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": used.tokens,
+            "completion_tokens": completion_tokens,
             "total_tokens": total_tokens,
             "prompt_tokens_details": {"cached_tokens": used.cached},
         })

@@ -8,45 +8,57 @@ use cubecl::server::Handle;
 /// Most columns of a bias.
 const LONGEST: usize = 1 << 25;
 
-/// Biases of groups, and the group of each row.
+/// Biases of groups, and the groups of the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupBias<'a> {
     /// `[groups, columns]`.
     pub values: &'a Handle,
     /// Number of groups.
     pub groups: usize,
-    /// The group of each row, `i32 [rows]`.
-    pub of_rows: &'a Handle,
+    /// The group of each block of rows, `i32`.
+    pub of_blocks: &'a Handle,
+    /// Rows of a block.
+    pub block: usize,
 }
 
 impl GroupBias<'_> {
-    /// The bias and the rows' groups as arguments, and whether there are such; if not, `unread` takes their place.
+    /// The bias, the rows' groups and the rows of a block as arguments, and whether there are such; if not, other buffers
+    /// take their place.
     pub(super) fn args<E: Float>(
         bias: Option<Self>,
         [wide, narrow]: [&Handle; 2],
         rows: usize,
         columns: usize,
-    ) -> Result<(BufferArg, BufferArg, bool), PointwiseError> {
+    ) -> Result<(BufferArg, BufferArg, u32, bool), PointwiseError> {
         let bytes = 8 * size_of::<E>();
         match bias {
-            Some(Self { values, groups, of_rows }) => {
+            Some(Self { values, groups, of_blocks, block }) => {
+                check("rows of a block", block, 1, MOST)?;
                 let values = buffer("bias", values, groups * columns / 8, bytes)?;
-                Ok((values, buffer("groups of rows", of_rows, rows, 4)?, true))
+                let of_blocks = buffer("groups of rows", of_blocks, rows.div_ceil(block), 4)?;
+                Ok((values, of_blocks, block as u32, true))
             }
-            None => Ok((buffer("x", wide, 1, bytes)?, buffer("factors", narrow, 1, 4)?, false)),
+            None => Ok((buffer("x", wide, 1, bytes)?, buffer("factors", narrow, 1, 4)?, 1, false)),
         }
     }
 }
 
 /// Cube `(row, vectors)`.
 #[cube(launch_unchecked)]
-pub fn add_biases<E: Float>(y: &mut [Vec8<E>], bias: &[Vec8<E>], groups: &[i32], factors: &[f32], width: u32) {
+pub fn add_biases<E: Float>(
+    y: &mut [Vec8<E>],
+    bias: &[Vec8<E>],
+    groups: &[i32],
+    factors: &[f32],
+    width: u32,
+    block: u32,
+) {
     let column = CUBE_POS_Y * CUBE_DIM_X + UNIT_POS;
     if column < width {
         let at = (CUBE_POS_X * width + column) as usize;
         let value = y[at];
         let factor = factors[CUBE_POS_X as usize];
-        let own = bias[(groups[CUBE_POS_X as usize] as u32 * width + column) as usize];
+        let own = bias[(groups[(CUBE_POS_X / block) as usize] as u32 * width + column) as usize];
         let mut result = Vec8::<E>::empty();
         #[unroll]
         for i in 0..8usize {
@@ -66,12 +78,13 @@ pub fn add_bias_products<E: Float>(
     sums: &mut [f32],
     width: u32,
     rows: u32,
+    block: u32,
     #[comptime] cube: CubeShape,
 ) {
     let row = CUBE_POS_X * comptime![cube.planes() as u32] + UNIT_POS / comptime![cube.plane];
     let lane = UNIT_POS % comptime![cube.plane];
     if row < rows {
-        let own = groups[row as usize] as u32 * width;
+        let own = groups[(row / block) as usize] as u32 * width;
         let mut total = 0.0f32;
         let mut column = lane;
         while column < width {
@@ -110,12 +123,12 @@ pub fn add<E: Float>(
 ) -> Result<(), PointwiseError> {
     check("columns", columns, 8, LONGEST)?;
     let (cube, width) = (CubeShape::of(client).fitting(columns / 8), columns / 8);
-    let (bias, groups, _) = GroupBias::args::<E>(Some(bias), [y, factors], rows, columns)?;
+    let (bias, groups, block, _) = GroupBias::args::<E>(Some(bias), [y, factors], rows, columns)?;
     let (y, factors) = (buffer("y", y, rows * width, 8 * size_of::<E>())?, buffer("factors", factors, rows, 4)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         launch_kernel!(add_biases<E>, client, cube.rows(rows, width), cube.dim();
-            y, bias, groups, factors; width as u32)
+            y, bias, groups, factors; width as u32, block)
     };
     Ok(())
 }
@@ -136,14 +149,14 @@ pub fn add_products<E: Float>(
     check("columns", columns, 8, LONGEST)?;
     check("rows", rows, 1, MOST)?;
     let (cube, width) = (CubeShape::of(client), columns / 8);
-    let (bias, groups, _) = GroupBias::args::<E>(Some(bias), [gradient, sums], rows, columns)?;
+    let (bias, groups, block, _) = GroupBias::args::<E>(Some(bias), [gradient, sums], rows, columns)?;
     let (gradient, sums) =
         (buffer("gradient", gradient, rows * width, 8 * size_of::<E>())?, buffer("sums", sums, rows, 4)?);
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         launch_kernel!(add_bias_products<E>, client,
             CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1), cube.dim();
-            gradient, bias, groups, sums; width as u32, rows as u32; cube)
+            gradient, bias, groups, sums; width as u32, rows as u32, block; cube)
     };
     Ok(())
 }

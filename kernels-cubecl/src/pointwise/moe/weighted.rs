@@ -29,10 +29,10 @@ fn with_bias<E: Float>(value: Vec8<E>, bias: &[Vec8<E>], at: usize, #[comptime] 
 
 /// Start of a row's bias, of `2 half` vectors.
 #[cube]
-fn bias_of_row(groups: &[i32], row: u32, half: u32, #[comptime] biased: bool) -> u32 {
+fn bias_of_row(groups: &[i32], row: u32, block: u32, half: u32, #[comptime] biased: bool) -> u32 {
     let mut start = 0u32;
     if comptime![biased] {
-        start = groups[row as usize] as u32 * 2 * half;
+        start = groups[(row / block) as usize] as u32 * 2 * half;
     }
     start
 }
@@ -46,6 +46,7 @@ pub fn weighted_forward<E: Float>(
     factors: &[f32],
     out: &mut [Vec8<E>],
     half: u32,
+    block: u32,
     #[comptime] gating: Gating,
     #[comptime] biased: bool,
 ) {
@@ -55,7 +56,7 @@ pub fn weighted_forward<E: Float>(
         let gate = x[at];
         let up = x[at + half as usize];
         let factor = factors[CUBE_POS_X as usize];
-        let own = (bias_of_row(groups, CUBE_POS_X, half, biased) + column) as usize;
+        let own = (bias_of_row(groups, CUBE_POS_X, block, half, biased) + column) as usize;
         let gate = with_bias::<E>(gate, bias, own, biased);
         let up = with_bias::<E>(up, bias, own + half as usize, biased);
         let mut result = Vec8::<E>::empty();
@@ -83,6 +84,7 @@ pub fn weighted_backward<E: Float>(
     factor_gradients: &mut [f32],
     half: u32,
     rows: u32,
+    block: u32,
     #[comptime] gating: Gating,
     #[comptime] biased: bool,
     #[comptime] cube: CubeShape,
@@ -91,7 +93,7 @@ pub fn weighted_backward<E: Float>(
     let lane = UNIT_POS % comptime![cube.plane];
     if row < rows {
         let factor = factors[row as usize];
-        let own = bias_of_row(groups, row, half, biased);
+        let own = bias_of_row(groups, row, block, half, biased);
         let mut total = 0.0f32;
         let mut first = lane;
         while first < half {
@@ -162,12 +164,12 @@ pub fn forward<E: Float>(
     check("half", half, 8, LONGEST)?;
     let (cube, vectors, bytes) = (CubeShape::of(client).fitting(half / 8), rows * half / 8, 8 * size_of::<E>());
     let (values, weights) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
-    let (bias, groups, biased) = GroupBias::args::<E>(bias, [x, factors], rows, 2 * half)?;
+    let (bias, groups, block, biased) = GroupBias::args::<E>(bias, [x, factors], rows, 2 * half)?;
     let out = buffer("out", out, vectors, bytes)?;
     // SAFETY: every unit stays in its row, and the buffers hold all rows.
     unsafe {
         launch_kernel!(weighted_forward<E>, client, cube.rows(rows, half / 8), cube.dim();
-            values, bias, groups, weights, out; half as u32 / 8; gating, biased)
+            values, bias, groups, weights, out; half as u32 / 8, block; gating, biased)
     };
     Ok(())
 }
@@ -189,7 +191,7 @@ pub fn backward<E: Float>(
     check("rows", rows, 1, MOST)?;
     let (cube, vectors, bytes) = (CubeShape::of(client), rows * half / 8, 8 * size_of::<E>());
     let (values, weights) = (buffer("x", x, 2 * vectors, bytes)?, buffer("factors", factors, rows, 4)?);
-    let (bias, groups, biased) = GroupBias::args::<E>(bias, [x, factors], rows, 2 * half)?;
+    let (bias, groups, block, biased) = GroupBias::args::<E>(bias, [x, factors], rows, 2 * half)?;
     let out_gradient = buffer("out_gradient", out_gradient, vectors, bytes)?;
     let x_gradient = buffer("x_gradient", x_gradient, 2 * vectors, bytes)?;
     let factor_gradients = buffer("factor_gradients", factor_gradients, rows, 4)?;
@@ -197,7 +199,7 @@ pub fn backward<E: Float>(
     unsafe {
         launch_kernel!(weighted_backward<E>, client,
             CubeCount::Static((rows as u32).div_ceil(cube.planes() as u32), 1, 1), cube.dim();
-            values, bias, groups, weights, out_gradient, x_gradient, factor_gradients; half as u32 / 8, rows as u32;
+            values, bias, groups, weights, out_gradient, x_gradient, factor_gradients; half as u32 / 8, rows as u32, block;
             gating, biased, cube)
     };
     Ok(())

@@ -57,6 +57,9 @@ fn weighted_product<E: Element>(client: &Client, rows: usize, half: usize, gatin
         + report("gradient of its factors", &download::<f32>(client, &dp), &factors, 1e-5)
 }
 
+/// Rows of a block, all of one group.
+const BLOCK: usize = 4;
+
 /// Groups of rows: the second is empty, the last has most rows.
 struct Groups {
     of_rows: Vec<usize>,
@@ -66,9 +69,10 @@ struct Groups {
 
 impl Groups {
     fn of(client: &Client, rows: usize) -> Self {
-        let starts = vec![0, rows.div_ceil(4) as i32, rows.div_ceil(4) as i32, rows as i32];
+        let second = rows.div_ceil(4).next_multiple_of(BLOCK).min(rows) as i32;
+        let starts = vec![0, second, second, rows as i32];
         let of_rows: Vec<usize> = (0..rows).map(|row| if (row as i32) < starts[1] { 0 } else { 2 }).collect();
-        let numbers: Vec<i32> = of_rows.iter().map(|group| *group as i32).collect();
+        let numbers: Vec<i32> = of_rows.iter().step_by(BLOCK).map(|group| *group as i32).collect();
         let handles = [upload_i32(client, &numbers), upload_i32(client, &starts)];
         Self { of_rows, starts, handles }
     }
@@ -78,7 +82,7 @@ impl Groups {
     }
 
     fn bias<'a>(&'a self, values: &'a Handle) -> GroupBias<'a> {
-        GroupBias { values, groups: self.count(), of_rows: &self.handles[0] }
+        GroupBias { values, groups: self.count(), of_blocks: &self.handles[0], block: BLOCK }
     }
 }
 

@@ -6,7 +6,7 @@ use super::row::{Conversation, conversation, tools};
 use super::values::{get, kind, list, message};
 
 /// The conversations of a row: `chosen` and `rejected`, texts or lists of messages, after a `prompt`, or with one
-/// prompt in both.
+/// prompt in both, which a text under `prompt` may repeat.
 pub(super) fn pair(row: &Value) -> Result<[Conversation; 2], String> {
     if row.kind() != ValueKind::Map {
         return Err(format!("a row is a JSON object, this is {}", kind(row)));
@@ -37,7 +37,11 @@ pub(super) fn pair(row: &Value) -> Result<[Conversation; 2], String> {
             None => list(row, key)?,
         });
     }
-    let (prompt, common) = match prompt {
+    let is_whole = |answer: &Vec<Value>| {
+        answer.first().and_then(|message| get(message, "role")).is_some_and(|role| role.as_str() != Some("assistant"))
+    };
+    let repeats = get(row, "prompt").is_some_and(|prompt| prompt.as_str().is_some()) && both.iter().all(is_whole);
+    let (prompt, common) = match prompt.filter(|_| !repeats) {
         Some(prompt) => (prompt, 0),
         // What both begin with, up to the last message that is not an assistant's.
         None => {
@@ -86,6 +90,9 @@ mod tests {
         assert_eq!(parse(&row).unwrap(), expected);
         let whole = |text: &str| format!(r#"[{user}, {{"role": "assistant", "content": "{text}"}}]"#);
         let row = format!(r#"{{"chosen": {}, "rejected": {}}}"#, whole("A"), whole("B"));
+        assert_eq!(parse(&row).unwrap(), expected);
+        // Said twice, as in UltraFeedback.
+        let row = format!(r#"{{"prompt": "Q", "chosen": {}, "rejected": {}}}"#, whole("A"), whole("B"));
         assert_eq!(parse(&row).unwrap(), expected);
     }
 

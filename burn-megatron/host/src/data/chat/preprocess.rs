@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::encode::{ChatSample, ChatTokenizer};
 use super::error::{ChatError, Result};
 use super::lines::{Row, rows};
-use crate::data::indexed::partial;
+use crate::partial_file::partial;
 
 /// Rows that are encoded at a time.
 const AT_A_TIME: usize = 1024;

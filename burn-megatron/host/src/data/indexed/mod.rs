@@ -18,7 +18,6 @@ use crate::refusal::{Access, advice};
 
 pub use dtype::Dtype;
 pub use reader::IndexedDataset;
-pub(super) use writer::partial;
 pub use writer::{IndexedSummary, IndexedWriter};
 
 /// Why a `.bin`/`.idx` pair cannot be read or written.

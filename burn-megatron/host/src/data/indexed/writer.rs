@@ -1,9 +1,7 @@
 //! Writing `.bin`/`.idx`, byte for byte as Megatron's builder does.
 
-use std::ffi::OsString;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -12,9 +10,7 @@ use tempfile::NamedTempFile;
 use super::layout::{MAGIC, VERSION};
 use super::lock::PrefixLock;
 use super::{Dtype, IndexedError, hex, paths};
-
-/// End of the names of files that are not complete.
-const PARTIAL: &str = ".partial";
+use crate::partial_file::{PARTIAL, folder_of, hidden, partial};
 
 /// What a finished writer wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -190,26 +186,6 @@ impl CompletePair {
         }
         Ok(self.summary)
     }
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// `.NAME` and an end.
-fn hidden(path: &Path, end: &str) -> OsString {
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(end);
-    name
-}
-
-/// A new file in the folder of `path` whose name nobody else has; it is removed unless it is given a name.
-pub(in crate::data) fn partial(path: &Path) -> io::Result<NamedTempFile> {
-    let prefix = hidden(path, ".");
-    let mut builder = tempfile::Builder::new();
-    // As other new files: runs of other users read it.
-    builder.permissions(Permissions::from_mode(0o666)).prefix(&prefix).suffix(PARTIAL).tempfile_in(folder_of(path))
 }
 
 /// Removes what writers of `path` have left that were killed; a link is removed, not what it points to.

@@ -10,12 +10,13 @@ use rayon::{ThreadPool, ThreadPoolBuildError, ThreadPoolBuilder};
 use tempfile::NamedTempFile;
 use tokenizers::Tokenizer;
 
-use super::super::indexed::{IndexedWriter, partial, with_suffix};
+use super::super::indexed::{IndexedWriter, with_suffix};
 use super::document::{Field, fields};
 use super::encode::Encoder;
 use super::source::{Record, Records};
 use super::tokenizer::TokenizerChoice;
 use super::{KeyOutput, MAX_WORKERS, PreprocessError, PreprocessOptions, PreprocessReport, Progress, Result, Stage};
+use crate::partial_file::partial;
 
 /// A batch is read, then tokenized by all workers, then written.
 const BATCH_DOCUMENTS: usize = 4096;

@@ -63,6 +63,7 @@ pub fn app(requests: Requests, chat: bool) -> App {
         defaults: GenerationConfig::default(),
         stop_tokens: vec![60],
         vocab_size: VOCAB,
+        longest_token: 1,
         max_model_len: MAX_MODEL_LEN,
         ready: AtomicBool::new(true),
         count: AtomicU64::new(0),

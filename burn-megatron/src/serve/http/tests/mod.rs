@@ -6,9 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use self::client::{CHAT, COMPLETIONS, alone, app, ask, completion, events, joined, open, post, sampled, with_server};
+use self::client::{
+    CHAT, COMPLETIONS, MAX_MODEL_LEN, alone, app, ask, completion, events, joined, open, post, sampled, with_server,
+};
 use super::*;
 use crate::generate::Sampling;
+use crate::serve::Statistics;
 
 /// Clients of different lengths and seeds at the same time; each gets what `generate` gives it alone, whole and part
 /// by part.
@@ -76,8 +79,19 @@ fn stop_strings_end_a_text_before_them() {
         assert_eq!((choice["text"].as_str(), choice["finish_reason"].as_str()), (Some(before), Some("stop")));
         body["stream"] = json!(true);
         assert_eq!(joined(&events(address, COMPLETIONS, &body), |part| part["choices"][0]["text"].as_str()), before);
+        // Next to a choice that goes on, and comes first.
+        let goes_on = |prompt: &&str| !alone(prompt, 600, Sampling::greedy()).1.contains(stop);
+        let other = ["b", "c", "d", "e", "f", "g", "h"].into_iter().find(goes_on).expect("a text without it");
+        let body =
+            json!({"prompt": [other, "abc"], "max_tokens": 600, "temperature": 0, "stop": stop, "ignore_eos": true});
+        let (_, whole) = post(address, COMPLETIONS, &body);
+        assert_eq!(
+            ["length", "stop"].map(|finish| json!(finish)),
+            [0, 1].map(|at| whole["choices"][at]["finish_reason"].clone())
+        );
     });
     assert_eq!((statistics.used_blocks, statistics.running), (0, 0));
+    assert_eq!((statistics.full, statistics.cancelled), (1, 3));
 }
 
 /// The log-softmax itself is compared in the tests of the ranks; here its forms, and that parts are the whole.
@@ -110,7 +124,7 @@ fn log_probabilities_come_in_openais_forms() {
         // The prompt alone.
         let body = json!({"prompt": [0, 1, 2], "max_tokens": 0, "logprobs": 0, "echo": true});
         let (_, prompt) = post(address, COMPLETIONS, &body);
-        assert_eq!(prompt["choices"][0]["text"], "abc");
+        assert_eq!((&prompt["choices"][0]["text"], &prompt["usage"]["completion_tokens"]), (&json!("abc"), &json!(0)));
         let [alone, with] = [&prompt["choices"][0]["logprobs"]["token_logprobs"], &of["token_logprobs"]];
         assert_eq!(alone.as_array().unwrap()[..], with.as_array().unwrap()[..3]);
         let body = json!({"messages": [{"role": "user", "content": "b"}], "max_tokens": 3, "logprobs": true, "top_logprobs": 2});
@@ -190,16 +204,24 @@ fn a_client_that_is_gone_frees_its_sequence() {
             line.clear();
             stream.read_line(&mut line).unwrap();
         }
+        let wait_for = |is_so: &dyn Fn(Statistics) -> bool| {
+            let start = Instant::now();
+            while !is_so(app.requests.statistics()) {
+                assert!(start.elapsed() < Duration::from_secs(60), "{:?}", app.requests.statistics());
+                thread::sleep(Duration::from_millis(5));
+            }
+        };
+        // There are four places: two of the six wait, and so does another client's, who leaves before it begins.
+        let waits = open(address, "POST", COMPLETIONS, &json!({"prompt": "abc", "stream": true}).to_string());
+        wait_for(&|now| now.waiting == 3);
+        drop(waits);
+        wait_for(&|now| now.waiting == 2);
         drop(stream);
-        let start = Instant::now();
-        while app.requests.statistics().running + app.requests.statistics().waiting > 0 {
-            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", app.requests.statistics());
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_for(&|now| now.running + now.waiting == 0);
         // The server answers the next.
         assert_eq!(post(address, COMPLETIONS, &json!({"prompt": "abc", "max_tokens": 3, "ignore_eos": true})).0, 200);
     });
-    assert_eq!((statistics.used_blocks, statistics.cancelled, statistics.full, statistics.failed), (0, 6, 1, 0));
+    assert_eq!((statistics.used_blocks, statistics.cancelled, statistics.full, statistics.failed), (0, 7, 1, 0));
 }
 
 #[test]
@@ -227,6 +249,8 @@ fn bad_requests_are_named() {
             ("logprobs", json!(21), "nearest legal: 20"),
             ("prompt", json!([1, 61]), "the model knows 0..61"),
             ("prompt", json!(""), "no tokens"),
+            ("prompt", json!(vec!["a"; 2049]), "nearest legal: 2048"),
+            ("prompt", json!("a".repeat(MAX_MODEL_LEN + 1)), "--max-model-len"),
             ("stop", json!([1]), "a list of strings"),
             ("presence_penalty", json!(0.5), "does not support"),
             ("temprature", json!(1), "unrecognized request argument"),
@@ -241,6 +265,8 @@ fn bad_requests_are_named() {
         assert_eq!(refuse(COMPLETIONS, json!({"model": "huge", "prompt": "a"})).0, 404);
         assert_eq!(refuse(CHAT, json!({"messages": []})).1, "messages");
         assert_eq!(refuse(CHAT, json!({"messages": [{"content": "a"}]})).1, "messages[0]");
+        let tool = json!({"messages": [{"role": "tool", "content": "42", "tool_call_id": "x", "name": null}]});
+        assert!(refuse(CHAT, tool).2.contains("`tool_call_id`"));
         let tools = json!({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]});
         assert_eq!(refuse(CHAT, tools).1, "tools");
         assert_eq!(ask(address, "POST", COMPLETIONS, "{").0, 400);
