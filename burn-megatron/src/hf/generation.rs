@@ -124,6 +124,14 @@ mod tests {
             r#"{"eos_token_id": [5, 6], "bos_token_id": null, "temperature": 0.6, "top_p": 0.9, "use_cache": true}"#;
         std::fs::write(folder.path().join("generation_config.json"), text).unwrap();
         let found = read(Value::Null);
-        assert_eq!((found.eos_token_id, found.temperature, found.top_p), (vec![5, 6], Some(0.6), Some(0.9)));
+        assert_eq!((&found.eos_token_id[..], found.temperature, found.top_p), (&[5, 6][..], Some(0.6), Some(0.9)));
+        let vocab =
+            r#"{"model": {"type": "WordLevel", "vocab": {"a": 0, "<|im_end|>": 6, "</s>": 7}, "unk_token": "a"}}"#;
+        let tokenizer = Tokenizer::from_bytes(vocab).unwrap();
+        for (own, expected) in [("</s>", &[5, 6, 7][..]), ("<|im_end|>", &[5, 6]), ("<unknown>", &[5, 6])] {
+            let json = serde_json::json!({ "eos_token": own }).to_string();
+            std::fs::write(folder.path().join("tokenizer_config.json"), json).unwrap();
+            assert_eq!(found.stop_tokens(folder.path(), &tokenizer).unwrap(), expected, "{own}");
+        }
     }
 }

@@ -158,6 +158,7 @@ fn adapters_that_do_not_fit_are_refused() {
         ("target_modules", serde_json::json!("(?!q).*"), "no regular expression without look-around"),
         ("exclude_modules", serde_json::json!(".*"), "leaves no linear layer"),
         ("peft_type", serde_json::json!("IA3"), "peft_type = IA3 is not supported; legal: LORA"),
+        ("init_lora_weights", serde_json::json!("pissa_niter_4"), "an adapter of changed base weights"),
         ("modules_to_save", serde_json::json!(["lm_head"]), "modules_to_save"),
         ("use_dora", serde_json::json!(true), "lora_magnitude_vector` is missing"),
     ] {
