@@ -202,6 +202,11 @@ fn operand<'a>(x: &'a TensorIr, &Known { at, weight, home, is_half }: &Known) ->
 /// The decision by tensor, if it can be carried out: sizes divide, a tensor that is two inputs is wanted in one
 /// placement, and sums are of numbers.
 fn assigned(op: &OperationIr, decision: Decision, ranks: usize) -> Option<AxisPlan> {
+    // What is looked up in another rank's part is made zero, and added up: numbers only.
+    let is_float = || op.outputs().all(|out| out.dtype.is_float());
+    if decision.completion == Some(Completion::MaskIndices) && !is_float() {
+        return None;
+    }
     let mut placements = ByTensor::default();
     let wanted = decision.inputs.iter().chain(&decision.outputs).copied();
     for (x, placement) in op.inputs().chain(op.outputs()).zip(wanted) {

@@ -29,21 +29,28 @@ impl Random {
     pub fn draw(&mut self, shape: &Shape, dtype: DType, distribution: Distribution) -> TensorData {
         let (seed, call) = (self.seed, self.calls);
         self.calls += 1;
-        let values: Vec<f64> =
-            (0..shape.num_elements() as u64).map(|index| value(words(seed, call, index), distribution)).collect();
-        let is_integer = dtype.is_int() || dtype.is_uint();
-        let data = match is_integer {
+        let all = (0..shape.num_elements() as u64).map(|index| words(seed, call, index));
+        let data = match (dtype.is_int() || dtype.is_uint(), distribution) {
+            // Burn's default for integers is every value of the type.
+            (true, Distribution::Default) => {
+                TensorData::new(all.map(|words| bits(words) as i64 >> (64 - 8 * dtype.size())).collect(), shape.clone())
+            }
             // Rounding to nearest would make the ends of an interval rarer.
-            true => TensorData::new(values.into_iter().map(|value| value.floor() as i64).collect(), shape.clone()),
-            false => TensorData::new(values, shape.clone()),
+            (true, _) => {
+                TensorData::new(all.map(|words| value(words, distribution).floor() as i64).collect(), shape.clone())
+            }
+            (false, _) => TensorData::new(all.map(|words| value(words, distribution)).collect(), shape.clone()),
         };
         data.convert_dtype(dtype)
     }
 }
 
+fn bits(words: [u32; 4]) -> u64 {
+    (u64::from(words[0]) << 32) | u64::from(words[1])
+}
+
 fn value(words: [u32; 4], distribution: Distribution) -> f64 {
-    let bits = ((u64::from(words[0]) << 32) | u64::from(words[1])) >> 11;
-    let uniform = bits as f64 / (1u64 << 53) as f64;
+    let uniform = (bits(words) >> 11) as f64 / (1u64 << 53) as f64;
     match distribution {
         Distribution::Default => uniform,
         Distribution::Uniform(low, high) => low + (high - low) * uniform,
@@ -70,6 +77,8 @@ mod tests {
         assert!((mean(draws(Distribution::Uniform(-1.0, 3.0), DType::F32)) - 1.0).abs() < 0.021);
         assert!((mean(draws(Distribution::Bernoulli(0.1), DType::F64)) - 0.1).abs() < 0.0054);
         assert!((mean(draws(Distribution::Normal(2.0, 0.5), DType::F64)) - 2.0).abs() < 0.009);
+        let bytes = draws(Distribution::Default, DType::I8);
+        assert!(bytes.contains(&-128.0) && bytes.contains(&127.0) && mean(bytes).abs() < 1.4);
         let integers = draws(Distribution::Uniform(0.0, 4.0), DType::I64);
         assert!(integers.iter().all(|value| [0.0, 1.0, 2.0, 3.0].contains(value)));
         assert!((mean(integers) - 1.5).abs() < 0.02);

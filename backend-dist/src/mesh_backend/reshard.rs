@@ -93,7 +93,7 @@ fn all_to_all<B: Inner>(x: HandleKind<B>, from: usize, to: usize, group: &Group)
     let shape = shape(&x);
     let rank = shape.len();
     let mut split = shape.clone();
-    split[to] /= n;
+    split[to] = part_of(&shape, to, n);
     // [.., n, to / n, ..], with the block's number first, one row each.
     let mut numbered = shape.clone();
     numbered.splice(to..=to, [n, shape[to] / n]);
@@ -107,6 +107,21 @@ fn all_to_all<B: Inner>(x: HandleKind<B>, from: usize, to: usize, group: &Group)
     let back: Vec<usize> = (1..=from).chain([0]).chain(from + 1..=rank).collect();
     split[from] *= n;
     reshape(permute(x, &back), split)
+}
+
+/// Each rank's part of a dimension, which other axes may shard already.
+///
+/// # Panics
+/// If the ranks do not divide it.
+fn part_of(shape: &[usize], dim: usize, ranks: usize) -> usize {
+    let size = shape[dim];
+    let (below, above) = (size / ranks * ranks, (size / ranks + 1) * ranks);
+    assert!(
+        size.is_multiple_of(ranks),
+        "Shard({dim}) of a tensor with a part of shape {shape:?} on this rank: {ranks} more ranks do not divide {size}; the \
+         nearest sizes of the part are {below} and {above}"
+    );
+    size / ranks
 }
 
 /// A collective over `group`.
@@ -125,7 +140,7 @@ pub(super) fn run_collective<B: Inner>(x: HandleKind<B>, what: Collective, group
 
 fn slice<B: Inner>(x: HandleKind<B>, dim: usize, group: &Group) -> HandleKind<B> {
     let shape = shape(&x);
-    let part = shape[dim] / group.size();
+    let part = part_of(&shape, dim, group.size());
     let mut ranges = vec![Slice::full(); shape.len()];
     ranges[dim] = Slice::from(group.rank() * part..(group.rank() + 1) * part);
     match x {

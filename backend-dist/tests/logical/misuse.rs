@@ -74,6 +74,18 @@ fn placements_that_do_not_fit_are_refused_with_the_nearest_sizes() {
 }
 
 #[test]
+fn two_axes_that_do_not_divide_a_dimension_together_are_refused() {
+    let mesh = Mesh::new("TP2 DP2".parse().unwrap()).unwrap();
+    let result = launch(&mesh, &[cpu()], |rank| {
+        let device = rank.logical_device_with(&[Axis::Dp, Axis::Tp], LogicalOptions::default());
+        let x = Tensor::<2>::ones([4, 6], &device).redistribute(&rank, Axis::Dp, Shard(1));
+        Ok(x.redistribute(&rank, Axis::Tp, Shard(1)).into_data().num_elements())
+    });
+    let text = result.unwrap_err().to_string();
+    assert!(text.contains("2 more ranks do not divide 3; the nearest sizes of the part are 2 and 4"), "{text}");
+}
+
+#[test]
 fn tensors_of_other_devices_are_refused() {
     fails(&["on no logical device"], |rank, _| {
         Tensor::<1>::ones([4], &rank.device).redistribute(rank, Axis::Tp, Shard(0));

@@ -25,6 +25,26 @@ fn drawn(layout: &str, is_sharded: bool, fusion: bool) -> Vec<Vec<f64>> {
     .unwrap()
 }
 
+/// A row's draw is the same for all of its columns, also where a fused kernel draws it.
+#[test]
+fn draws_of_rows_are_not_repeated_for_every_column() {
+    launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[cpu()], |rank| {
+        let masked = |fusion| {
+            let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
+            let device = rank.logical_device_with(&[Axis::Tp], options);
+            device.seed(5);
+            let x = Tensor::<2>::ones([8, 6], &device);
+            let mask = Tensor::<2>::random([8, 1], Distribution::Bernoulli(0.5), &device);
+            (x * mask * 2.0).into_data().iter::<f64>().collect::<Vec<_>>()
+        };
+        let apart = masked(false);
+        assert!(apart.chunks(6).all(|row| row.iter().all(|x| *x == row[0])));
+        assert_eq!(masked(true), apart);
+        Ok(())
+    })
+    .unwrap();
+}
+
 #[test]
 fn values_and_dropout_are_the_same_bits_in_every_layout() {
     let alone = drawn("TP1", false, false).remove(0);

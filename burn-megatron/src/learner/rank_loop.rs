@@ -233,6 +233,13 @@ impl<M: LearnerModel> RankLoop<M> {
             let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
             if iteration > 1 {
                 self.report_valid(first, shared);
+                // As in training.
+                if shared.waits_in_operations {
+                    if first {
+                        shared.send(EventProcessorTraining::flush);
+                    }
+                    group.barrier();
+                }
             }
             if round.stop || !round.ready.contains(&true) {
                 break;

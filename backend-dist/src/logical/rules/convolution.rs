@@ -22,6 +22,7 @@ pub fn forward(x: Operand, weight: Operand, bias: Option<Operand>, groups: usize
     match (x.at, weight.at) {
         (Shard(BATCH), _) => decision(Shard(BATCH), Replicate, Replicate, Shard(BATCH)),
         (_, Shard(OUT)) if groups == 1 => decision(Replicate, Shard(OUT), Shard(0), Shard(CHANNELS)),
+        (Shard(CHANNELS), _) | (_, Shard(IN)) if bias.is_some_and(|bias| bias.at.is_shard()) => None,
         // One rank adds the bias.
         (Shard(CHANNELS), _) | (_, Shard(IN)) if groups == 1 => decision(Shard(CHANNELS), Shard(IN), Partial, Partial),
         (Shard(_), _) | (_, Shard(_)) => None,

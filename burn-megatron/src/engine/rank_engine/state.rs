@@ -3,6 +3,7 @@
 
 use super::RankEngine;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
+use crate::element::Element;
 use crate::engine::AnomalyState;
 use crate::engine::anomaly::AnomalyWatch;
 use crate::host_memory;
@@ -113,8 +114,9 @@ impl<M: CausalLm> RankEngine<M> {
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let state = checkpoint.state();
         let weights = checkpoint.weights();
-        // Without updates there are no moments yet.
-        let moments = state.updates > 0;
+        // Without updates there are no moments yet; those of updates that are undone become zeros.
+        let has_moments = state.updates > 0;
+        let moments = has_moments || self.optimizer.updates() > 0;
         // An average that the run did not have begins at the weights.
         let averages = checkpoint.tensors().iter().any(|tensor| tensor.kind == Kind::Average);
         let buckets: Vec<usize> = self.chunks.iter().flat_map(|c| &c.buckets).map(|(_, bucket)| *bucket).collect();
@@ -126,7 +128,7 @@ impl<M: CausalLm> RankEngine<M> {
                 let needed = match kind {
                     Kind::Master => false,
                     Kind::Average => averages,
-                    _ => moments,
+                    _ => has_moments,
                 };
                 if needed {
                     checkpoint.check(kind, &section.name, &section.global_shape)?;
@@ -138,6 +140,10 @@ impl<M: CausalLm> RankEngine<M> {
             let kind = match kind {
                 Kind::Weight | Kind::Master => weights,
                 Kind::Average if !averages => weights,
+                Kind::FirstMoment | Kind::SecondMoment | Kind::FirstScale | Kind::SecondScale if !has_moments => {
+                    let elements = ranges.iter().map(Range::len).product();
+                    return Ok(HostFloats::zeros(Element::F32, elements));
+                }
                 // Scales of moments.
                 Kind::FirstScale | Kind::SecondScale => {
                     let shape = &section.global_shape;

@@ -18,13 +18,16 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
     pub(super) fn roll_back(
         &self,
         worker: &mut Worker<M>,
-        coordinator: Option<&mut Coordinator>,
+        mut coordinator: Option<&mut Coordinator>,
     ) -> Result<(), BoxError> {
         let consumed = worker.engine.position().consumed;
         // Nothing is written while it is read.
         worker.world.barrier();
         if let Some(saves) = worker.saves.as_ref().filter(|_| worker.rank.leads_process()) {
-            saves.wait()?;
+            let reports = saves.wait()?;
+            if let Some(coordinator) = coordinator.as_deref_mut() {
+                coordinator.saved(reports)?;
+            }
         }
         worker.world.barrier();
         let newest = || -> Result<PathBuf, String> {

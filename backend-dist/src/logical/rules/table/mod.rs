@@ -112,8 +112,9 @@ impl<'a> Table<'a, '_> {
         match op {
             Op::Add(op) | Op::Sub(op) => self.binary(Linearity::Joint, op),
             Op::Mul(op) => self.binary(Linearity::Each, op),
-            Op::Div(op) => self.binary(Linearity::First, op),
-            Op::Rem(op)
+            Op::Div(op) if op.lhs.dtype.is_float() => self.binary(Linearity::First, op),
+            Op::Div(op)
+            | Op::Rem(op)
             | Op::Powi(op)
             | Op::Greater(op)
             | Op::GreaterEqual(op)

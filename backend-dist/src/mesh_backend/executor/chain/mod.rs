@@ -186,7 +186,9 @@ impl<H> Chain<H> {
                 // Numbers of rows alone can be those of longer rows.
                 let grows = own.1 == 1 && own.0 == wanted.0 && wanted.1 > 1;
                 let is_of_rows = |fact: &Fact| fact.extent != Some(Extent::PerColumn);
-                let can_grow = grows && self.facts.iter().all(is_of_rows) && self.inputs_may_be_rows();
+                // Draws are counted by element: those of rows would be others for every column.
+                let may_be_rows = self.draws.is_empty() && self.inputs_may_be_rows();
+                let can_grow = grows && self.facts.iter().all(is_of_rows) && may_be_rows;
                 if can_grow { fits(wanted) } else { None }
             }),
         }

@@ -119,25 +119,42 @@ fn saves_what_it_read<M: CausalLm + 'static>(
     dtype: FloatDType,
     engine: &EngineConfig,
 ) {
-    let (mesh, folder) = (Mesh::new(layout.parse().unwrap()).unwrap(), tempfile::tempdir().unwrap());
-    let saver = Saver::new(folder.path(), mesh.world_size(), SaverOptions::default()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let written = saved_by::<M>(folder.path(), layout, (config, dtype), engine, &[saved], saved.state());
+    assert_eq!(written.state().layout, layout.parse().unwrap());
+    are_equal(saved, &written, layout);
+}
+
+/// What a layout saves in `folder` that has read these checkpoints, one after the other.
+fn saved_by<M: CausalLm + 'static>(
+    folder: &Path,
+    layout: &str,
+    (config, dtype): (&M::Config, FloatDType),
+    engine: &EngineConfig,
+    read: &[&Checkpoint],
+    state: &RunState,
+) -> Checkpoint {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let saver = Saver::new(folder, mesh.world_size(), SaverOptions::default()).unwrap();
     backend_dist::launch::launch(&mesh, &[Device::flex()], |rank| {
         // Initial weights are others.
         let build = |part| Ok(M::build(config, ParamBuilder::new(&rank, dtype, 99).with_part(part))?);
         let mut engine = RankEngine::new(&rank, &config.dims(), build, engine.clone())?;
-        engine.restore(saved)?;
-        let state = RunState { layout: mesh.layout().clone(), ..saved.state().clone() };
+        read.iter().try_for_each(|saved| engine.restore(saved))?;
+        let state = RunState { layout: mesh.layout().clone(), ..state.clone() };
         Ok(saver.submit(rank.rank, engine.snapshot(), &state)?)
     })
     .unwrap();
     saver.wait().unwrap();
-    let written = Checkpoint::open(folder.path()).unwrap();
-    assert_eq!(written.state().layout, layout.parse().unwrap());
-    assert_eq!(saved.tensors().len(), written.tensors().len(), "{layout}");
+    Checkpoint::open(folder).unwrap()
+}
+
+fn are_equal(saved: &Checkpoint, written: &Checkpoint, what: &str) {
+    assert_eq!(saved.tensors().len(), written.tensors().len(), "{what}");
     for tensor in saved.tensors() {
         let whole: Vec<_> = tensor.global_shape.iter().map(|&size| 0..size).collect();
         let values = |of: &Checkpoint| of.read(tensor.kind, &tensor.name, &tensor.global_shape, &whole).unwrap();
-        assert!(values(saved) == values(&written), "{layout}: {}/{}", tensor.kind, tensor.name);
+        assert!(values(saved) == values(written), "{what}: {}/{}", tensor.kind, tensor.name);
     }
 }
 
