@@ -60,11 +60,11 @@ pub const OPERATIONS: &[Operation] = &[
     ("mask", |i| flat(i.x.clone().mask_fill(i.y.lower_elem(0.0), 7.0))),
     ("mask where", |i| flat(i.x.mask_where(i.index.equal_elem(0), i.y))),
     ("integers", |i| number((i.index.clone() + 2) * i.index)),
-    ("divided integers", |i| number((i.index.clone() * 3).sum() / (i.index.clone().max() * 0 + 2))),
+    ("divided integers", |i| number((i.index.clone() * 3).sum() / (i.index.max().zeros_like() + 2))),
     ("integers looked up", |i| {
-        let of_rows = number(i.index.clone().gather(i.dim, i.index.clone() * 0));
-        let selected = number(i.index.clone().select(i.dim, few(&i) * 0));
-        let of_greatest = number(i.x.clone().argmax(i.dim).select(i.dim, few(&i) * 0));
+        let of_rows = number(i.index.clone().gather(i.dim, i.index.zeros_like()));
+        let selected = number(i.index.clone().select(i.dim, few(&i).zeros_like()));
+        let of_greatest = number(i.x.clone().argmax(i.dim).select(i.dim, few(&i).zeros_like()));
         of_rows.sum() + selected.sum() + of_greatest.sum()
     }),
     ("matmul", |i| flat(i.x.matmul(i.y.swap_dims(1, 2)))),
