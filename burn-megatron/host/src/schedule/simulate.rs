@@ -24,7 +24,7 @@ impl Costs {
 
     /// In proportion to the layers of each stage, and transfers that take no time.
     pub fn per_layer(layers: &[usize], forward: Ticks, backward_input: Ticks, backward_weight: Ticks) -> Self {
-        let times = |ticks: Ticks| layers.iter().map(|&layers| layers as Ticks * ticks).collect();
+        let times = |ticks: Ticks| layers.iter().map(|&layers| (layers as Ticks).saturating_mul(ticks)).collect();
         Self {
             forward: times(forward),
             backward_input: times(backward_input),
@@ -45,7 +45,7 @@ impl Costs {
             Pass::Forward => self.forward[stage],
             Pass::BackwardInput => self.backward_input[stage],
             Pass::BackwardWeight => self.backward_weight[stage],
-            Pass::Backward => self.backward_input[stage] + self.backward_weight[stage],
+            Pass::Backward => self.backward_input[stage].saturating_add(self.backward_weight[stage]),
         }
     }
 }
@@ -183,7 +183,8 @@ impl Play<'_> {
             Action::Compute(work) => {
                 let Some(start) = self.ready(rank, work) else { return false };
                 let start = start.max(now);
-                let end = start + self.costs.pass(work.pass, self.schedule.placement().stage(rank, work.chunk));
+                let end =
+                    start.saturating_add(self.costs.pass(work.pass, self.schedule.placement().stage(rank, work.chunk)));
                 *self.done.end(rank, work) = Some(end);
                 self.record(rank, action, start, end);
             }
@@ -191,7 +192,7 @@ impl Play<'_> {
             Action::Send(transfer) => {
                 self.sent[transfer.tag] = Some(now);
                 match self.link {
-                    Link::Overlapped => self.arrival[transfer.tag] = Some(now + self.costs.transfer),
+                    Link::Overlapped => self.arrival[transfer.tag] = Some(now.saturating_add(self.costs.transfer)),
                     Link::Posted => {
                         self.pairs.entry((rank, transfer.peer)).or_default().tags.push_back(transfer.tag);
                         self.settle((rank, transfer.peer));
@@ -241,7 +242,7 @@ impl Play<'_> {
         if self.queues[peer].head().is_none_or(|other| other.tag != transfer.tag) {
             return false;
         }
-        let end = sent.max(self.queues[rank].free).max(self.queues[peer].free) + self.costs.transfer;
+        let end = sent.max(self.queues[rank].free).max(self.queues[peer].free).saturating_add(self.costs.transfer);
         self.arrival[transfer.tag] = Some(end);
         for rank in [rank, peer] {
             self.queues[rank].next += 1;
@@ -256,7 +257,7 @@ impl Play<'_> {
         while let Some(&tag) = tags.front()
             && let (Some(sent), Some(posted)) = (self.sent[tag], self.posted[tag])
         {
-            *free = sent.max(posted).max(*free) + self.costs.transfer;
+            *free = sent.max(posted).max(*free).saturating_add(self.costs.transfer);
             self.arrival[tag] = Some(*free);
             tags.pop_front();
         }
@@ -270,7 +271,7 @@ impl Play<'_> {
             return false;
         }
         let start = self.clock(rank).max(self.clock(peer));
-        let end = start + self.costs.transfer;
+        let end = start.saturating_add(self.costs.transfer);
         self.arrival[transfer.tag] = Some(end);
         self.record(rank, Action::Send(transfer), start, end);
         self.record(peer, other, start, end);

@@ -42,19 +42,19 @@ impl Timeline {
 
     /// Time not computed over time computed, all ranks together: `(p - 1) / m` for 1F1B.
     pub fn bubble_ratio(&self) -> f64 {
-        self.total_bubble() as f64 / self.total_busy().max(1) as f64
+        let [all, busy] = self.totals();
+        (all - busy) as f64 / busy.max(1) as f64
     }
 
     /// The share of the step in which ranks do not compute, all ranks together: `(p - 1) / (m + p - 1)` for 1F1B.
     pub fn idle_share(&self) -> f64 {
-        self.total_bubble() as f64 / (self.total_bubble() + self.total_busy()).max(1) as f64
+        let [all, busy] = self.totals();
+        (all - busy) as f64 / all.max(1) as f64
     }
 
-    fn total_busy(&self) -> Ticks {
-        (0..self.ranks.len()).map(|rank| self.busy(rank)).sum()
-    }
-
-    fn total_bubble(&self) -> Ticks {
-        self.makespan() * self.ranks.len() as Ticks - self.total_busy()
+    /// The time of all ranks together, and how long they compute.
+    fn totals(&self) -> [u128; 2] {
+        let busy = (0..self.ranks.len()).map(|rank| u128::from(self.busy(rank))).sum();
+        [u128::from(self.makespan()) * self.ranks.len() as u128, busy]
     }
 }
