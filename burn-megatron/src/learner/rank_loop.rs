@@ -51,6 +51,16 @@ impl<M: LearnerModel> Shared<M> {
         let mut processor = self.processor.lock();
         self.interrupter.fail_on_error(send(&mut processor));
     }
+
+    /// All outputs are read before any rank computes further, where ranks wait for each other within operations.
+    fn keep_together(&self, group: &Group) {
+        if self.waits_in_operations {
+            if group.rank() == 0 {
+                self.send(EventProcessorTraining::flush);
+            }
+            group.barrier();
+        }
+    }
 }
 
 /// Where a rank starts: the learner, and the rank's share of the data.
@@ -134,12 +144,7 @@ impl<M: LearnerModel> RankLoop<M> {
             // Every rank has pushed its outputs of previous rounds before it came here; a faster one may have pushed
             // that of this round already.
             self.report_train(std::mem::take(&mut pushed), first, shared);
-            if shared.waits_in_operations {
-                if first {
-                    shared.send(EventProcessorTraining::flush);
-                }
-                group.barrier();
-            }
+            shared.keep_together(group);
             if round.ready.contains(&false) && round.ready.contains(&true) && !round.stop {
                 return Err(uneven(&round.ready, iteration).into());
             }
@@ -233,13 +238,7 @@ impl<M: LearnerModel> RankLoop<M> {
             let (batch, round) = next(&mut *batches, group, &shared.interrupter)?;
             if iteration > 1 {
                 self.report_valid(first, shared);
-                // As in training.
-                if shared.waits_in_operations {
-                    if first {
-                        shared.send(EventProcessorTraining::flush);
-                    }
-                    group.barrier();
-                }
+                shared.keep_together(group);
             }
             if round.stop || !round.ready.contains(&true) {
                 break;

@@ -3,6 +3,7 @@
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::kernel::copy_contiguous;
 use cubecl::server::Handle;
+use kernels_cubecl::grouped::tiles::ROWS;
 use kernels_cubecl::pointwise::column_sum::{GroupRows, group_sums, has_kernel as has_sums};
 use kernels_cubecl::pointwise::gated::{Clamp, Gating};
 use kernels_cubecl::pointwise::moe::biases::{self, GroupBias};
@@ -101,8 +102,8 @@ struct Blocks {
 
 impl Blocks {
     fn new(near: &Float, counts: &[usize]) -> Self {
-        // The host lists blocks of [`row_multiple`](crate::moe::row_multiple) rows many times as fast as rows.
-        let rows = if counts.iter().all(|count| count.is_multiple_of(128)) { 128 } else { 1 };
+        // The host lists blocks as large as the grouped GEMM's tiles many times as fast as rows.
+        let rows = if counts.iter().all(|count| count.is_multiple_of(ROWS)) { ROWS } else { 1 };
         let blocks = |(group, count): (usize, &usize)| std::iter::repeat_n(group, *count / rows);
         Self { table: upload(near, counts.iter().enumerate().flat_map(blocks)), rows, groups: counts.len() }
     }

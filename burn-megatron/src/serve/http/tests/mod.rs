@@ -79,9 +79,9 @@ fn stop_strings_end_a_text_before_them() {
         assert_eq!((choice["text"].as_str(), choice["finish_reason"].as_str()), (Some(before), Some("stop")));
         body["stream"] = json!(true);
         assert_eq!(joined(&events(address, COMPLETIONS, &body), |part| part["choices"][0]["text"].as_str()), before);
-        // Next to a choice that goes on, and comes first.
-        let goes_on = |prompt: &&str| !alone(prompt, 600, Sampling::greedy()).1.contains(stop);
-        let other = ["b", "c", "d", "e", "f", "g", "h"].into_iter().find(goes_on).expect("a text without it");
+        // Next to a choice without it, which comes first.
+        let is_without = |prompt: &&str| !alone(prompt, 600, Sampling::greedy()).1.contains(stop);
+        let other = ["b", "c", "d", "e", "f", "g", "h"].into_iter().find(is_without).expect("a text without it");
         let body =
             json!({"prompt": [other, "abc"], "max_tokens": 600, "temperature": 0, "stop": stop, "ignore_eos": true});
         let (_, whole) = post(address, COMPLETIONS, &body);
