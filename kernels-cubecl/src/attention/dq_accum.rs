@@ -1,36 +1,36 @@
 //! The fp32 accumulator of dQ that the fused kernel [`dqdkdv`](super::dqdkdv) adds to by bulk reductions (TMA), and its
 //! conversion to dQ.
-use super::dqdkdv::{BLOCK, D};
+use super::dqdkdv::block;
 use super::variant::bounded;
 use super::{AttentionShape, CallOptions};
 use crate::hopper::bulk::{self, Quad};
-use crate::hopper::ptx;
+use crate::hopper::{mma::ROWS, ptx};
 use cubecl::prelude::*;
 
-/// Quads of a warpgroup's half of the columns of a q block: eight for each of its units.
-pub const DQ_HALF: u32 = (BLOCK * D / 8) as u32;
+/// Quads of a warpgroup's 64 × 64 numbers, half of a q block: eight for each of its units.
+pub const DQ_HALF: u32 = (ROWS * ROWS / 4) as u32;
 
 /// Blocks of the accumulator for a head. Those of a packed sequence begin after those of the previous one, and one of
 /// them may stay unused.
 pub fn blocks_of_head(shape: &AttentionShape, options: &CallOptions) -> usize {
-    shape.padded_queries() / BLOCK + options.packed.map_or(0, |packed| packed.sequences)
+    shape.padded_queries() / block(shape.head_dim) + options.packed.map_or(0, |packed| packed.sequences)
 }
 
 /// Numbers in the accumulator, `[batch, heads, blocks, 2, 8, 128]` of four each. One more block takes the zeros of
 /// cubes whose keys no query sees.
 pub fn len(shape: &AttentionShape, options: &CallOptions) -> usize {
-    (shape.batch * shape.heads * blocks_of_head(shape, options) + 1) * BLOCK * D
+    (shape.batch * shape.heads * blocks_of_head(shape, options) + 1) * 2 * ROWS * ROWS
 }
 
 /// Whether packed sequences are long enough to leave less than half of their blocks unused.
 pub fn fits(shape: &AttentionShape, options: &CallOptions) -> bool {
-    options.packed.is_none_or(|packed| packed.sequences * BLOCK <= shape.queries)
+    options.packed.is_none_or(|packed| packed.sequences * block(shape.head_dim) <= shape.queries)
 }
 
 /// First block of a head for packed sequence `sequence`, which begins at `first_query`.
 #[cube]
-pub fn first_block(first_query: u32, sequence: u32) -> u32 {
-    first_query / comptime![BLOCK as u32] + sequence
+pub fn first_block(first_query: u32, sequence: u32, #[comptime] block: usize) -> u32 {
+    first_query / comptime![block as u32] + sequence
 }
 
 /// Barrier of the warpgroup.
@@ -51,7 +51,7 @@ pub fn reduce_dq(dq_accum: &mut [Quad], target: u32, dq_stage: &mut Shared<[Quad
     let unit = bulk::opaque(UNIT_POS % 128);
     let own = ((UNIT_POS / 128) * DQ_HALF) as usize;
     #[unroll]
-    for i in 0..comptime![D / 16] {
+    for i in 0..8usize {
         let mut quad = Quad::empty();
         #[unroll]
         for j in 0..4usize {
@@ -95,25 +95,29 @@ pub fn convert_dq<E: Float>(
     by_head: u32,
     scale: f32,
     #[comptime] packed: bool,
+    #[comptime] head_dim: usize,
 ) {
-    let (block, head) = (CUBE_POS_X, CUBE_POS_Y);
+    let (q_block, head) = (CUBE_POS_X, CUBE_POS_Y);
     let mut batch = CUBE_POS_Z;
-    let mut own = block;
+    let mut own = q_block;
     let mut first_row = 0u32;
     let mut rows = queries;
     if comptime![packed] {
         first_row = bounded(query_starts[CUBE_POS_Z as usize], queries);
         rows = u32::max(bounded(query_starts[CUBE_POS_Z as usize + 1], queries), first_row) - first_row;
-        if block * comptime![BLOCK as u32] >= rows {
+        if q_block * comptime![block(head_dim) as u32] >= rows {
             terminate!();
         }
         batch = 0u32;
-        own = first_block(first_row, CUBE_POS_Z) + block;
+        own = first_block(first_row, CUBE_POS_Z, comptime![block(head_dim)]) + q_block;
     }
     let (eight, line, plane) = (UNIT_POS % 8, (UNIT_POS / 8) % 8, UNIT_POS / 64);
     let first = ((batch * CUBE_COUNT_Y + head) * blocks + own) * comptime![2 * DQ_HALF];
     #[unroll]
     for half in 0..2u32 {
+        // The upper and the lower rows, or the left and the right columns.
+        let (down, right) =
+            comptime![if head_dim == ROWS { (half * ROWS as u32, 0) } else { (0, half * ROWS as u32 / 8) }];
         let from = (first + half * DQ_HALF + eight * 128 + plane * 32 + line * 4) as usize;
         let mut upper = Octet::<E>::empty();
         let mut lower = Octet::<E>::empty();
@@ -126,8 +130,8 @@ pub fn convert_dq<E: Float>(
                 lower.insert(comptime![2 * i + j], E::cast_from(quad.extract(comptime![2 + j]) * scale));
             }
         }
-        let row = block * comptime![BLOCK as u32] + plane * 16 + line;
-        let at = batch * by_batch + head * by_head + half * 8 + eight;
+        let row = q_block * comptime![block(head_dim) as u32] + down + plane * 16 + line;
+        let at = batch * by_batch + head * by_head + right + eight;
         if row < rows {
             dq[((first_row + row) * by_row + at) as usize] = upper;
         }

@@ -117,14 +117,15 @@ fn preprocessing_and_merge_compile() {
 
 #[test]
 fn dqdkdv_overlaps_its_gemms() {
-    let all = Variant { window: true, packed: true, ..Variant::dense(128, 128, false) };
     let mut plans: Vec<DqDkDvPlan> = variants().into_iter().filter_map(DqDkDvPlan::fastest).collect();
-    assert_eq!(plans.len(), 8, "head_dim 128, causal and full: bf16, fp16, with a window, packed");
-    plans.extend(DqDkDvPlan::fastest(all));
+    assert_eq!(plans.len(), 8 + 5, "head_dim 128 and 64, causal and full: bf16, fp16, with a window, packed");
+    let all = [64, 128].map(|d| Variant { window: true, packed: true, ..Variant::dense(d, d, false) });
+    plans.extend(all.into_iter().filter_map(DqDkDvPlan::fastest));
     for plan in plans {
         let kernel = kernel!(dqdkdv::attention_dqdkdv::AttentionDqdkdv, settings();
             (), (), (), (), (), buffer(), buffer(), buffer(), (), (), sizes(), (), plan);
-        // S, dP, dV, dK, and dQ; the last dQ is after the loop.
-        check(&format!("{plan:?}"), kernel, 8 + 8 + 4 + 4 + 2 * 8);
+        // S and dP, dV and dK, and dQ; the last dQ is after the loop.
+        let mmas = 2 * plan.head_dim() / 16 + 2 * plan.block() / 16 + 2 * 8;
+        check(&format!("{plan:?}"), kernel, mmas);
     }
 }

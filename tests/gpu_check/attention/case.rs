@@ -75,6 +75,8 @@ fn shape(head_dim: usize, value_dim: usize, queries: usize, keys: usize) -> Atte
 
 /// Sequences whose lengths are whole blocks and not, an empty one, and one with keys only.
 const LENGTHS: [(usize, usize); 7] = [(1, 1), (128, 128), (77, 77), (0, 0), (200, 200), (0, 5), (65, 90)];
+/// The same, of more than 128 queries on average.
+const LONGER: [(usize, usize); 7] = [(300, 300), (128, 128), (77, 77), (0, 0), (200, 200), (0, 5), (265, 290)];
 
 /// What is checked against the reference.
 pub fn cases() -> Vec<Case> {
@@ -90,6 +92,17 @@ pub fn cases() -> Vec<Case> {
         sized("128 full", 128, 384, 384).full(),
         at("64 causal", 64, 64),
         sized("64 causal", 64, 300, 333),
+        sized("64 causal", 64, 333, 200),
+        sized("64 causal", 64, 128, 128),
+        sized("64 causal", 64, 512, 512),
+        sized("64 full", 64, 129, 333).full(),
+        sized("64 window", 64, 700, 700).window(128),
+        at("64 window", 64, 64).window(100).from(250),
+        at("64 full window", 64, 64).full().window(60).from(-100),
+        at("64 fp16", 64, 64).half(),
+        at("64 packed", 64, 64).packed(&LONGER),
+        at("64 packed window", 64, 64).packed(&LONGER).window(50),
+        at("64 full packed", 64, 64).full().packed(&LONGER),
         at("96 causal", 96, 96),
         at("192/128 causal", 192, 128),
         at("256 causal", 256, 256),
@@ -135,6 +148,8 @@ pub fn timed() -> Vec<Case> {
         train("128 causal", 128, 128, 32, 8),
         train("128 full", 128, 128, 32, 8).full(),
         train("64 causal", 64, 64, 32, 8),
+        train("64 window", 64, 64, 32, 4).window(128),
+        train("64 packed", 64, 64, 32, 8).packed(&[(2048, 2048); 4]),
         train("96 causal", 96, 96, 32, 8),
         train("192/128 causal", 192, 128, 32, 32),
         train("256 causal", 256, 256, 16, 8),

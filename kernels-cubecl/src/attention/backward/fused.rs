@@ -24,7 +24,7 @@ pub fn launch_dqdkdv(
     let longest_key = options.packed.map(|packed| packed.longest_key);
     let longest_query = options.packed.map(|packed| packed.longest_query);
     let (sequences, key_blocks) = grid(shape, options, longest_key, shape.keys, CUBE_KEYS);
-    let (_, query_blocks) = grid(shape, options, longest_query, shape.queries, dqdkdv::BLOCK);
+    let (_, query_blocks) = grid(shape, options, longest_query, shape.queries, plan.block());
     let len = dq_accum::len(shape, options);
     let dq_accum = client.empty(4 * len);
     // SAFETY: the buffer was allocated with this size just above.
@@ -41,8 +41,8 @@ pub fn launch_dqdkdv(
             dq_accum_arg());
         launch_kernel!(dqdkdv::attention_dqdkdv, client,
             CubeCount::Static(shape.kv_heads as u32, sequences, key_blocks), CubeDim::new_1d(UNITS);
-            maps::load(saved.q, dqdkdv::BLOCK), maps::load(saved.k, ROWS), maps::load(saved.v, ROWS),
-            maps::load(dout, dqdkdv::BLOCK),
+            maps::load(saved.q, plan.block()), maps::load(saved.k, ROWS), maps::load(saved.v, ROWS),
+            maps::load(dout, plan.block()),
             maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()), query_starts,
             key_starts, dq_accum_arg(), maps::store(gradients.dk, packed), maps::store(gradients.dv, packed);
             sizes(shape, options), scale; plan);
@@ -51,7 +51,7 @@ pub fn launch_dqdkdv(
             launch_kernel!(dq_accum::convert_dq<E>, client, count, CubeDim::new_1d(UNITS);
                 dq_accum_arg(), BufferArg::from_raw_parts(dq.handle.clone(), dq.extent() / 8), dq_starts;
                 shape.queries as u32, dq_accum::blocks_of_head(shape, options) as u32, by_row, by_batch, by_head, scale;
-                packed)
+                packed, plan.head_dim())
         });
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! dS in shared memory, which both warpgroups write, and the GEMMs that read it there.
+//! dS in shared memory, which both warpgroups write, and the GEMM that reads it there.
 use super::buffers::SharedBuffers;
-use super::plan::{BLOCK, D, DS_STAGES, DS_TILE, K_TILE};
-use crate::hopper::mma::{self, Half, Pair};
+use super::plan::{DS_STAGES, DqDkDvPlan};
+use crate::hopper::mma::{self, Pair};
 use crate::{hopper::barrier::barrier_at, hopper::bulk, tiling::CUBE_KEYS};
 use cubecl::prelude::*;
 
@@ -14,57 +14,41 @@ pub fn wait_for_ds(shared: &mut SharedBuffers, step: u32) {
 
 /// Offset of the dS stage of step `step` from the descriptor of the first stage.
 #[cube]
-pub fn ds_offset(step: u32) -> u64 {
-    (step % comptime![DS_STAGES as u32]) as u64 * comptime![(2 * DS_TILE * 4 / 16) as u64]
+pub fn ds_offset(step: u32, #[comptime] plan: DqDkDvPlan) -> u64 {
+    (step % comptime![DS_STAGES as u32]) as u64 * comptime![(2 * plan.ds_tile() * 4 / 16) as u64]
 }
 
-/// Writes the warpgroup's 64 keys of `ds` in 16 bits to `tile`, one line per key.
+/// Writes the warpgroup's 64 keys of `ds` to `tile`, one line per key.
 #[cube]
-pub fn store_ds(ds: &Array<f32>, tile: &mut [Pair], #[comptime] element: Half) {
-    let layout = comptime![mma::k_major(mma::ROWS, BLOCK)];
+pub fn store_ds(ds: &Sequence<Array<u32>>, tile: &mut [Pair], #[comptime] block: usize) {
+    let layout = comptime![mma::k_major(mma::ROWS, block)];
     let unit = bulk::opaque(UNIT_POS % 128);
     let lane = unit % 32;
     let first = (unit / 32) * 16 + lane / 4;
     #[unroll]
-    for i in 0..comptime![BLOCK / 4] {
-        let pair = mma::pack(ds[2 * i], ds[2 * i + 1], element);
+    for i in 0..comptime![block / 4] {
+        let registers = ds.index(comptime![i / 4]);
         let line = first as usize + comptime![8 * (i % 2)];
         let along = comptime![(i / 2) * 8] + ((lane % 4) * 2) as usize;
-        tile[layout.offset(line, along, 2usize) / 2] = Pair::reinterpret(pair);
+        tile[layout.offset(line, along, 2usize) / 2] = Pair::reinterpret(registers[comptime![i % 4]]);
     }
 }
 
-/// Starts `acc_dk += ds · q`: the warpgroup's 64 keys, over the queries of the block.
+/// Starts `acc_dq = dsᵀ · k` over all 128 keys: the warpgroup's 64 queries and 64 columns.
 #[cube]
-pub fn issue_dk(acc: &mut Array<f32>, ds: u64, q_t: u64, #[comptime] element: Half) {
-    let a_layout = comptime![mma::k_major(mma::ROWS, BLOCK)];
-    let b_layout = comptime![mma::mn_major(D, BLOCK)];
-    mma::pin(acc);
-    mma::fence();
-    #[unroll]
-    for s in 0..comptime![BLOCK / mma::STEP] {
-        let a = ds + comptime![mma::advance(a_layout, 0, s * mma::STEP)];
-        let b = q_t + comptime![mma::advance(b_layout, 0, s * mma::STEP)];
-        mma::mma(acc, a, b, D, a_layout.major, b_layout.major, element);
-    }
-    mma::commit();
-}
-
-/// Starts `acc_dq = dsᵀ · k`: the queries of the block, over all 128 keys; the warpgroup's half of the columns.
-#[cube]
-pub fn issue_dq(acc: &mut Array<f32>, ds_t: u64, k_t: u64, #[comptime] element: Half) {
-    let a_layout = comptime![mma::mn_major(BLOCK, CUBE_KEYS)];
-    let b_layout = comptime![mma::mn_major(D, mma::ROWS)];
-    mma::fill(acc, 0.0, comptime![D / 4]);
+pub fn issue_dq(acc: &mut Array<f32>, ds_t: u64, k_t: u64, #[comptime] plan: DqDkDvPlan) {
+    let a_layout = comptime![mma::mn_major(plan.block(), mma::ROWS)];
+    let b_layout = comptime![mma::mn_major(plan.head_dim(), mma::ROWS)];
+    mma::fill(acc, 0.0, comptime![mma::ROWS / 2]);
     mma::pin(acc);
     mma::fence();
     #[unroll]
     for s in 0..comptime![CUBE_KEYS / mma::STEP] {
-        let a = ds_t + comptime![mma::advance(a_layout, 0, s * mma::STEP)];
-        // K is one tile per warpgroup.
+        // dS and K are one tile per warpgroup.
         let (tile, key) = comptime![(s * mma::STEP / mma::ROWS, s * mma::STEP % mma::ROWS)];
-        let b = k_t + comptime![(tile * K_TILE * 4 / 16) as u64 + mma::advance(b_layout, 0, key)];
-        mma::mma(acc, a, b, comptime![D / 2], a_layout.major, b_layout.major, element);
+        let a = ds_t + comptime![(tile * plan.ds_tile() * 4 / 16) as u64 + mma::advance(a_layout, 0, key)];
+        let b = k_t + comptime![(tile * plan.k_tile() * 4 / 16) as u64 + mma::advance(b_layout, 0, key)];
+        mma::mma(acc, a, b, comptime![mma::ROWS], a_layout.major, b_layout.major, comptime![plan.variant.element]);
     }
     mma::commit();
 }

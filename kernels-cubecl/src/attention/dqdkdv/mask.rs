@@ -1,5 +1,5 @@
 //! The queries that may see a unit's two keys.
-use super::plan::{BLOCK, DqDkDvPlan};
+use super::plan::DqDkDvPlan;
 use crate::attention::tile::MASKED;
 use crate::attention::variant::CubeSequence;
 use cubecl::prelude::*;
@@ -52,7 +52,7 @@ pub fn apply_mask(scores: &mut Array<f32>, visible: &VisibleQueries, block_start
     let variant = comptime![plan.variant];
     let from = visible.from - block_start;
     #[unroll]
-    for i in 0..comptime![BLOCK / 2] {
+    for i in 0..comptime![plan.block() / 2] {
         let column = comptime![(8 * (i / 4) + i % 2) as i32];
         let second = comptime![(i / 2) % 2 == 1];
         // Column of this score, less the eight keys between the two rows.

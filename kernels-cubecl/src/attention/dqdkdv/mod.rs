@@ -9,7 +9,7 @@ mod mask;
 mod plan;
 mod step;
 
-pub use plan::{BLOCK, D, DqDkDvPlan};
+pub use plan::{DqDkDvPlan, block};
 
 use super::dq_accum::{self, DQ_HALF, reduce_dq, sync_warpgroup};
 use super::q_blocks;
@@ -24,7 +24,7 @@ use cubecl::prelude::*;
 use ds::{ds_offset, issue_dq, wait_for_ds};
 use half::bf16;
 use mask::visible_queries;
-use plan::{DS_STAGES, DS_TILE, K_TILE};
+use plan::DS_STAGES;
 use step::{Descriptors, DqDkDvState, advance, load};
 
 const LOG2_E: f32 = core::f32::consts::LOG2_E;
@@ -49,6 +49,7 @@ pub fn attention_dqdkdv(
     #[comptime] plan: DqDkDvPlan,
 ) {
     let variant = comptime![plan.variant];
+    let (block, head_dim, k_tile) = comptime![(plan.block(), plan.head_dim(), plan.k_tile())];
     let kv_head = CUBE_POS_X;
     let sequence = cube_sequence(query_starts, key_starts, &sizes, variant.packed);
     // With a causal mask the first keys are seen by the most queries: they start first, for all heads. Head by head the
@@ -61,9 +62,9 @@ pub fn attention_dqdkdv(
         }
     }
 
-    let mut k_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * K_TILE], 1024usize);
-    let mut v_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * K_TILE], 1024usize);
-    let ds_smem = Shared::<[Pair]>::new_aligned_slice(comptime![DS_STAGES * 2 * DS_TILE], 1024usize);
+    let mut k_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * k_tile], 1024usize);
+    let mut v_smem = Shared::<[Pair]>::new_aligned_slice(comptime![2 * k_tile], 1024usize);
+    let ds_smem = Shared::<[Pair]>::new_aligned_slice(comptime![DS_STAGES * 2 * plan.ds_tile()], 1024usize);
     let dq_stage = Shared::<[Quad]>::new_aligned_slice(comptime![2 * DQ_HALF as usize], 128usize);
     let ds_full = Shared::<[u64]>::new_slice(DS_STAGES);
     let kv_full = Shared::<[u64]>::new_slice(1usize);
@@ -74,16 +75,16 @@ pub fn attention_dqdkdv(
             barrier_at(&ds_full, stage).init_manual(8);
         }
     }
-    let mut q_ring = tile::ring(plan.stages, BLOCK, D);
-    let mut dout_ring = tile::ring(plan.stages, BLOCK, D);
     let lse_delta_smem = Shared::<[f32]>::new_aligned_slice(comptime![plan.stages * plan.stats_len()], 128usize);
+    let mut q_ring = tile::ring(plan.stages, block, head_dim);
+    let mut dout_ring = tile::ring(plan.stages, block, head_dim);
     sync_async_proxy_shared();
     sync_cube();
 
     let blocks = QBlocks::new(
         first_key,
         &sequence.mask,
-        comptime![BLOCK as u32],
+        comptime![block as u32],
         comptime![variant.causal],
         comptime![variant.window],
         comptime![plan.bounded()],
@@ -93,14 +94,14 @@ pub fn attention_dqdkdv(
     let mut shared = SharedBuffers { lse_delta: lse_delta_smem, ds: ds_smem, ds_full, dq_stage };
     if UNIT_POS == 0 {
         let full = barrier_at(&kv_full, 0usize);
-        full.arrive_and_expect_tx(1, comptime![(4 * 4 * K_TILE) as u32]);
+        full.arrive_and_expect_tx(1, comptime![(4 * 4 * k_tile) as u32]);
         #[unroll]
         for wg in 0..2usize {
             let row = (sequence.first_key + first_key) as i32 + comptime![(wg * mma::ROWS) as i32];
-            let (from, to) = comptime![(wg * K_TILE, (wg + 1) * K_TILE)];
+            let (from, to) = comptime![(wg * k_tile, (wg + 1) * k_tile)];
             let head = kv_head as i32;
-            tile::fetch(&kv_full, 0usize, k_smem.slice_mut(from, to), k, q_loop.batch, head, row, mma::ROWS, D);
-            tile::fetch(&kv_full, 0usize, v_smem.slice_mut(from, to), v, q_loop.batch, head, row, mma::ROWS, D);
+            tile::fetch(&kv_full, 0usize, k_smem.slice_mut(from, to), k, q_loop.batch, head, row, mma::ROWS, head_dim);
+            tile::fetch(&kv_full, 0usize, v_smem.slice_mut(from, to), v, q_loop.batch, head, row, mma::ROWS, head_dim);
         }
         // Fill all stages but one; the loop keeps that distance.
         for step in 0..u32::min(q_loop.steps, comptime![plan.stages as u32 - 1]) {
@@ -110,41 +111,43 @@ pub fn attention_dqdkdv(
 
     let lane = UNIT_POS % 32;
     let row = first_key + warpgroup * 64 + ((UNIT_POS / 32) % 4) * 16 + lane / 4;
-    let own = warpgroup as usize * K_TILE;
-    let columns = comptime![mma::mn_major(D, mma::ROWS)];
-    let half = comptime![mma::advance(columns, D / 2, 0)];
+    let own = warpgroup as usize * k_tile;
+    let columns = comptime![mma::mn_major(head_dim, mma::ROWS)];
+    let keys = comptime![mma::k_major(mma::ROWS, block)];
     let desc = Descriptors {
-        k: mma::descriptor(k_smem.slice(own, own + K_TILE), comptime![mma::k_major(mma::ROWS, D)]),
-        k_t: mma::descriptor(k_smem.as_slice(), columns) + warpgroup as u64 * half,
-        v: mma::descriptor(v_smem.slice(own, own + K_TILE), comptime![mma::k_major(mma::ROWS, D)]),
-        q: mma::descriptor(q_ring.tiles.as_slice(), comptime![mma::k_major(BLOCK, D)]),
-        q_t: mma::descriptor(q_ring.tiles.as_slice(), comptime![mma::mn_major(D, BLOCK)]),
-        dout: mma::descriptor(dout_ring.tiles.as_slice(), comptime![mma::k_major(BLOCK, D)]),
-        dout_t: mma::descriptor(dout_ring.tiles.as_slice(), comptime![mma::mn_major(D, BLOCK)]),
-        ds: mma::descriptor(shared.ds.as_slice(), comptime![mma::k_major(mma::ROWS, BLOCK)])
-            + warpgroup as u64 * comptime![(DS_TILE * 4 / 16) as u64],
-        ds_t: mma::descriptor(shared.ds.as_slice(), comptime![mma::mn_major(BLOCK, CUBE_KEYS)]),
+        k: mma::descriptor(k_smem.slice(own, own + k_tile), comptime![mma::k_major(mma::ROWS, head_dim)]),
+        k_t: mma::descriptor(k_smem.as_slice(), columns)
+            + warpgroup as u64 * comptime![mma::advance(columns, head_dim - mma::ROWS, 0)],
+        v: mma::descriptor(v_smem.slice(own, own + k_tile), comptime![mma::k_major(mma::ROWS, head_dim)]),
+        q: mma::descriptor(q_ring.tiles.as_slice(), comptime![mma::k_major(block, head_dim)]),
+        q_t: mma::descriptor(q_ring.tiles.as_slice(), comptime![mma::mn_major(head_dim, block)]),
+        dout: mma::descriptor(dout_ring.tiles.as_slice(), comptime![mma::k_major(block, head_dim)]),
+        dout_t: mma::descriptor(dout_ring.tiles.as_slice(), comptime![mma::mn_major(head_dim, block)]),
+        ds_t: mma::descriptor(shared.ds.as_slice(), comptime![mma::mn_major(block, mma::ROWS)])
+            + warpgroup as u64 * comptime![mma::advance(keys, 0, block - mma::ROWS)],
     };
     let mut state = DqDkDvState {
-        acc_s: Array::new(comptime![BLOCK / 2]),
-        acc_dp: Array::new(comptime![BLOCK / 2]),
-        p: tile::operand_registers(BLOCK),
-        acc_dk: Array::new(comptime![D / 2]),
-        acc_dv: Array::new(comptime![D / 2]),
+        acc_s: Array::new(comptime![block / 2]),
+        acc_dp: Array::new(comptime![block / 2]),
+        p: tile::operand_registers(block),
+        ds: tile::operand_registers(block),
+        acc_dq: Array::new(comptime![mma::ROWS / 2]),
+        acc_dk: Array::new(comptime![head_dim / 2]),
+        acc_dv: Array::new(comptime![head_dim / 2]),
     };
-    mma::fill(&mut state.acc_dk, 0.0, comptime![D / 2]);
-    mma::fill(&mut state.acc_dv, 0.0, comptime![D / 2]);
+    mma::fill(&mut state.acc_dk, 0.0, comptime![head_dim / 2]);
+    mma::fill(&mut state.acc_dv, 0.0, comptime![head_dim / 2]);
     let scale_log2 = scale * LOG2_E;
     let visible = visible_queries(&sequence, row, (lane % 4) * 2, plan);
     // Where this unit's part of the first q block lies in the accumulator. The blocks of a head are adjacent; between
     // two heads `target` jumps over the blocks that see none of the keys.
-    let mut blocks_of_head = sizes.stats_stride / comptime![BLOCK as u32];
+    let mut blocks_of_head = sizes.stats_stride / comptime![block as u32];
     let mut head_before = (CUBE_POS_Y * CUBE_COUNT_X + kv_head) * sizes.group;
     let mut first_block = blocks.first;
     if comptime![variant.packed] {
         blocks_of_head += CUBE_COUNT_Y;
         head_before = kv_head * sizes.group;
-        first_block += dq_accum::first_block(sequence.first_query, CUBE_POS_Y);
+        first_block += dq_accum::first_block(sequence.first_query, CUBE_POS_Y, block);
     }
     let jump = (blocks_of_head + 1 - q_loop.steps_per_head) * comptime![2 * DQ_HALF];
     let first_block = head_before * blocks_of_head + first_block;
@@ -158,7 +161,7 @@ pub fn attention_dqdkdv(
     let mut before = 1u32;
     let mut step = 0u32;
     loop {
-        let block_start = (blocks.first + in_head) * comptime![BLOCK as u32];
+        let block_start = (blocks.first + in_head) * comptime![block as u32];
         let mut masked = in_head < blocks.masked_start;
         if comptime![plan.bounded()] {
             masked = masked || in_head + blocks.masked_end >= q_loop.steps_per_head;
@@ -194,22 +197,22 @@ pub fn attention_dqdkdv(
         }
     }
     mma::wait(0usize);
-    mma::pin(&mut state.acc_dp);
+    mma::pin(&mut state.acc_dq);
     mma::pin(&mut state.acc_dk);
     mma::pin(&mut state.acc_dv);
     if step > 1 {
-        reduce_dq(dq_accum, target, &mut shared.dq_stage, &state.acc_dp);
+        reduce_dq(dq_accum, target, &mut shared.dq_stage, &state.acc_dq);
     }
     target += select(before == 0, jump, comptime![2 * DQ_HALF]);
     wait_for_ds(&mut shared, step - 1);
-    issue_dq(&mut state.acc_dp, desc.ds_t + ds_offset(step - 1), desc.k_t, variant.element);
+    issue_dq(&mut state.acc_dq, desc.ds_t + ds_offset(step - 1, plan), desc.k_t, plan);
     mma::wait(0usize);
-    mma::pin(&mut state.acc_dp);
+    mma::pin(&mut state.acc_dq);
     if UNIT_POS % 128 == 0 {
         bulk::wait_for_reads();
     }
     sync_warpgroup();
-    reduce_dq(dq_accum, target, &mut shared.dq_stage, &state.acc_dp);
+    reduce_dq(dq_accum, target, &mut shared.dq_stage, &state.acc_dq);
     if UNIT_POS % 128 == 0 {
         bulk::wait_for_reads();
     }
@@ -218,10 +221,10 @@ pub fn attention_dqdkdv(
     let mut factor = Array::<f32>::new(2usize);
     let at_row = first_key + warpgroup * 64;
     mma::fill(&mut factor, 1.0, 2usize);
-    let tile = v_smem.slice_mut(own, own + K_TILE);
+    let tile = v_smem.slice_mut(own, own + k_tile);
     let (head, from, rows) = (kv_head as i32, sequence.first_key, sequence.mask.keys);
-    tile::store(&state.acc_dv, &factor, tile, dv, &sequence, head, from, at_row, rows, D, variant);
+    tile::store(&state.acc_dv, &factor, tile, dv, &sequence, head, from, at_row, rows, head_dim, variant);
     mma::fill(&mut factor, scale, 2usize);
-    let tile = k_smem.slice_mut(own, own + K_TILE);
-    tile::store(&state.acc_dk, &factor, tile, dk, &sequence, head, from, at_row, rows, D, variant);
+    let tile = k_smem.slice_mut(own, own + k_tile);
+    tile::store(&state.acc_dk, &factor, tile, dk, &sequence, head, from, at_row, rows, head_dim, variant);
 }

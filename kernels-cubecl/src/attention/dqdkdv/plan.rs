@@ -12,18 +12,38 @@ pub struct DqDkDvPlan {
 }
 
 impl DqDkDvPlan {
-    /// The plan that was fastest on an H200 (8192 queries and keys, 32 and 8 heads). Only head_dim 128 without dropout
-    /// has a fused kernel; each warpgroup computes half of the columns of dQ.
+    /// The plan that was fastest on an H200 (8192 queries and keys, 32 and 8 heads). Only head_dim 64 and 128 without
+    /// dropout have a fused kernel.
     pub fn fastest(variant: Variant) -> Option<Self> {
         let Variant { head_dim, value_dim, dropout, .. } = variant;
-        let fits = head_dim == D && value_dim == D && !dropout;
+        let fits = matches!(head_dim, 64 | 128) && value_dim == head_dim && !dropout;
         fits.then_some(Self { variant, stages: 2 })
+    }
+
+    /// Queries of a q block.
+    pub fn block(&self) -> usize {
+        block(self.variant.head_dim)
+    }
+
+    /// Length of queries, keys and values.
+    pub fn head_dim(&self) -> usize {
+        self.variant.head_dim
+    }
+
+    /// Pairs of numbers in a warpgroup's K tile.
+    pub(super) fn k_tile(&self) -> usize {
+        mma::ROWS * self.head_dim() / 2
+    }
+
+    /// Pairs of numbers in a warpgroup's part of a dS stage.
+    pub(super) fn ds_tile(&self) -> usize {
+        mma::ROWS * self.block() / 2
     }
 
     /// StatsRing that are loaded with a q block. TMA reads from multiples of 16 bytes, so those of packed sequences
     /// begin up to three numbers before the block.
     pub fn stats_width(&self) -> usize {
-        if self.variant.packed { BLOCK + 4 } else { BLOCK }
+        if self.variant.packed { self.block() + 4 } else { self.block() }
     }
 
     /// Numbers of one stage's statistics, a multiple of 128 bytes.
@@ -37,14 +57,12 @@ impl DqDkDvPlan {
     }
 }
 
-/// Queries of a q block.
-pub const BLOCK: usize = 64;
-/// Head dimension.
-pub const D: usize = 128;
-/// Pairs of numbers in a warpgroup's K tile.
-pub(super) const K_TILE: usize = mma::ROWS * D / 2;
-/// Pairs of numbers in a warpgroup's part of a dS stage.
-pub(super) const DS_TILE: usize = mma::ROWS * BLOCK / 2;
-/// Stages of dS. A warpgroup writes a stage three steps after the other may have started to read it; by then it has
-/// waited for the dS that the other wrote one step later.
-pub(super) const DS_STAGES: usize = 4;
+/// Queries of a q block: as many as make dQ of a block two tiles of 64 × 64, one for each warpgroup. With head_dim 128
+/// they are its halves by columns, with 64 by queries.
+pub const fn block(head_dim: usize) -> usize {
+    2 * mma::ROWS * mma::ROWS / head_dim
+}
+
+/// Stages of dS. A warpgroup writes a stage two steps after the other may have started to read it; by then it has the
+/// q block that was loaded when the other had ended that read, as the rings have two stages.
+pub(super) const DS_STAGES: usize = 3;

@@ -1,8 +1,8 @@
 //! One step of the loop: a q block against the cube's keys.
 use super::buffers::SharedBuffers;
-use super::ds::{ds_offset, issue_dk, issue_dq, store_ds, wait_for_ds};
+use super::ds::{ds_offset, issue_dq, store_ds, wait_for_ds};
 use super::mask::{VisibleQueries, apply_mask};
-use super::plan::{BLOCK, D, DS_STAGES, DS_TILE, DqDkDvPlan};
+use super::plan::{DS_STAGES, DqDkDvPlan};
 use crate::attention::dq_accum::{reduce_dq, sync_warpgroup};
 use crate::attention::q_blocks::{self, QLoop};
 use crate::attention::tile::{self, Ring};
@@ -15,16 +15,14 @@ use half::bf16;
 #[derive(CubeType)]
 pub struct Descriptors {
     pub k: u64,
-    /// All 128 keys, the warpgroup's half of the columns.
+    /// All 128 keys, the columns of the warpgroup's dQ.
     pub k_t: u64,
     pub v: u64,
     pub q: u64,
     pub q_t: u64,
     pub dout: u64,
     pub dout_t: u64,
-    /// The warpgroup's 64 keys.
-    pub ds: u64,
-    /// All 128 keys.
+    /// All 128 keys, the queries of the warpgroup's dQ.
     pub ds_t: u64,
 }
 
@@ -33,10 +31,14 @@ pub struct Descriptors {
 pub struct DqDkDvState {
     /// Sᵀ, then Pᵀ.
     pub acc_s: Array<f32>,
-    /// dPᵀ, then dSᵀ, then half of the columns of dQ.
+    /// dPᵀ, then dSᵀ.
     pub acc_dp: Array<f32>,
     /// Pᵀ in 16 bits.
     pub p: Sequence<Array<u32>>,
+    /// dSᵀ in 16 bits.
+    pub ds: Sequence<Array<u32>>,
+    /// 64 queries and 64 columns of dQ.
+    pub acc_dq: Array<f32>,
     /// Accumulator of dK, not yet scaled.
     pub acc_dk: Array<f32>,
     /// Accumulator of dV.
@@ -63,13 +65,24 @@ pub fn load(
     #[comptime] plan: DqDkDvPlan,
 ) {
     let slot = tile::slot(step, plan.stages);
-    let at = q_blocks::q_block(q_loop, step, BLOCK);
+    let (block, head_dim) = comptime![(plan.block(), plan.head_dim())];
+    let at = q_blocks::q_block(q_loop, step, block);
     let from = slot.stage * comptime![plan.stats_len()];
-    tile::load(q_ring, &slot, q, q_loop.batch, at.head, at.row, comptime![(8 * plan.stats_width()) as u32], BLOCK, D);
+    tile::load(
+        q_ring,
+        &slot,
+        q,
+        q_loop.batch,
+        at.head,
+        at.row,
+        comptime![(8 * plan.stats_width()) as u32],
+        block,
+        head_dim,
+    );
     let target = shared.lse_delta.slice_mut(from, from + comptime![2 * plan.stats_width()]);
     let from_row = at.row - stats_skew(q_loop, plan) as i32;
     barrier_at(&q_ring.full, slot.stage).tma_load_3d(lse_delta, target, 0, at.stats_row, from_row);
-    tile::load(dout_ring, &slot, dout, q_loop.batch, at.head, at.row, 0u32, BLOCK, D);
+    tile::load(dout_ring, &slot, dout, q_loop.batch, at.head, at.row, 0u32, block, head_dim);
 }
 
 /// One q block. Its last GEMMs still run when this returns; the next step waits for them and adds dQ to `target`.
@@ -93,17 +106,19 @@ pub fn advance(
     block_start: i32,
     #[comptime] plan: DqDkDvPlan,
 ) {
-    let element = comptime![plan.variant.element];
+    let (block, head_dim, element) = comptime![(plan.block(), plan.head_dim(), plan.variant.element)];
     let slot = tile::slot(step, plan.stages);
-    let offset = tile::offset(&slot, BLOCK, D);
+    let offset = tile::offset(&slot, block, head_dim);
     let width = comptime![plan.stats_width()];
     let column = slot.stage * comptime![plan.stats_len()] + (stats_skew(q_loop, plan) + (UNIT_POS % 4) * 2) as usize;
 
     tile::wait_full(q_ring, &slot);
-    tile::issue_gemm_ss(&mut state.acc_s, bulk::opaque_descriptor(desc.k), desc.q + offset, BLOCK, D, element);
+    tile::issue_gemm_ss(&mut state.acc_s, bulk::opaque_descriptor(desc.k), desc.q + offset, block, head_dim, element);
     mma::wait(0usize);
     mma::pin(&mut state.acc_s);
-    mma::pin(&mut state.acc_dp);
+    mma::pin(&mut state.acc_dk);
+    mma::pin(&mut state.acc_dq);
+    tile::pin_operand(&mut state.ds, block);
     if step > 0 {
         // The GEMMs of the previous step are done: its stages are free.
         let before = tile::slot(step - 1, plan.stages);
@@ -111,7 +126,7 @@ pub fn advance(
         tile::release(dout_ring, &before);
     }
     if step > 1 {
-        reduce_dq(dq_accum, target, &mut shared.dq_stage, &state.acc_dp);
+        reduce_dq(dq_accum, target, &mut shared.dq_stage, &state.acc_dq);
     }
     if UNIT_POS == 0 {
         let next = step + comptime![plan.stages as u32 - 1];
@@ -120,12 +135,19 @@ pub fn advance(
         }
     }
     tile::wait_full(dout_ring, &slot);
-    tile::issue_gemm_ss(&mut state.acc_dp, bulk::opaque_descriptor(desc.v), desc.dout + offset, BLOCK, D, element);
+    tile::issue_gemm_ss(
+        &mut state.acc_dp,
+        bulk::opaque_descriptor(desc.v),
+        desc.dout + offset,
+        block,
+        head_dim,
+        element,
+    );
     if masked {
         apply_mask(&mut state.acc_s, visible, block_start, plan);
     }
     #[unroll]
-    for i in 0..comptime![BLOCK / 8] {
+    for i in 0..comptime![block / 8] {
         #[unroll]
         for j in 0..2usize {
             let neg_lse = shared.lse_delta[column + comptime![8 * i + j]];
@@ -136,12 +158,10 @@ pub fn advance(
             }
         }
     }
-    tile::pack_operand(&mut state.p, &state.acc_s, BLOCK, false, element);
-    tile::issue_gemm_rs(&mut state.acc_dv, &mut state.p, desc.dout_t + offset, BLOCK, D, element);
-    mma::wait(1usize);
+    mma::wait(0usize);
     mma::pin(&mut state.acc_dp);
     #[unroll]
-    for i in 0..comptime![BLOCK / 8] {
+    for i in 0..comptime![block / 8] {
         #[unroll]
         for j in 0..2usize {
             let delta = shared.lse_delta[column + comptime![width + 8 * i + j]];
@@ -152,9 +172,14 @@ pub fn advance(
             }
         }
     }
+    // Not before dS: P in 32 and in 16 bits with dP would be more registers than there are.
+    tile::pack_operand(&mut state.p, &state.acc_s, block, false, element);
+    tile::issue_gemm_rs(&mut state.acc_dv, &mut state.p, desc.dout_t + offset, block, head_dim, element);
+    tile::pack_operand(&mut state.ds, &state.acc_dp, block, false, element);
     let ds_stage = (step % comptime![DS_STAGES as u32]) as usize;
-    let own = (2 * ds_stage + (UNIT_POS / 128) as usize) * DS_TILE;
-    store_ds(&state.acc_dp, shared.ds.slice_mut(own, own + DS_TILE), element);
+    let ds_tile = comptime![plan.ds_tile()];
+    let own = (2 * ds_stage + (UNIT_POS / 128) as usize) * ds_tile;
+    store_ds(&state.ds, shared.ds.slice_mut(own, own + ds_tile), block);
     sync_async_proxy_shared();
     sync_plane();
     if UNIT_POS % 32 == 0 {
@@ -165,16 +190,16 @@ pub fn advance(
         bulk::wait_for_reads();
     }
     sync_warpgroup();
-    issue_dk(&mut state.acc_dk, desc.ds + ds_offset(step), desc.q_t + offset, element);
+    tile::issue_gemm_rs(&mut state.acc_dk, &mut state.ds, desc.q_t + offset, block, head_dim, element);
     // The GEMM for dV is done: the registers of P are free.
     mma::wait(1usize);
     mma::pin(&mut state.acc_dv);
-    tile::pin_operand(&mut state.p, BLOCK);
+    tile::pin_operand(&mut state.p, block);
     // dQ of the previous q block: the other warpgroup has most likely written its dS by now. The first step computes on
     // uninitialised dS, and the result is never used.
     if step > 0 {
         wait_for_ds(shared, step - 1);
     }
-    let columns = desc.ds_t + ds_offset(step + comptime![DS_STAGES as u32 - 1]);
-    issue_dq(&mut state.acc_dp, columns, bulk::opaque_descriptor(desc.k_t), element);
+    let columns = desc.ds_t + ds_offset(step + comptime![DS_STAGES as u32 - 1], plan);
+    issue_dq(&mut state.acc_dq, columns, bulk::opaque_descriptor(desc.k_t), plan);
 }
