@@ -15,7 +15,21 @@ use super::moe::TokenGroups;
 /// # Panics
 /// If a tensor is not on a CUDA device, sizes do not fit, or the requested method is not available.
 pub fn forward(x: Tensor<2>, w: Tensor<2>, counts: &[usize], method: Option<Method>) -> Tensor<2> {
-    Tensor::from_primitive::<Cube>(gemms::forward(primitive(x), primitive(w), TokenGroups::alone(counts), method))
+    Tensor::from_primitive::<Cube>(gemms::forward(primitive(x), primitive(w), TokenGroups::alone(counts), None, method))
+}
+
+/// [`forward`] plus the `bias [groups · out]` of each token's group times the token's factor, of `factors [tokens]` of
+/// f32.
+pub fn biased_forward(
+    x: Tensor<2>,
+    w: Tensor<2>,
+    [bias, factors]: [Tensor<1>; 2],
+    counts: &[usize],
+    method: Option<Method>,
+) -> Tensor<2> {
+    let [bias, factors] = [primitive(bias), primitive(factors)];
+    let groups = TokenGroups::alone(counts);
+    Tensor::from_primitive::<Cube>(gemms::forward(primitive(x), primitive(w), groups, Some([&bias, &factors]), method))
 }
 
 /// `gradient_g · w_g` of each group: the gradient of [`forward`] in `x`.
@@ -51,6 +65,6 @@ pub fn accumulate_weight_gradient(
     gemms::accumulate_weight_grad(primitive(gradient), primitive(x), TokenGroups::alone(counts), &sum, add, method);
 }
 
-fn primitive(x: Tensor<2>) -> CubeTensor {
+fn primitive<const D: usize>(x: Tensor<D>) -> CubeTensor {
     x.try_into_primitive::<Cube>().expect("a tensor on a CUDA device")
 }

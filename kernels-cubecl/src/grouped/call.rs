@@ -98,6 +98,23 @@ impl GroupedCall<'_> {
         self.launch(client, [x, w, out], plan)
     }
 
+    /// [`forward`](Self::forward) plus the bias of each row's group, of `bias [groups · features]` of the type of the
+    /// call, times the row's factor, of `factors [rows]` of fp32; rounded once.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_biased(
+        &self,
+        client: &Client,
+        [x, w, out]: [&Handle; 3],
+        bias @ [values, factors]: [&Handle; 2],
+    ) -> Result<(), GroupedError> {
+        fits("the bias", values, 2 * self.counts.len() * self.features)?;
+        fits("the factors", factors, 4 * self.rows())?;
+        let plan = GroupedPlan::fastest(Gemm::Forward, self.element, Epilogue::Biased, self.features);
+        self.launch_with(client, [x, w, out], Some(bias), plan)
+    }
+
     /// `out [rows, inner] = gradient w` for `gradient [rows, features]`.
     pub fn input_gradient(
         &self,
@@ -126,10 +143,15 @@ impl GroupedCall<'_> {
     }
 
     /// Any of the GEMMs with an explicit plan, for measurements.
-    pub fn launch(
+    pub fn launch(&self, client: &Client, operands: [&Handle; 3], plan: GroupedPlan) -> Result<(), GroupedError> {
+        self.launch_with(client, operands, None, plan)
+    }
+
+    fn launch_with(
         &self,
         client: &Client,
         [left, right, out]: [&Handle; 3],
+        bias: Option<[&Handle; 2]>,
         plan: GroupedPlan,
     ) -> Result<(), GroupedError> {
         self.check(client)?;
@@ -171,13 +193,22 @@ impl GroupedCall<'_> {
         let (count, units) = (CubeCount::Static(cubes, 1, 1), CubeDim::new_1d(UNITS));
         // SAFETY: the tensor maps bound every access but those to the table, which has an entry for every tile.
         unsafe {
-            let table = BufferArg::from_raw_parts(table, words);
-            match plan.epilogue {
-                Epilogue::InputType => {
-                    grouped::launch_unchecked::<bf16>(client, count, units, left, right, out, table, sizes, plan)
-                }
-                _ => grouped::launch_unchecked::<f32>(client, count, units, left, right, out, table, sizes, plan),
+            let table = || BufferArg::from_raw_parts(table.clone(), words);
+            let [bias, factors] = match bias {
+                Some([bias, factors]) => [(bias, self.counts.len() * features / 2), (factors, rows)]
+                    .map(|(handle, len)| BufferArg::from_raw_parts(handle.clone(), len)),
+                // Not read.
+                None => [table(), table()],
+            };
+            let table = table();
+            macro_rules! launch {
+                ($out:ty) => {
+                    grouped::launch_unchecked::<$out>(
+                        client, count, units, left, right, out, table, bias, factors, sizes, plan,
+                    )
+                };
             }
+            if plan.result_bytes() == 2 { launch!(bf16) } else { launch!(f32) }
         }
         Ok(())
     }

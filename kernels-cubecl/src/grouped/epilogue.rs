@@ -13,6 +13,36 @@ pub fn staging(#[comptime] plan: GroupedPlan) -> Shared<[u32]> {
     Shared::<[u32]>::new_aligned_slice(comptime![8 * plan.staged * PANEL_WORDS], 1024usize)
 }
 
+/// Adds the bias of the tile's group times the factor of each row.
+#[cube]
+pub fn add_bias(
+    sum: &mut Array<f32>,
+    bias: &[u32],
+    factors: &[f32],
+    tile: &Tile,
+    features: u32,
+    plane: u32,
+    #[comptime] plan: GroupedPlan,
+) {
+    let lane = UNIT_POS % 32;
+    let row = tile.row * comptime![ROWS as u32] + plane * 16 + lane / 4;
+    let (upper, lower) = (factors[row as usize], factors[(row + 8) as usize]);
+    let column = tile.column * comptime![plan.width as u32] + (lane % 4) * 2;
+    #[unroll]
+    for i in 0..comptime![plan.width / 8] {
+        let column = column + comptime![8 * i as u32];
+        // The last column of tiles may be past the end.
+        if column < features {
+            let pair = bias[((tile.first + column) / 2) as usize];
+            let (left, right) = mma::unpack(pair, plan.element);
+            sum[4 * i] += left * upper;
+            sum[4 * i + 1] += right * upper;
+            sum[4 * i + 2] += left * lower;
+            sum[4 * i + 3] += right * lower;
+        }
+    }
+}
+
 /// Hands a tile to TMA. Previous tiles may still be on their way.
 #[cube]
 pub fn store<O: Float>(
@@ -36,7 +66,7 @@ pub fn store<O: Float>(
             bulk::wait_for_older_reads(comptime![plan.staged - 1]);
         }
         sync_plane();
-        if comptime![plan.epilogue == Epilogue::InputType] {
+        if comptime![plan.result_bytes() == 2] {
             write_pairs(sum, staging, own, lane, p, plan);
         } else {
             write_words(sum, staging, own, lane, p, plan);

@@ -1,7 +1,7 @@
 //! The grouped GEMM kernel: a producer plane and two consumer warpgroups.
 use super::epilogue;
 use super::operand_ring::{self, CONSUMER_PLANES, OperandRing};
-use super::plan::{Gemm, GroupedPlan};
+use super::plan::{Epilogue, Gemm, GroupedPlan};
 use super::tiles::{DEPTH, Tile, TilePosition, WORDS};
 use crate::hopper::barrier::barrier_at;
 use crate::hopper::mma::{self, STEP};
@@ -58,13 +58,16 @@ fn tile(index: u32, table: &[u32], sizes: &Sizes, #[comptime] gemm: Gemm) -> Til
 }
 
 /// `plan.gemm` of all groups. [`UNITS`] units, any number of cubes up to `sizes.tiles`, tensor maps of `maps` for the
-/// plan, `table` of [`super::tiles`].
+/// plan, `table` of [`super::tiles`], `bias [groups · features]` of the type of the inputs and `factors [rows]` for
+/// [`Epilogue::Biased`].
 #[cube(launch_unchecked)]
 pub fn grouped<O: Float>(
     left: &TensorMap<bf16, Tiled>,
     right: &TensorMap<bf16, Tiled>,
     out: &mut TensorMap<O, Tiled>,
     table: &[u32],
+    bias: &[u32],
+    factors: &[f32],
     sizes: Sizes,
     #[comptime] plan: GroupedPlan,
 ) {
@@ -78,7 +81,7 @@ pub fn grouped<O: Float>(
             produce(&mut ring, left, right, table, &sizes, plan);
         }
     } else {
-        consume(&mut ring, &mut staging, out, table, &sizes, plane, plan);
+        consume(&mut ring, &mut staging, out, table, bias, factors, &sizes, plane, plan);
     }
 }
 
@@ -116,6 +119,8 @@ fn consume<O: Float>(
     staging: &mut Shared<[u32]>,
     out: &mut TensorMap<O, Tiled>,
     table: &[u32],
+    bias: &[u32],
+    factors: &[f32],
     sizes: &Sizes,
     plane: u32,
     #[comptime] plan: GroupedPlan,
@@ -165,6 +170,9 @@ fn consume<O: Float>(
         mma::wait(0usize);
         mma::pin(&mut sum);
         release(ring, before);
+        if comptime![plan.epilogue == Epilogue::Biased] {
+            epilogue::add_bias(&mut sum, bias, factors, &tile, sizes.features, plane, plan);
+        }
         epilogue::store(&sum, staging, out, &tile, plane, plan);
         index += CUBE_COUNT_X;
         if index >= sizes.tiles {

@@ -1,5 +1,5 @@
 //! The tensor maps (TMA descriptors) of a call's matrices.
-use super::plan::{Epilogue, Gemm, GroupedPlan};
+use super::plan::{Gemm, GroupedPlan};
 use super::tiles::{DEPTH, ROWS};
 use crate::hopper::mma::PANEL;
 use cubecl::prelude::*;
@@ -33,6 +33,6 @@ pub(super) fn result(handle: &Handle, [matrices, rows, columns]: [usize; 3], pla
         TensorArg::from_raw_parts(handle.clone(), [rows * columns, columns, 1].into(), [matrices, rows, columns].into())
     };
     let tiles = TiledArgs { tile_size: [1, 16, plan.result_panel()].into() };
-    let element = if plan.epilogue == Epilogue::InputType { bf16::elem_type_native() } else { f32::elem_type_native() };
+    let element = if plan.result_bytes() == 2 { bf16::elem_type_native() } else { f32::elem_type_native() };
     TensorMapArg::new(tiles, arg, element).with_swizzle(Swizzle::B128.into())
 }

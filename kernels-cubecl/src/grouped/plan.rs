@@ -18,6 +18,8 @@ pub enum Gemm {
 pub enum Epilogue {
     /// Written in the type of the inputs.
     InputType,
+    /// The same, with the bias of the row's group times the row's factor; of [`Gemm::Forward`] only.
+    Biased,
     /// Written in fp32.
     Fp32,
     /// Added to the previous numbers, in fp32.
@@ -87,7 +89,7 @@ impl GroupedPlan {
 
     /// Bytes of a number of the result.
     pub(super) fn result_bytes(&self) -> usize {
-        if self.epilogue == Epilogue::InputType { 2 } else { 4 }
+        if matches!(self.epilogue, Epilogue::InputType | Epilogue::Biased) { 2 } else { 4 }
     }
 
     /// Columns of a panel of the result, 128 bytes.

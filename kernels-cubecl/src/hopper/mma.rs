@@ -151,6 +151,17 @@ pub fn fill(registers: &mut Array<f32>, value: f32, #[comptime] len: usize) {
     }
 }
 
+/// The two numbers that [`pack`] has packed.
+#[cube]
+pub fn unpack(pair: u32, #[comptime] half: Half) -> (f32, f32) {
+    let both = if comptime![half == Half::F16] {
+        Vector::<f32, Const<2>>::cast_from(Vector::<f16, Const<2>>::reinterpret(pair))
+    } else {
+        Vector::<f32, Const<2>>::cast_from(Pair::reinterpret(pair))
+    };
+    (both.extract(0usize), both.extract(1usize))
+}
+
 /// Two numbers rounded to 16 bits, `low` in the lower half of the register.
 #[cube]
 pub fn pack(low: f32, high: f32, #[comptime] half: Half) -> u32 {

@@ -17,7 +17,8 @@ fn plans() -> Vec<GroupedPlan> {
         for gemm in gemms {
             let epilogues = match gemm {
                 Gemm::WeightGradient => vec![Epilogue::InputType, Epilogue::Fp32, Epilogue::AddFp32],
-                _ => vec![Epilogue::InputType],
+                Gemm::InputGradient => vec![Epilogue::InputType],
+                Gemm::Forward => vec![Epilogue::InputType, Epilogue::Biased],
             };
             for epilogue in epilogues {
                 let plans = [GroupedPlan::wide, GroupedPlan::narrow, GroupedPlan::wide_staging, GroupedPlan::paired];
@@ -33,10 +34,14 @@ fn grouped_gemms_overlap() {
     for plan in plans() {
         let (what, units) = (format!("{plan:?}"), settings_of(UNITS));
         let ptx = match plan.epilogue {
-            Epilogue::InputType => {
-                compile(&what, kernel!(grouped::Grouped<bf16>, units; (), (), (), buffer(), sizes(), plan))
-            }
-            _ => compile(&what, kernel!(grouped::Grouped<f32>, units; (), (), (), buffer(), sizes(), plan)),
+            Epilogue::InputType | Epilogue::Biased => compile(
+                &what,
+                kernel!(grouped::Grouped<bf16>, units; (), (), (), buffer(), buffer(), buffer(), sizes(), plan),
+            ),
+            _ => compile(
+                &what,
+                kernel!(grouped::Grouped<f32>, units; (), (), (), buffer(), buffer(), buffer(), sizes(), plan),
+            ),
         };
         // The MMAs of one step, with an inner dimension of 64.
         assert_eq!(ptx.matches("wgmma.mma_async").count(), 4, "warpgroup MMAs of {plan:?}");
@@ -44,7 +49,7 @@ fn grouped_gemms_overlap() {
             let line = ptx.lines().find(|line| line.trim_start().contains(costly) && !line.contains("//"));
             assert_eq!(line, None, "{plan:?} has an instruction that serialises its MMAs");
         }
-        let panels = plan.width / if plan.epilogue == Epilogue::InputType { 64 } else { 32 };
+        let panels = plan.width / if matches!(plan.epilogue, Epilogue::InputType | Epilogue::Biased) { 64 } else { 32 };
         let (stored, added) = if plan.epilogue == Epilogue::AddFp32 { (0, panels) } else { (panels, 0) };
         assert_eq!(ptx.matches("cp.async.bulk.tensor.3d.global").count(), stored, "stores of {plan:?}");
         assert_eq!(ptx.matches("cp.reduce.async.bulk.tensor.3d").count(), added, "additions of {plan:?}");

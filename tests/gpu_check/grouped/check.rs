@@ -3,8 +3,9 @@ use super::gemms::{ALL, GroupedGemm, Layer, Method, matrix, multiply, shapes};
 use super::reference;
 use crate::numbers::{greatest, host};
 use crate::report::Report;
-use burn::tensor::{DType, Device};
-use kernels_cubecl::grouped::Epilogue;
+use backend_dist::ops::grouped;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use kernels_cubecl::grouped::{Epilogue, Gemm};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Groups of many sizes, some of them empty, results that do not fill tiles, and inner dimensions that are no multiple
@@ -42,6 +43,7 @@ pub fn check(device: &Device, report: &mut Report) {
 }
 
 fn check_layer(device: &Device, layer: &Layer, dtype: DType, methods: &[Method], report: &mut Report) {
+    check_biased(device, layer, dtype, report);
     for (gemm, epilogue) in ALL {
         let [left_shape, right_shape, shape] = shapes(layer, gemm);
         let numbers = |shape: [usize; 2], seed| reference::numbers(shape[0] * shape[1], seed);
@@ -64,6 +66,33 @@ fn check_layer(device: &Device, layer: &Layer, dtype: DType, methods: &[Method],
                 _ => report.quiet_error(what, error, bound),
             }
         }
+    }
+}
+
+/// The forward GEMM with biases, as the library chooses and as a GEMM for each group.
+fn check_biased(device: &Device, layer: &Layer, dtype: DType, report: &mut Report) {
+    let [left_shape, right_shape, shape] = shapes(layer, Gemm::Forward);
+    let numbers = |len: usize, seed| reference::numbers(len, seed);
+    let (left, right) = (numbers(left_shape[0] * left_shape[1], 1), numbers(right_shape[0] * right_shape[1], 2));
+    let (bias, factors) = (numbers(right_shape[0], 4), numbers(shape[0], 5));
+    let groups = layer.counts.iter().enumerate().flat_map(|(group, count)| std::iter::repeat_n(group, *count));
+    let features = layer.features;
+    let there: Vec<f64> = groups
+        .zip(&factors)
+        .flat_map(|(group, factor)| bias[group * features..][..features].iter().map(move |bias| bias * factor))
+        .collect();
+    let expected = reference::multiply(layer, Gemm::Forward, &left, &right, &there);
+    for method in [None, Some(grouped::Method::Loop)] {
+        let operands = [(&left, left_shape), (&right, right_shape)];
+        let [left, right] = operands.map(|(values, shape)| matrix(values.clone(), shape, device, dtype));
+        let vector = |values: &[f64], dtype| Tensor::<1>::from_data(TensorData::from(values), (device, dtype));
+        let bias = [vector(&bias, dtype), vector(&factors, DType::F32)];
+        let found = host(grouped::biased_forward(left, right, bias, &layer.counts, method));
+        let what =
+            format!("{dtype:?} forward with biases, {method:?}, {:?} · {features} · {}", layer.counts, layer.inner);
+        // A GEMM for each group rounds twice.
+        let limit = 2.0 * limit((Gemm::Forward, Epilogue::InputType), dtype);
+        report.error(what, greatest(&found, &expected), limit);
     }
 }
 

@@ -9,8 +9,8 @@ use kernels_cubecl::pointwise::gated::{Clamp, Gating};
 use kernels_cubecl::pointwise::moe::biases::{self, GroupBias};
 use kernels_cubecl::pointwise::moe::weighted;
 
-use super::{Float, are_half, columns, empty, launched, packed, rows, work};
-use crate::moe::{self, BiasKernels, ClampedSwiGlu};
+use super::{Float, are_half, columns, empty, grouped, launched, packed, rows, work};
+use crate::moe::{self, BiasKernels, ClampedSwiGlu, MoeKernels, TokenGroups};
 
 impl BiasKernels for Cube {
     fn clamped_swiglu(x: Float, bias: Float, p: Float, counts: &[usize], act: ClampedSwiGlu) -> Float {
@@ -45,20 +45,12 @@ impl BiasKernels for Cube {
         [dx, sums, dp]
     }
 
-    fn add_weighted_bias(y: Float, bias: Float, p: Float, counts: &[usize]) -> Float {
-        let (count, width) = (rows(&y), columns(&y));
-        if !suit([&y, &bias], &p) || !biases::has_kernel(count, width) {
-            return moe::add_weighted_bias::<Self>(y, bias, p, counts);
+    fn biased_forward(x: Float, w: Float, [bias, p]: [Float; 2], groups: TokenGroups) -> Float {
+        if !suit([&x, &bias], &p) {
+            return moe::add_weighted_bias::<Self>(Self::grouped_forward(x, w, groups), bias, p, groups.counts);
         }
-        let _noted = work::memory("biases of experts", &y, |bytes| 2 * bytes);
-        let (y, bias, p) = (packed(y), packed(bias), packed(p));
-        // In place, unless someone else holds it.
-        let y = if y.can_mut() { y } else { copy_contiguous(y) };
-        let blocks = Blocks::new(&y, counts);
-        let bias = blocks.with(&bias);
-        let done = by_half!(y, E => biases::add::<E>(&y.client, &y.handle, &p.handle, bias, count, width));
-        launched("biases of experts", done);
-        y
+        let (bias, p) = (packed(bias), packed(p));
+        grouped::forward(x, w, groups, Some([&bias, &p]), None)
     }
 
     fn weighted_bias_grads(grad: Float, bias: Float, p: Float, p_grad: Float, counts: &[usize]) -> [Float; 2] {
@@ -78,6 +70,19 @@ impl BiasKernels for Cube {
         launched("gradients of biases of experts", done);
         [sums(&grad, Some(&p), counts), p_grad]
     }
+}
+
+/// `y + bias p`, of types that [`suit`].
+pub(super) fn add_weighted_bias(y: Float, [bias, p]: [&Float; 2], counts: &[usize]) -> Float {
+    let (count, width) = (rows(&y), columns(&y));
+    if !biases::has_kernel(count, width) {
+        return moe::add_weighted_bias::<Cube>(y, bias.clone(), p.clone(), counts);
+    }
+    let _noted = work::memory("biases of experts", &y, |bytes| 2 * bytes);
+    let blocks = Blocks::new(&y, counts);
+    let done = by_half!(y, E => biases::add::<E>(&y.client, &y.handle, &p.handle, blocks.with(bias), count, width));
+    launched("biases of experts", done);
+    y
 }
 
 /// Whether the kernels take these tensors and these factors.

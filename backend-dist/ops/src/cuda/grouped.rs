@@ -7,6 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::grouped::{self as kernels, GroupedCall};
 use kernels_cubecl::hopper::mma::Half;
 
+use super::biases::add_weighted_bias;
 use super::blocks::view;
 use super::{Float, are_half, columns, empty, launched, rows};
 use crate::moe::{TokenGroups, groups as ranges};
@@ -44,8 +45,8 @@ fn call<'a>(groups: TokenGroups<'a>, features: usize, inner: usize, like: &CubeT
     GroupedCall { counts: groups.counts, features, inner, element, waves }
 }
 
-/// `x_g · w_gᵀ` of each group.
-pub fn forward(x: Float, w: Float, groups: TokenGroups, asked: Option<Method>) -> Float {
+/// `x_g · w_gᵀ` of each group, plus the group's bias times the row's factor if there are such.
+pub fn forward(x: Float, w: Float, groups: TokenGroups, bias: Option<[&Float; 2]>, asked: Option<Method>) -> Float {
     let (x, w) = (dense(x), dense(w));
     let features = rows(&w) / groups.len();
     let call = call(groups, features, columns(&w), &x);
@@ -53,14 +54,25 @@ pub fn forward(x: Float, w: Float, groups: TokenGroups, asked: Option<Method>) -
     match method(asked, call, [&x, &w, &out]) {
         Method::Kernel => {
             let _noted = noted("forward", &call, &x, 2, false);
-            launched("grouped GEMM", call.forward(&x.client, &x.handle, &w.handle, &out.handle));
             // The host may just have read the counts. The device waits then, and would until 32 commands are queued.
+            flush(&x);
+            let done = match bias {
+                Some(bias) => {
+                    let operands = [&x.handle, &w.handle, &out.handle];
+                    call.forward_biased(&x.client, operands, bias.map(|part| &part.handle))
+                }
+                None => call.forward(&x.client, &x.handle, &w.handle, &out.handle),
+            };
+            launched("grouped GEMM", done);
             flush(&out);
         }
         Method::Loop => {
             for (group, range) in ranges(groups.counts) {
                 let matrix = Operand::batched(part(&w, group * features..(group + 1) * features)).transposed();
                 multiply(Operand::batched(part(&x, range.clone())), matrix, &part(&out, range), Onto::Replace);
+            }
+            if let Some(bias) = bias {
+                return add_weighted_bias(out, bias, groups.counts);
             }
         }
     }

@@ -108,7 +108,7 @@ impl MoeKernels for Cube {
     }
 
     fn grouped_forward(x: Float, w: Float, groups: TokenGroups) -> Float {
-        grouped::forward(x, w, groups, None)
+        grouped::forward(x, w, groups, None, None)
     }
 
     fn grouped_input_grad(grad: Float, w: Float, groups: TokenGroups) -> Float {

@@ -33,8 +33,7 @@ operation! {
     |[x, p, w, first, second], _, tracked| {
         let input = B::clamped_swiglu(x.clone(), first.clone(), p.clone(), &counts, act);
         let kept = (tracked.0[2] && !recompute).then(|| input.clone());
-        let y = B::grouped_forward(input, w.clone(), TokenGroups::alone(&counts));
-        let y = B::add_weighted_bias(y, second.clone(), p.clone(), &counts);
+        let y = B::biased_forward(input, w.clone(), [second.clone(), p.clone()], TokenGroups::alone(&counts));
         let saved = tracked.then(|| {
             let (w, biases) = (Kept::of(&w, stored), [first, second]);
             SavedBiased { x, p, biases, input: kept, w, act, counts, deferral }

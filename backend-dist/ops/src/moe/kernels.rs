@@ -129,12 +129,12 @@ pub(crate) trait BiasKernels: MoeKernels {
         biased::clamped_swiglu_grads::<Self>([x, bias, p], grad, counts, act)
     }
 
-    /// `y + bias p`.
-    fn add_weighted_bias(y: Float<Self>, bias: Float<Self>, p: Float<Self>, counts: &[usize]) -> Float<Self> {
-        biased::add_weighted_bias::<Self>(y, bias, p, counts)
+    /// [`grouped_forward`](MoeKernels::grouped_forward) `+ bias p`.
+    fn biased_forward(x: Float<Self>, w: Float<Self>, [bias, p]: [Float<Self>; 2], groups: TokenGroups) -> Float<Self> {
+        biased::add_weighted_bias::<Self>(Self::grouped_forward(x, w, groups), bias, p, groups.counts)
     }
 
-    /// The gradient of the bias in [`add_weighted_bias`](Self::add_weighted_bias), at least in f32, and `p_grad` plus
+    /// The gradient of the bias in [`biased_forward`](Self::biased_forward), at least in f32, and `p_grad` plus
     /// that of `p`.
     fn weighted_bias_grads(
         grad: Float<Self>,
