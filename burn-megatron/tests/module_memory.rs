@@ -1,4 +1,5 @@
-//! What is planned of a plain Burn module against what a CPU rank allocates in a training step.
+//! What is planned of a plain Burn module against what a CPU rank allocates in a training step, and what models with
+//! adapters over one base allocate.
 
 use backend_dist::launch::launch;
 use backend_dist::memory::{RankAllocator, live, peak, reset_peak};
@@ -7,6 +8,7 @@ use burn::module::{ModuleDisplay, ModuleVisitor, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 use burn_megatron::learner::{BertBatch, BertTraining, T5Batch, T5Training};
 use burn_megatron::plan_module::{ModulePlan, ModuleRun, plan_module};
 use burn_megatron::prelude::*;
@@ -93,6 +95,7 @@ fn bert(device: &Device) -> Bert {
 /// One test, because the counts are of the process.
 #[test]
 fn plans_are_what_ranks_allocate() {
+    adapters_over_one_base_take_their_own_memory();
     let whole = alike("BERT", |device| BertTraining { bert: bert(device) }, bert_loss);
     let adapted = |device: &Device| {
         let bert = bert(device);
@@ -168,4 +171,29 @@ fn layouts_divide_what_a_rank_needs() {
         let error = plan(layout).unwrap_err().to_string();
         assert!(error.contains(text), "{layout}: {error}");
     }
+}
+
+/// Of three: neither when they are there nor while they are made is the base in memory again.
+fn adapters_over_one_base_take_their_own_memory() {
+    let config = LlamaConfig { vocab_size: 4096, hidden_size: 256, intermediate_size: 1024, ..LlamaConfig::tiny() };
+    let plan = std::sync::Arc::new(LoraConfig::default().plan(&config.hf_names()).unwrap());
+    let found = launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[Device::flex()], |rank| {
+        let at = rank.rank;
+        let params = || ParamBuilder::new(&rank, FloatDType::F32, 1).without_autodiff();
+        let before = live(at);
+        let base = Llama::build(&config, params())?;
+        let weights = live(at) - before;
+        reset_peak(at);
+        let adapted = (0..3).map(|_| Llama::build(&config, params().with_lora(&plan, None).with_weights_of(&base)));
+        let adapted = adapted.collect::<Result<Vec<_>, _>>()?;
+        let adapters = adapted.iter().flat_map(|model| model.registry().iter().filter(|spec| spec.trained));
+        let bytes = adapters.map(|spec| 4 * spec.local_len() as u64).sum();
+        Ok([weights, peak(at) - before - weights, bytes])
+    });
+    let [weights, taken, adapters] = found.unwrap()[0];
+    assert!(weights >= 4 * config.parameter_count() as u64);
+    assert!(
+        taken >= adapters && taken < adapters + weights / 4,
+        "{taken} bytes for {adapters} of adapters over {weights}"
+    );
 }

@@ -77,6 +77,9 @@ async fn answer(State(bucket): State<Shared>, method: Method, uri: Uri, headers:
             bucket.objects.remove(&key);
             StatusCode::NO_CONTENT.into_response()
         }
+        (Method::PUT, None) if headers.contains_key("if-none-match") && bucket.objects.contains_key(&key) => {
+            StatusCode::PRECONDITION_FAILED.into_response()
+        }
         (Method::PUT, None) => {
             bucket.objects.insert(key, body.to_vec());
             tagged().into_response()
@@ -176,7 +179,17 @@ fn checkpoints_go_to_s3_and_come_back() {
         assert!(bucket.objects.keys().all(|key| key.starts_with("runs/a run/")), "{:?}", bucket.objects.keys());
         assert_eq!((bucket.uploads.len(), bucket.unsigned), (0, 0));
     }
+    // The storage is that of this run, whose folder `fetch` makes the other one.
+    let other = |root: &Path| {
+        let options = SaverOptions { storage: Some(storage.clone()), ..SaverOptions::default() };
+        Saver::new(root, 1, options).map(drop).map_err(|error| error.to_string())
+    };
+    let said = other(back.path()).unwrap_err();
+    assert!(said.starts_with("checkpoint.storage = s3://bucket/runs/a%20run belongs to another run"), "{said}");
+    let existing = storage.0.create("owner", "Cargo.toml".as_ref()).unwrap_err();
+    assert_eq!(existing.kind(), std::io::ErrorKind::AlreadyExists);
     let path = fetch(&*storage.0, None, back.path()).unwrap();
+    other(back.path()).unwrap();
     assert_eq!(file(&path), file(Checkpoint::open(here.path()).unwrap().path()));
 
     // A bit of an object that changes is noticed, and a store that is gone is an error in time.

@@ -40,8 +40,6 @@ mod out_of_memory;
 pub mod profile;
 mod recording;
 mod settle;
-#[cfg(any(feature = "cuda", test))]
-mod size_class;
 
 pub use driver::{cublas_lt_version, gpus, nccl_version, reaches};
 pub use layouts::gpu_model as model;

@@ -51,35 +51,28 @@ pub fn first_of(jobs: &[Job], zero: Option<u8>, bytes: u64) -> Option<(usize, Jo
     all.find(|(_, job)| fits(job, bytes))
 }
 
-/// Optimizer states in fewer bits than fp32, and their keys.
-const SMALL_STATES: [(StateBytes, &str); 2] = [
-    (
-        StateBytes::BF16,
-        "optimizer.main-params-dtype = bf16-remainder, optimizer.exp-avg-dtype = bf16 and optimizer.exp-avg-sq-dtype = \
-         bf16",
-    ),
-    (
-        StateBytes::BITS8,
-        "optimizer.main-params-dtype = bf16-remainder, optimizer.exp-avg-dtype = 8bit and optimizer.exp-avg-sq-dtype = \
-         8bit",
-    ),
-];
+/// Optimizer states in fewer bits than fp32, and the type of their moments.
+const SMALL_STATES: [(StateBytes, &str); 2] = [(StateBytes::BF16, "bf16"), (StateBytes::BITS8, "8bit")];
 
 /// The key of states in host memory.
 const OFFLOAD: &str = "optimizer.cpu-offload = true";
 
 /// The job with the first smaller optimizer states, then with states in host memory, and, if it needs them, the first
 /// settings with which it fits into GPUs of `bytes`; and the keys of these states. `None` if it fits with none, or cannot
-/// have them: they are for AdamW, the smaller ones for bf16.
+/// have them: they are for AdamW, the smaller ones for weights in 16 bits, of which only bf16 has remainders.
 pub fn with_small_states(job: &Job, bytes: u64) -> Option<(Job, String)> {
     let size = |states: &StateBytes| states.exp_avg + states.exp_avg_sq + BLOCK * states.main_params;
-    let smaller = |(states, _): &&(StateBytes, _)| size(states) < size(&job.state_bytes);
-    let all = SMALL_STATES.iter().filter(|_| job.element == 2 && job.moments == Moments::ADAMW).filter(smaller);
-    let with = |&(states, keys): &(StateBytes, &str)| {
-        let state_bytes = StateBytes { main_grads: job.state_bytes.main_grads, ema: job.state_bytes.ema, ..states };
-        (Job { state_bytes, ..job.clone() }, keys.to_string())
+    let StateBytes { main_grads, main_params, ema, .. } = job.state_bytes;
+    let with = |(states, dtype): (StateBytes, &str)| {
+        let (main_params, remainders) = match job.bf16 {
+            true => (states.main_params, "optimizer.main-params-dtype = bf16-remainder, "),
+            false => (main_params, ""),
+        };
+        let keys = format!("{remainders}optimizer.exp-avg-dtype = {dtype} and optimizer.exp-avg-sq-dtype = {dtype}");
+        (Job { state_bytes: StateBytes { main_grads, main_params, ema, ..states }, ..job.clone() }, keys)
     };
-    let smaller: Vec<_> = all.map(with).collect();
+    let all = SMALL_STATES.into_iter().filter(|_| job.element == 2 && job.moments == Moments::ADAMW).map(with);
+    let smaller: Vec<_> = all.filter(|(with, _)| size(&with.state_bytes) < size(&job.state_bytes)).collect();
     let can_offload = job.gpu && job.moments == Moments::ADAMW && job.offload < 1.0 && job.state_bytes.ema == 0;
     // Moments in 16 bits are half of the copies.
     let narrow = smaller.iter().find(|(job, _)| job.state_bytes.exp_avg == StateBytes::BF16.exp_avg);

@@ -45,12 +45,13 @@ pub use operations::Adapters;
 pub use plan::Plan;
 pub use post_training::{Completions, LossOf, PostTraining};
 pub use report::{Report, bytes, describe, thousands};
-pub use search::{Candidate, SearchRequest, SearchResult, search};
+pub use search::{Candidate, PASSES, SearchRequest, SearchResult, search};
 pub use state::{Moments, StateBytes, States};
 pub use time::{StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
 use gpus::GpuModel;
+use host::batch::{BatchRamp, BatchSizes};
 use host::schedule::stages::{Stage, StageLayout};
 use host::schedule::{PipelineConfig, PipelineError, Placement, Schedule, ScheduleSpec};
 use operations::{Over, Unit};
@@ -71,10 +72,14 @@ pub struct Job {
     pub stages: StageLayout,
     /// Sequences of a micro-batch.
     pub micro_batch: usize,
+    /// How the global batch grows to the size of a planned step.
+    pub ramp: Option<BatchRamp>,
     /// Sequence length in tokens.
     pub seq: usize,
     /// Bytes of a weight and of an activation.
     pub element: u64,
+    /// Those of 2 bytes are bf16, else f16.
+    pub bf16: bool,
     /// Values that the optimizer keeps.
     pub moments: Moments,
     /// Bytes of an element of each.
@@ -128,8 +133,10 @@ impl Job {
             passes: None,
             stages,
             micro_batch: 1,
+            ramp: None,
             seq,
             element: 2,
+            bf16: true,
             moments: Moments::ADAMW,
             state_bytes: StateBytes::F32,
             offload: 0.0,
@@ -209,6 +216,11 @@ impl Job {
     /// Sequences of a global batch.
     pub fn global_batch(&self) -> usize {
         self.micro_batch * self.schedule.micro_batches * self.layout.dp
+    }
+
+    /// Sequences of every global batch.
+    pub fn batch_sizes(&self) -> BatchSizes {
+        BatchSizes { global: self.global_batch(), ramp: self.ramp }
     }
 
     /// Number of chunks that a rank's experts are split into ([`is_worth_chunking`]).

@@ -8,7 +8,7 @@ use super::gpus::Hardware;
 use super::memory::RankMemory;
 use super::search::{Candidate, SearchResult};
 use super::time::StepTime;
-use super::{Job, Plan, ladder};
+use super::{Job, Plan, StateBytes, ladder};
 use host::schedule::stages::StageLayout;
 
 /// A plan, its hardware, and other layouts.
@@ -238,7 +238,13 @@ impl Report<'_> {
         )?;
         found.best.iter().try_for_each(|candidate| writeln!(f, "{}", line(candidate)))?;
         let Some(other) = self.other.filter(|other| !other.best.is_empty()) else { return Ok(()) };
-        writeln!(f, "{}", if is_in_fp8 { "the same without FP8" } else { "the same with fp8.format = hybrid" })?;
+        let narrow = self.plan.job.state_bytes.main_grads < StateBytes::F32.main_grads;
+        let what = match (is_in_fp8, narrow) {
+            (true, _) => "without FP8",
+            (false, false) => "with fp8.format = hybrid",
+            (false, true) => "with fp8.format = hybrid and optimizer.main-grads-dtype = f32, which FP8 needs",
+        };
+        writeln!(f, "the same {what}")?;
         other.best.iter().try_for_each(|candidate| writeln!(f, "{}", line(candidate)))
     }
 }

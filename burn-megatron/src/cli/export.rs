@@ -99,7 +99,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             checkpoint.path().display()
         ),
         (None, Some(folder), Some(plan)) => {
-            let kind = if args.ema { of_weights(&checkpoint).map(|_| Kind::Average)? } else { checkpoint.weights() };
+            let kind = if args.ema { average(&checkpoint)? } else { checkpoint.weights() };
             return write(&checkpoint, kind, &folder, plan);
         }
         (None, Some(_), None) => {
@@ -117,18 +117,20 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         companions = of_new_model(&checkpoint, tokenizer.as_deref())?;
     }
     checkpoint.verify(0, 1)?;
-    let own = args.ema.then(|| of_weights(&checkpoint)).transpose()?;
-    let dtype = args.dtype.or(own);
+    if args.ema {
+        average(&checkpoint)?;
+    }
     let what = Export {
         config: &config,
         companions: &companions,
         tokenizer: tokenizer.as_deref(),
-        element: dtype,
+        element: args.dtype,
         shard_bytes: args.max_shard_size,
         format,
     };
-    let weights = match dtype {
-        _ if args.ema => CheckpointWeights::average(&checkpoint),
+    let weights = match args.dtype {
+        Some(_) if args.ema => CheckpointWeights::average(&checkpoint),
+        None if args.ema => CheckpointWeights::rounded_average(&checkpoint),
         Some(_) => CheckpointWeights::most_precise(&checkpoint),
         // An optimizer of PyTorch has no other weights than the model's.
         None if args.optimizer && format == Format::Dcp => CheckpointWeights::most_precise(&checkpoint),
@@ -173,13 +175,12 @@ fn of_new_model(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> anyhow::Re
     Ok(Companions::of_new_model(end, tokenizer.as_ref()))
 }
 
-/// The type of the weights of a checkpoint that has their average too. Fails if it has none.
-fn of_weights(checkpoint: &Checkpoint) -> anyhow::Result<Element> {
-    let of_kind = |kind: Kind| checkpoint.tensors().iter().find(|tensor| tensor.kind == kind);
-    let (Some(average), Some(weight)) = (of_kind(Kind::Average), of_kind(Kind::Weight)) else {
-        bail!("{} has no average of its weights: its run had no training.ema-decay", checkpoint.path().display())
-    };
-    Element::of(weight.dtype).or(Element::of(average.dtype)).context("its weights are no floats")
+/// The kind of the average of a checkpoint's weights. Fails if it has none.
+fn average(checkpoint: &Checkpoint) -> anyhow::Result<Kind> {
+    if !checkpoint.tensors().iter().any(|tensor| tensor.kind == Kind::Average) {
+        bail!("{} has no average of its weights: its run had no training.ema-decay", checkpoint.path().display());
+    }
+    Ok(Kind::Average)
 }
 
 /// The adapters that a checkpoint has in place of a model's weights. Fails if its configuration says what the model

@@ -7,7 +7,6 @@ use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::batch::BatchPlan;
 use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
-use crate::engine::LossMean;
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -33,8 +32,6 @@ impl RunConfig {
                 "param-groups has no meaning with lora.rank: adapters are trained and everything else is frozen".into()
             }));
             let base = self.lora.base.filter(|_| self.lora.rank.is_some());
-            let fits = base.map_or(Ok(()), |base| base.check(&names, [self.parallel.tp, self.parallel.expert_tp()]));
-            note(fits.map_err(|error| format!("lora.{error}")));
             note(demand(base.is_none() || self.fp8.format.is_none(), || {
                 "lora.base and fp8.format: weights in few bits are multiplied in training.dtype; nearest legal: fp8.format = none"
                     .into()
@@ -42,69 +39,6 @@ impl RunConfig {
         }
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)
-    }
-
-    /// Problems of model, layout, batch and pipeline.
-    pub(super) fn layout_problems(&self) -> Vec<Problem> {
-        let mut problems = self.size_problems();
-        if !problems.is_empty() {
-            return problems;
-        }
-        let mut note = |result: Result<(), String>| problems.extend(result.err().map(Problem::new));
-        let (training, layout) = (&self.training, &self.parallel);
-        let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));
-        let model_is_sound = sizes.is_ok();
-        note(sizes);
-        let layout_runs = layout.check().map_err(|error| format!("parallel: {error}"));
-        let both = model_is_sound && layout_runs.is_ok();
-        note(layout_runs);
-        if both {
-            let dims = self.model.config.dims();
-            let fits = dims.check(layout, training.seq_length);
-            let divides = fits.is_ok();
-            note(fits.map_err(|error| format!("model and parallel: {error}")));
-            if divides {
-                note(self.context.check(layout, &dims).map_err(|error| format!("context: {error}")));
-                let documents =
-                    self.data.reset_attention_mask && self.data.reset_position_ids || self.has_conversations();
-                let alone = !self.context.dynamic || documents;
-                note(demand(alone && !(self.context.dynamic && training.loss != LossMean::PerToken), || {
-                    "context.dynamic assigns documents to ranks one by one: it needs data.reset-attention-mask and \
-                     data.reset-position-ids = true, and training.loss = per-token"
-                        .into()
-                }));
-                note(demand(!self.context.dynamic || self.pipeline.passes.is_none(), || {
-                    "pipeline.passes has one number of micro-batches, which changes from step to step with context.dynamic; \
-                     nearest legal: pipeline.passes = none"
-                        .into()
-                }));
-            }
-        }
-        if both && self.fp8.format.is_some() {
-            let layers = self.model.config.dims().layers;
-            let (start, end) = (self.fp8.num_layers_at_start_in_bf16, self.fp8.num_layers_at_end_in_bf16);
-            note(demand(!self.fp8.layers(layers).is_empty(), || {
-                format!(
-                    "fp8.num-layers-at-start-in-bf16 = {start} and fp8.num-layers-at-end-in-bf16 = {end} leave none of {layers} \
-                     layers in FP8; their sum must be below {layers}, or fp8.format = none"
-                )
-            }));
-        }
-        let batches = self.engine().plan_at(0, layout.dp).and(self.engine().plan(layout.dp));
-        let batches = batches.map_err(|error| format!("training: {error}"));
-        if let (true, Ok(batches)) = (both, &batches) {
-            let layers = self.model.config.dims().layers;
-            let pipeline = self.pipeline.resolve(layout, layers, batches.accumulation);
-            let pipeline = pipeline.map_err(|error| format!("pipeline: {error}"));
-            let fits = pipeline.is_ok();
-            note(pipeline.map(drop));
-            if fits {
-                let ramp = self.engine().check_ramp(layout, layers);
-                note(ramp.map_err(|error| format!("training.rampup-batch-size and pipeline: {error}")));
-            }
-        }
-        note(batches.map(drop));
-        problems
     }
 
     fn check_ranges(&self, note: &mut impl FnMut(Result<(), String>)) {
@@ -146,6 +80,10 @@ impl RunConfig {
             ],
         );
         let anomaly = &self.anomaly;
+        note(demand(anomaly.spike.is_none() || anomaly.window > 1, || {
+            "anomaly.window = 1: one step has no standard deviation, so no spike would be found; nearest legal: 2"
+                .into()
+        }));
         note(demand(!anomaly.rolls_back() || self.checkpoint.directory.is_some(), || {
             "anomaly: roll-back needs checkpoints, and checkpoint.directory = none; nearest legal: skip".into()
         }));

@@ -15,6 +15,7 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "evaluation.ema" => Some("training.ema-decay"),
         "data.bpe-size" => Some("data.tokenizer"),
         "anomaly.sigma-factor" | "anomaly.window" => Some("anomaly.spike"),
+        "checkpoint.storage" => Some("checkpoint.directory"),
         "fp8.amax-history-len" | "fp8.amax-compute-algo" => Some("fp8.recipe"),
         "preference.label-smoothing" | "preference.gamma" => Some("preference.loss"),
         "preference.desirable-weight" | "preference.undesirable-weight" => Some("preference.loss"),
@@ -78,7 +79,7 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("weight-decay", "start" | "length") => decided != "constant",
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
         ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
-        ("anomaly", "sigma-factor" | "window") => decided != NONE,
+        ("anomaly", "sigma-factor" | "window") | ("checkpoint", "storage") => decided != NONE,
         ("fp8" | "lora" | "distill", _) => decided != NONE,
         // A list of files.
         ("chat" | "preference" | "grpo", _) => !decided.is_empty(),

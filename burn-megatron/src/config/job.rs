@@ -6,7 +6,7 @@ use models::lora::BaseFormat;
 use super::decoder::decoder_of;
 use super::model::hf_config;
 use super::problem::{ConfigErrors, Problem};
-use super::run::RunConfig;
+use super::run::{Precision, RunConfig};
 use crate::flops::FlopShape;
 use crate::optim::{OptimizerConfig, StateDtype};
 use crate::plan::gpus::GPUS;
@@ -39,8 +39,10 @@ impl RunConfig {
             passes: self.pipeline.passes.clone(),
             stages,
             micro_batch: training.micro_batch,
+            ramp: training.rampup_batch_size,
             seq: training.seq_length,
             element: training.dtype.bytes(),
+            bf16: training.dtype == Precision::Bf16,
             moments: Moments { matrices: matrices as u64, others: others as u64 },
             state_bytes: StateBytes {
                 exp_avg: states.exp_avg.block_bytes() as u64,

@@ -10,13 +10,12 @@ use super::decoder::decoder_of;
 use super::model::kebab;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
+use crate::plan::PASSES;
 
 /// The numbers of a batch.
 const LARGEST: u64 = 1 << 32;
 /// Ranks.
 pub(crate) const RANKS: u64 = 1 << 20;
-/// Passes of a step: stages times micro-batches.
-const PASSES: f64 = (1u64 << 18) as f64;
 /// Parameters: a thousand times as many as the largest models have.
 const PARAMETERS: f64 = (1u64 << 50) as f64;
 /// Elements of the widest tensor of a micro-batch, in all layers.
@@ -94,7 +93,7 @@ impl RunConfig {
             ("the model has", parameters, "parameters", PARAMETERS),
             ("a micro-batch has", tokens * (layers * widest).max(vocab), "elements in its widest tensors", ELEMENTS),
             ("a step has", batch, "tokens", ELEMENTS),
-            ("a step has", passes, "passes of pipeline stages", PASSES),
+            ("a step has", passes, "passes of pipeline stages", PASSES as f64),
             ("the layout has", world, "ranks", RANKS as f64),
         ];
         let wrong = sums.into_iter().filter(|(_, value, _, most)| value > most);

@@ -22,6 +22,7 @@
 mod changes;
 mod check;
 mod check_grpo;
+mod check_layout;
 mod check_post_training;
 mod check_states;
 mod decoder;

@@ -13,5 +13,5 @@ pub use files::{read_input, write_output};
 pub use module::{ModuleOutputs, forward_module, read_module_inputs, write_module_outputs};
 pub use preference::{Preference, PreferenceOutput, preference, read_preference, write_preference};
 pub use run::forward;
-pub(crate) use run::{build, check_layout};
+pub(crate) use run::{build, build_over, check_layout};
 pub use settings::{Input, Output, Settings};

@@ -140,7 +140,20 @@ pub(crate) fn build<M: CausalLm>(
     source: &dyn WeightSource,
     settings: &Settings,
 ) -> Result<M, BoxError> {
+    build_over(rank, config, source, settings, None)
+}
+
+/// The same over the weights of `base`, a model with other adapters or without, as far as there is one: they are not
+/// read again.
+pub(crate) fn build_over<M: CausalLm>(
+    rank: &Rank,
+    config: &M::Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+    base: Option<&M>,
+) -> Result<M, BoxError> {
     let params = ParamBuilder::new(rank, settings.dtype, 0).with_source(source);
+    let params = if let Some(base) = base { params.with_weights_of(base) } else { params };
     let params = if settings.exact { params } else { params.with_fp32_norms() };
     let params = if settings.gradients { params } else { params.without_autodiff() };
     let params = match &settings.adapter {

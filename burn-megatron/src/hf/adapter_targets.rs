@@ -104,7 +104,7 @@ impl Layers {
             Value::Array(lists) if !lists.is_empty() => texts(lists),
             _ => vec!["[^.]*".into()],
         };
-        let before = lists.iter().map(|list| expression("layers_pattern", list, &format!(r"^.*\.{list}\.(\d+)\.")));
+        let before = lists.iter().map(|list| expression("layers_pattern", list, &format!(r"^.*?\.{list}\.(\d+)\.")));
         Ok(Some(Self { numbers, before: before.collect::<Result<_, _>>()? }))
     }
 
@@ -130,7 +130,7 @@ pub(super) fn expression(key: &str, text: &str, whole: &str) -> Result<Regex, St
 
 #[cfg(test)]
 mod tests {
-    use models::{LlamaConfig, ModelConfig};
+    use models::{LlamaConfig, MixtralConfig, ModelConfig};
     use serde_json::json;
 
     use super::*;
@@ -166,6 +166,15 @@ mod tests {
         assert_eq!(of(Value::Null), ["o_proj"]);
         let named = json!({"target_modules": ["o_proj"], "layers_to_transform": [1], "layers_pattern": "layers"});
         assert_eq!(chosen(named), ["model.layers.1.self_attn.o_proj"]);
+    }
+
+    /// The first number in a name is the layer's, a later one an expert's.
+    #[test]
+    fn layers_of_experts_are_chosen_by_number() {
+        let json = json!({"target_modules": ["w1"], "layers_to_transform": [1]});
+        let chosen = Targets::read(&json).unwrap().of(&MixtralConfig::tiny().hf_names()).unwrap();
+        assert_eq!(chosen.len(), MixtralConfig::tiny().num_experts);
+        assert!(chosen.iter().all(|name| name.starts_with("model.layers.1.")), "{chosen:?}");
     }
 
     #[test]

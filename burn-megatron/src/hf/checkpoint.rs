@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
 use models::{FamilyConfig, ModelConfig};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::companions::Companions;
@@ -125,22 +126,29 @@ fn slice(chunk: &Chunk) -> Result<Slice, HfFolderError> {
 pub struct CheckpointWeights<'a> {
     checkpoint: &'a Checkpoint,
     kinds: [Kind; 2],
+    /// Each in the type of the weight that the model computed with.
+    rounded: bool,
 }
 
 impl<'a> CheckpointWeights<'a> {
     /// The weights that the model computed with.
     pub fn of(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, kinds: [Kind::Weight, Kind::Master] }
+        Self { checkpoint, kinds: [Kind::Weight, Kind::Master], rounded: false }
     }
 
     /// The most precise ones that there are, to be converted.
     pub fn most_precise(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, kinds: [Kind::Master, Kind::Weight] }
+        Self { checkpoint, kinds: [Kind::Master, Kind::Weight], rounded: false }
     }
 
     /// Their moving average, and weights that have none because they are frozen.
     pub fn average(checkpoint: &'a Checkpoint) -> Self {
-        Self { checkpoint, kinds: [Kind::Average, Kind::Weight] }
+        Self { checkpoint, kinds: [Kind::Average, Kind::Weight], rounded: false }
+    }
+
+    /// The same, each in the type of its weight.
+    pub fn rounded_average(checkpoint: &'a Checkpoint) -> Self {
+        Self { rounded: true, ..Self::average(checkpoint) }
     }
 
     fn kind(&self, name: &str) -> Kind {
@@ -152,13 +160,25 @@ impl<'a> CheckpointWeights<'a> {
 impl TensorReader for CheckpointWeights<'_> {
     fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError> {
         let none: Vec<Range<usize>> = shape.iter().map(|_| 0..0).collect();
-        let (dtype, _) = self.checkpoint.read(self.kind(name), name, shape, &none)?;
-        Element::of(dtype).ok_or_else(|| format!("its elements are {dtype}, not F64, F32, BF16 or F16").into())
+        let of_weight = self.rounded && self.checkpoint.holds(Kind::Weight, name);
+        let kind = if of_weight { Kind::Weight } else { self.kind(name) };
+        float(self.checkpoint.read(kind, name, shape, &none)?.0)
     }
 
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
-        Ok(self.checkpoint.read(self.kind(name), name, shape, ranges)?.1)
+        let (dtype, bytes) = self.checkpoint.read(self.kind(name), name, shape, ranges)?;
+        let (stored, element) = (float(dtype)?, self.element(name, shape)?);
+        if stored == element {
+            return Ok(bytes);
+        }
+        let mut rounded = Vec::new();
+        element.encode_finite(&stored.decode(&bytes), &mut rounded)?;
+        Ok(rounded)
     }
+}
+
+fn float(dtype: Dtype) -> Result<Element, BoxError> {
+    Element::of(dtype).ok_or_else(|| format!("its elements are {dtype}, not F64, F32, BF16 or F16").into())
 }
 
 /// The model of a checkpoint.

@@ -98,7 +98,7 @@ fn names_of(map: &NameMap) -> Vec<String> {
 }
 
 /// Hugging Face's names of a model's tensors, also without what may be before them.
-fn hf_names(model: &FamilyConfig) -> Vec<String> {
+pub(super) fn hf_names(model: &FamilyConfig) -> Vec<String> {
     let names = names_of(&model.hf_names());
     let short = |name: &String| Some(name.strip_prefix(model.hf_optional_prefix()?)?.to_string());
     let more: Vec<String> = names.iter().filter_map(short).collect();
@@ -120,7 +120,7 @@ fn once(folder: &Path, what: &str, twice: Option<[String; 2]>) -> Result<(), HfF
 
 /// What most of the weights with these names have before them; several if as many have each. A program may have put the
 /// same names before its optimizer's states.
-fn prefixes<'a>(stored: &[&'a str], expected: &[String]) -> Vec<&'a str> {
+pub(super) fn prefixes<'a>(stored: &[&'a str], expected: &[String]) -> Vec<&'a str> {
     let wanted: HashSet<&str> = expected.iter().map(String::as_str).collect();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for name in stored {

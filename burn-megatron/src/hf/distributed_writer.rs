@@ -15,6 +15,8 @@ use crate::dcp::{DcpWriter, Pickler};
 pub(super) struct Tensors<'a> {
     pub weights: &'a [Output<'a>],
     pub source: &'a dyn TensorReader,
+    /// The name of a tied weight's copy, which modules of PyTorch have, and of the weight.
+    pub tied: Option<[&'a str; 2]>,
     /// The optimizer's.
     pub states: &'a [States<'a>],
     pub recipe: Option<&'a Recipe>,
@@ -43,6 +45,9 @@ pub(super) fn write(
             let none = |name| writer.write_object(name, |pickler| pickler.list(Pickler::none));
             stateless(&name, &at).into_iter().try_for_each(none).map_err(io())?;
         }
+    }
+    if let (Some([copy, weight]), None) = (tensors.tied, iteration) {
+        writer.tie(copy, weight);
     }
     for states in tensors.states {
         for output in &states.outputs {

@@ -103,7 +103,8 @@ fn write(
     let outputs = outputs(names.iter(), what.element, source)?;
     let config = config_json(folder, what, &outputs)?;
     new_folder(folder, |partial| {
-        let tensors = Tensors { weights: &outputs, source, states: &states, recipe: recipe.as_ref() };
+        let tied = what.config.hf_tied_copy();
+        let tensors = Tensors { weights: &outputs, source, tied, states: &states, recipe: recipe.as_ref() };
         let files = match what.format {
             Format::Safetensors => write_safetensors(partial, what.shard_bytes, &outputs, source)?,
             Format::Dcp => distributed_writer::write(partial, &tensors, what.shard_bytes, None)?,

@@ -1,5 +1,6 @@
 //! One JSON object per step in a file, for notebooks and plotting tools.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -35,6 +36,17 @@ impl JsonLines {
             if path.is_file() && undo(path, step)? { locked(append(path)?) } else { Ok(file) }
         };
         open().map(|file| Self { path: path.into(), file }).map_err(|error| named(path, &error))
+    }
+
+    /// Kinds of the lines of a step in a log; none in what is no file.
+    pub fn kinds(path: &Path, step: u64) -> io::Result<BTreeSet<String>> {
+        if !path.is_file() {
+            return Ok(BTreeSet::new());
+        }
+        let read = || BufReader::new(File::open(path)?).split(b'\n').collect::<io::Result<Vec<_>>>();
+        let lines = read().map_err(|error| named(path, &error))?;
+        let of_step = |line: &Vec<u8>| serde_json::from_slice(line).ok().filter(|line: &Kind| line.step == step);
+        Ok(lines.iter().filter_map(of_step).map(|line| line.kind).collect())
     }
 
     /// Writes a line, a JSON object. The error has the path and the cause when the disk refuses.
@@ -77,6 +89,13 @@ fn locked(file: File) -> io::Result<File> {
 /// What lines of all kinds have.
 #[derive(Deserialize)]
 struct Position {
+    step: u64,
+}
+
+/// What [`JsonLines::kinds`] reads of a line.
+#[derive(Deserialize)]
+struct Kind {
+    kind: String,
     step: u64,
 }
 

@@ -30,9 +30,9 @@ pub(super) struct MlflowRun {
 }
 
 impl MlflowRun {
-    /// The run that logs to `log`, which is found again when it is resumed: values after `step`, which it does again,
-    /// are taken back. The error has the store and the cause.
-    pub fn open(store: &Path, info: &RunInfo, log: &Path, step: u64) -> io::Result<Self> {
+    /// The last run that has logged to `log`, which is resumed after `step`: values of later steps, which it does again, are
+    /// taken back. Without a step it is a new one, unless that run has no values. The error has the store and the cause.
+    pub fn open(store: &Path, info: &RunInfo, log: &Path, step: Option<u64>) -> io::Result<Self> {
         let open = || {
             let experiment = store.join(EXPERIMENT);
             fs::create_dir_all(&experiment)?;
@@ -48,13 +48,25 @@ impl MlflowRun {
                 ];
                 fs::write(experiment.join("meta.yaml"), yaml(&about))?;
             }
-            let hash = Sha256::digest(std::path::absolute(log)?.as_os_str().as_encoded_bytes());
-            let id: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+            let log = std::path::absolute(log)?;
+            let runs = (0..).take_while(|run| location.join(run_id(&log, *run)).exists()).count();
+            let has_values = |run: usize| -> io::Result<bool> {
+                let metrics = location.join(run_id(&log, run)).join("metrics");
+                Ok(metrics.exists() && fs::read_dir(metrics)?.next().is_some())
+            };
+            let run = match runs.checked_sub(1) {
+                None => 0,
+                Some(last) if step.is_none() && has_values(last)? => runs,
+                Some(last) => last,
+            };
+            let id = run_id(&log, run);
             let folder = location.join(&id);
             for part in ["artifacts", "metrics", "params", "tags"] {
                 fs::create_dir_all(folder.join(part))?;
             }
-            undo(&folder.join("metrics"), step)?;
+            if let Some(step) = step {
+                undo(&folder.join("metrics"), step)?;
+            }
             for (key, value) in info.keys() {
                 let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
                 write_value(&folder.join("params"), &key, &text)?;
@@ -116,6 +128,15 @@ impl Drop for MlflowRun {
             let _ = self.status(FAILED);
         }
     }
+}
+
+/// The id of a run that logs to a file, after so many others that have.
+fn run_id(log: &Path, former: usize) -> String {
+    let mut hash = Sha256::new_with_prefix(log.as_os_str().as_encoded_bytes());
+    if former > 0 {
+        hash.update(format!("\n{former}"));
+    }
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Drops the values of later steps, in all files below a folder.
@@ -183,7 +204,7 @@ mod tests {
             let text = fs::read_to_string(run.join("meta.yaml")).unwrap();
             text.lines().find_map(|line| line.strip_prefix("status: ").map(str::to_string)).unwrap()
         };
-        let mut run = MlflowRun::open(&store, &info, &file, 0).unwrap();
+        let mut run = MlflowRun::open(&store, &info, &file, None).unwrap();
         let path = run.folder.clone();
         (1..=4).for_each(|step| log(&mut run, "train", step, 2.5));
         log(&mut run, "valid", 4, f64::NAN);
@@ -193,7 +214,7 @@ mod tests {
         let line = fs::read_to_string(path.join("metrics/valid/loss")).unwrap();
         assert!(line.ends_with(" NaN 4\n"), "{line}");
 
-        let mut run = MlflowRun::open(&store, &info, &file, 2).unwrap();
+        let mut run = MlflowRun::open(&store, &info, &file, Some(2)).unwrap();
         assert_eq!(run.folder, path);
         log(&mut run, "train", 3, 2.0);
         run.end().unwrap();
@@ -202,7 +223,31 @@ mod tests {
         assert_eq!(status(&path), "3");
         let param = |name: &str| fs::read_to_string(path.join("params").join(name)).unwrap();
         assert_eq!((param("training.seq-length"), param("training.dtype")), ("128".into(), "bf16".into()));
-        let other = MlflowRun::open(&store, &info, &folder.path().join("other.jsonl"), 0).unwrap();
+        let other = MlflowRun::open(&store, &info, &folder.path().join("other.jsonl"), None).unwrap();
         assert_ne!(other.folder, path);
+    }
+
+    #[test]
+    fn a_new_run_with_the_log_of_a_former_one_leaves_its_values() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, file) = (folder.path().join("mlruns"), folder.path().join("steps.jsonl"));
+        let open = |step| MlflowRun::open(&store, &RunInfo::default(), &file, step).unwrap();
+        let mut former = open(None);
+        (1..=4).for_each(|step| log(&mut former, "train", step, 2.5));
+        let path = former.folder.clone();
+        former.end().unwrap();
+        // One that ends before its first step leaves nothing behind that another would have to keep.
+        let new = open(None).folder.clone();
+        assert_ne!(new, path);
+        let mut run = open(None);
+        assert_eq!(run.folder, new);
+        (1..=3).for_each(|step| log(&mut run, "train", step, 2.0));
+        drop(run);
+        log(&mut open(Some(2)), "train", 3, 1.5);
+        let steps = |run: &Path| steps(&run.join("metrics/train/loss"));
+        assert_eq!((steps(&path), steps(&new)), (vec![1, 2, 3, 4], vec![1, 2, 3]), "the last one is resumed");
+        // A restart within the process, from the first step.
+        let again = open(Some(0));
+        assert!(again.folder == new && !new.join("metrics/train/loss").exists());
     }
 }

@@ -15,7 +15,10 @@ impl RunInfo {
     /// The configuration's keys, such as `training.seq-length`, and their values.
     pub(super) fn keys(&self) -> Vec<(String, &Value)> {
         fn flatten<'a>(path: &str, value: &'a Value, keys: &mut Vec<(String, &'a Value)>) {
-            let Value::Object(fields) = value else { return keys.push((path.into(), value)) };
+            let Value::Object(fields) = value else {
+                // No configuration is no key.
+                return keys.extend((!path.is_empty()).then(|| (path.into(), value)));
+            };
             for (name, value) in fields {
                 flatten(&if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, value, keys);
             }

@@ -42,6 +42,9 @@ pub struct StepStats {
     pub loss: f64,
     /// Tokens of the global batch that count in the loss.
     pub tokens: u64,
+    /// All tokens of the global batch, sequences times their length: what teraflops and MFU count, as Megatron-LM's do.
+    #[serde(skip)]
+    pub computed_tokens: u64,
     /// L2 norm of the gradient of all parameters before clipping.
     pub grad_norm: f64,
     /// Learning rate of this step.
@@ -141,31 +144,40 @@ impl fmt::Display for SaveStats {
 }
 
 impl StepStats {
-    /// Tokens per second of the whole world.
+    /// Tokens per second of the whole world that count in the loss.
     pub fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.seconds
     }
 
-    /// Tokens per second of one rank.
+    /// Tokens per second of one rank that count in the loss.
     pub fn tokens_per_second_per_rank(&self) -> f64 {
         self.tokens_per_second() / self.ranks.max(1) as f64
     }
 
+    /// FLOPs per second of one rank: a token without a loss costs as much as the others.
+    fn flops_per_second(&self, per_token: impl Fn(FlopsPerToken) -> f64) -> Option<f64> {
+        let rate = self.computed_tokens as f64 / self.seconds / self.ranks.max(1) as f64;
+        self.flops.map(|flops| rate * per_token(flops))
+    }
+
     /// Teraflops per second of one rank, attention counted as Megatron-LM does.
     pub fn teraflops(&self) -> Option<f64> {
-        self.flops.map(|flops| self.tokens_per_second_per_rank() * flops.causal / 1e12)
+        Some(self.flops_per_second(|flops| flops.causal)? / 1e12)
+    }
+
+    /// The same with attention counted in full, as torchtitan does.
+    pub fn teraflops_full_attention(&self) -> Option<f64> {
+        Some(self.flops_per_second(|flops| flops.full)? / 1e12)
     }
 
     /// Model FLOPs utilisation of one rank, attention counted as Megatron-LM does.
     pub fn mfu(&self) -> Option<f64> {
-        let flops = self.flops?;
-        Some(self.tokens_per_second_per_rank() * flops.causal / flops.peak?)
+        Some(self.flops_per_second(|flops| flops.causal)? / self.flops?.peak?)
     }
 
     /// The same with attention counted in full, as torchtitan does.
     pub fn mfu_full_attention(&self) -> Option<f64> {
-        let flops = self.flops?;
-        Some(self.tokens_per_second_per_rank() * flops.full / flops.peak?)
+        Some(self.flops_per_second(|flops| flops.full)? / self.flops?.peak?)
     }
 
     /// Share of the step in which the GPUs had nothing to do, on average.
@@ -180,14 +192,13 @@ impl StepStats {
 
     /// The step with all that follows from it, for files.
     pub(super) fn line(&self) -> StepLine<'_> {
-        let per_rank = self.tokens_per_second_per_rank();
         let experts = self.expert_summary();
         StepLine {
             stats: self,
             tokens_per_second: self.tokens_per_second(),
-            tokens_per_second_per_rank: per_rank,
+            tokens_per_second_per_rank: self.tokens_per_second_per_rank(),
             teraflops_per_rank: self.teraflops(),
-            teraflops_per_rank_full_attention: self.flops.map(|flops| per_rank * flops.full / 1e12),
+            teraflops_per_rank_full_attention: self.teraflops_full_attention(),
             mfu: self.mfu(),
             mfu_full_attention: self.mfu_full_attention(),
             gpu_idle: self.gpu_idle(),

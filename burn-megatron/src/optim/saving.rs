@@ -1,5 +1,6 @@
 //! Weights and states of a bucket as boxes of global tensors, for a checkpoint.
 
+use super::blocks::scales_section;
 use super::box_runs::box_runs;
 use super::bucket::Bucket;
 use super::flat::{Flat, wide};
@@ -9,8 +10,9 @@ use super::layout::{Part, Unit};
 use super::modules::visit;
 use super::optimizer::Optimizer;
 use super::slices::{cut, read, read_blocks, stored};
+use super::states::StateDtype;
 use crate::checkpoint::{self, Kind, Slice, SliceData};
-use backend_dist::gpu::buffer::Buffer;
+use backend_dist::gpu::buffer::{BLOCK, Buffer};
 use backend_dist::gpu::host_copy::{HostBytes, HostCopy, held};
 use burn::module::Module;
 use burn::tensor::DType;
@@ -48,6 +50,39 @@ impl Optimizer {
     /// Why there is no page-locked host memory although it was asked for, once.
     pub fn take_host_trouble(&self) -> Option<String> {
         self.host.take_trouble()
+    }
+
+    /// Bytes of what [`snapshot`](Self::snapshot) gives of all buckets on the ranks that hold the same parameters: on the
+    /// first of them, zero on the others.
+    pub fn snapshot_bytes(&self) -> u64 {
+        let states = self.config.states();
+        let (of_matrices, of_others) = self.config.moments();
+        let of_bucket = |bucket: &Bucket| {
+            let (dtype, wide) = (bucket.dtype, wide(bucket.dtype));
+            let main_params = match (wide != dtype, bucket.split) {
+                (false, _) => 0,
+                (true, false) => wide.size(),
+                (true, true) => states.main_params.bytes(),
+            };
+            let average = self.average.map_or(0, |_| wide.size());
+            let of_unit = |unit: &Unit| {
+                let count = if unit.matrix { of_matrices } else { of_others };
+                // A block has one scale where it is whole, else one for each element.
+                let is_whole = scales_section(&unit.section).is_some() && unit.range.start.is_multiple_of(BLOCK);
+                let moment = |state: StateDtype| match states.in_blocks(dtype) {
+                    true if is_whole => state.block_bytes(),
+                    true => BLOCK * (1 + size_of::<f32>()),
+                    false => BLOCK * state.with(dtype).size(),
+                };
+                let moments: usize = [states.exp_avg, states.exp_avg_sq].into_iter().take(count).map(moment).sum();
+                let elements: usize = unit.section.ranges().iter().map(ExactSizeIterator::len).product();
+                (elements as u64 * (BLOCK * (dtype.size() + main_params + average) + moments) as u64)
+                    .div_ceil(BLOCK as u64)
+            };
+            bucket.layout.units.iter().filter(|unit| unit.section.is_owned()).map(of_unit).sum::<u64>()
+        };
+        let is_first = |bucket: &&Bucket| bucket.sharding.shards.rank() + bucket.sharding.same_shard.rank() == 0;
+        self.buckets.iter().filter(is_first).map(of_bucket).sum()
     }
 
     /// This rank's share of a bucket's weights and states: every element of the model is on exactly one rank of the

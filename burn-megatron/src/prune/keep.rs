@@ -1,7 +1,7 @@
 //! What is kept of a model.
 
 use models::family::PrunedSizes;
-use models::{ConfigError, FamilyConfig, ModelConfig};
+use models::{ConfigError, DecoderConfig, FamilyConfig, ModelConfig};
 use thiserror::Error;
 
 /// Sizes of the smaller model; what is `None` stays as it is.
@@ -70,6 +70,11 @@ impl Sizes {
             ("heads", self.heads, dims.heads, dims.heads / dims.kv_heads),
         ] {
             let Some(value) = value else { continue };
+            // Gemma multiplies embeddings by the root of the width: with a smaller one they would count less in every sum.
+            if key == "hidden" && value != most && model.frame().embedding_scale.is_some() {
+                let legal = format!("the model's {most}, whose root its embeddings are multiplied by");
+                return Err(PruneError::Size { key, value, legal, nearest: most });
+            }
             if value == 0 || value > most || !value.is_multiple_of(unit) {
                 let legal = match unit {
                     1 => format!("the model's {most}"),
@@ -173,6 +178,17 @@ mod tests {
         let said = refused(Sizes { heads: Some(3), ..Sizes::default() });
         says!(said, "--heads 3 of the model's 8, of which 2 share a key-value head; nearest legal: 4");
         says!(refused(Sizes { layers: Some(99), ..Sizes::default() }), "--layers 99 of the model's", "nearest legal");
+    }
+
+    /// Their embeddings would be multiplied by the root of the new width.
+    #[test]
+    fn the_width_of_gemma_stays() {
+        let (_, gemma) = FamilyConfig::presets().into_iter().find(|(name, _)| *name == "gemma2-2b").unwrap();
+        let check = |hidden: usize| Sizes { hidden: Some(hidden), ..Sizes::default() }.check(&gemma);
+        let said = check(2048).unwrap_err().to_string();
+        says!(said, "--hidden 2048 of the model's 2304, whose root its embeddings", "nearest legal: 2304");
+        assert_eq!(check(2304), Ok(()));
+        assert_eq!(Sizes { intermediate: Some(4096), ..Sizes::default() }.check(&gemma), Ok(()));
     }
 
     #[test]

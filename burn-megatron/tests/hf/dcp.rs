@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
+use burn_megatron::dcp::DcpObjects;
 use burn_megatron::hf::{HfFolder, TensorReader};
 use burn_megatron::replay::{Oracle, model, replay};
 use models::names::Foreign;
@@ -140,6 +141,33 @@ fn weights_go_out_as_they_came_in() {
         assert!(out.join("__0_1.distcp").exists() && out.join("metadata.json").exists() == (format == "--torch-dist"));
         let [before, after] = [from.path(), &out].map(|folder| weights(&HfFolder::open(folder).unwrap()));
         assert!(before == after, "{model}");
+    }
+}
+
+/// Modules of PyTorch have a tied weight under both names. The bytes are there once.
+#[test]
+fn tied_weights_go_out_under_both_names() {
+    for (model, names) in [
+        ("gpt2", ["transformer.wte.weight", "lm_head.weight"]),
+        ("gemma2", ["model.embed_tokens.weight", "lm_head.weight"]),
+    ] {
+        let to = tempfile::tempdir().unwrap();
+        let [checkpoint, out] = ["checkpoint", "out"].map(|name| to.path().join(name));
+        succeed(&["import", "--hf", text(&golden(model)), "--output", text(&checkpoint)]);
+        let options = ["--checkpoint", text(&checkpoint), "--max-shard-size", "100KB"];
+        succeed(&[&["export", "--dcp", text(&out)], &options[..]].concat());
+        let stored = DcpObjects::open(&out).unwrap().names;
+        assert!(names.iter().all(|name| stored.contains(*name)), "{model}: {stored:?}");
+        // A copy that differs is refused.
+        let [before, after] = [&golden(model), &out].map(|folder| weights(&HfFolder::open(folder).unwrap()));
+        assert!(before == after, "{model}");
+        let files = fs::read_dir(&out).unwrap().map(|file| file.unwrap());
+        let files = files.filter(|file| file.path().extension().is_some_and(|kind| kind == "distcp"));
+        let written: usize = files.map(|file| file.metadata().unwrap().len() as usize).sum();
+        let tensors = read(&golden(model).join("model.safetensors"));
+        let bytes: usize = tensors.values().map(|stored| stored.data.len()).sum();
+        // An archive has about a kilobyte around its elements.
+        assert!(written < bytes + 1100 * tensors.len(), "{model}: {written} bytes of {bytes}");
     }
 }
 

@@ -65,6 +65,9 @@ fn other_words_for_the_same() {
         let folder = changed("llava", change, |_| {});
         assert_eq!(ModuleFolder::open(folder.path()).unwrap().config::<Llava>().unwrap().image_token_index, 159);
     }
+    // The window of no layer.
+    let folder = changed("llava_qwen2", |file| windowed(file, 2), |_| {});
+    assert!(ModuleFolder::open(folder.path()).unwrap().config::<Llava>().is_ok());
     let folder = changed("vit", |file| file["problem_type"] = "single_label_classification".into(), |_| {});
     assert!(ModuleFolder::open(folder.path()).unwrap().config::<Vit>().is_ok());
 }
@@ -73,6 +76,14 @@ fn other_words_for_the_same() {
 fn vision_models_are_written_as_they_were_read() {
     round_trip::<Vit>("vit");
     round_trip::<Llava>("llava");
+}
+
+/// Layers from this one on have a window.
+fn windowed(file: &mut Value, first: usize) {
+    let text = &mut file["text_config"];
+    let kind = |layer| if layer < first { "full_attention" } else { "sliding_attention" };
+    (text["use_sliding_window"], text["sliding_window"]) = (true.into(), 8.into());
+    (text["max_window_layers"], text["layer_types"]) = (first.into(), json!([kind(0), kind(1)]));
 }
 
 #[test]
@@ -116,6 +127,11 @@ fn what_does_not_fit_is_named() {
         (
             refused("llava", &|file| file["text_config"]["model_type"] = "mistral".into()),
             ["`text_config.model_type`", "llama"],
+        ),
+        // It was computed without the window.
+        (
+            refused("llava_qwen2", &|file| windowed(file, 1)),
+            ["text_config.sliding_window = 8: language models without images", "nearest legal: none"],
         ),
         (
             refused("llava", &|file| file["vision_config"]["model_type"] = "siglip2_vision_model".into()),

@@ -143,6 +143,27 @@ fn other_forms_are_refused_by_name() {
     says!(said, "`weight_block_size` is [64, 128]", "nearest legal: [128, 128]");
     let said = refuse(folder("gpt_oss", json!({"quant_method": "awq"}), |_| {}));
     says!(said, "stored in awq");
+    // Seven bits lie in words as eight do.
+    let compressed = |key: &str, value: Value| {
+        let mut weights = json!({"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel"});
+        weights[key] = value;
+        let groups = json!({"group_0": {"targets": ["Linear"], "weights": weights}});
+        let how = json!({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups});
+        ["llama3", "deepseek_v3"].map(|model| folder(model, how.clone(), |_| {}))
+    };
+    for folder in compressed("num_bits", json!(7)) {
+        says!(
+            refuse(folder),
+            "`quantization_config.config_groups.group_0.weights.num_bits` is 7",
+            "nearest legal: 4, 8"
+        );
+    }
+    for folder in compressed("symmetric", json!(false)) {
+        says!(refuse(folder), "config_groups.group_0.weights.symmetric` is false", "nearest legal: true");
+    }
+    for folder in compressed("num_bits", json!(4)) {
+        HfFolder::open(folder.path()).unwrap();
+    }
     let said = refuse(folder("gpt_oss", mxfp4(), |tensors| {
         with_mxfp4(tensors, true);
         let scales = tensors.get_mut("model.layers.1.mlp.experts.down_proj_scales").unwrap();

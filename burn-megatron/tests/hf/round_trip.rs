@@ -165,21 +165,57 @@ fn a_tokenizer_that_is_not_read_is_left_out_and_said() {
     says!(message, "tokenizer.json: is no tokenizer");
 }
 
+/// A whole tensor of a checkpoint.
+pub fn slice(of: &Checkpoint, tensor: &SavedTensor) -> Slice {
+    let shape = tensor.global_shape.clone();
+    let ranges: Vec<_> = shape.iter().map(|size| 0..*size).collect();
+    let (dtype, data) = of.read(tensor.kind, &tensor.name, &shape, &ranges).unwrap();
+    Slice { kind: tensor.kind, name: tensor.name.clone(), global_shape: shape, ranges, dtype, data: data.into() }
+}
+
+pub fn save(to: &Path, slices: Vec<Slice>, state: &RunState) {
+    let saver = Saver::new(to, 1, SaverOptions::default()).unwrap();
+    saver.submit(0, slices, state).unwrap();
+    saver.wait().unwrap();
+}
+
+/// Routers' biases stay in fp32 where other weights are in bf16.
+#[test]
+fn an_average_has_the_type_of_each_weight() {
+    let from = changed("gpt2", |tensors| {
+        let half = tensors.get_mut("transformer.wte.weight").unwrap();
+        half.data = half.values().iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect();
+        half.dtype = Dtype::BF16;
+    });
+    let paths = Paths::importing(from.path());
+    let imported = Checkpoint::open(paths.at("checkpoint")).unwrap();
+    let exact = 1.0 + f32::EPSILON;
+    let average = |of: &Slice| {
+        let count = of.global_shape.iter().product();
+        let data: Vec<u8> = std::iter::repeat_n(exact.to_le_bytes(), count).flatten().collect();
+        Slice { kind: Kind::Average, dtype: Dtype::F32, data: data.into(), ..of.clone() }
+    };
+    let weights: Vec<Slice> = imported.tensors().iter().map(|tensor| slice(&imported, tensor)).collect();
+    let averages: Vec<Slice> = weights.iter().map(average).collect();
+    let state = RunState { step: 1, ..imported.state().clone() };
+    save(&paths.at("checkpoint"), [weights, averages].concat(), &state);
+    for (to, flags, of_half) in
+        [("own", &["--ema"][..], (Dtype::BF16, 1.0)), ("f32", &["--ema", "--dtype", "f32"], (Dtype::F32, exact))]
+    {
+        for (name, stored) in self::weights(&paths.export(to, flags)) {
+            let expected = if name == "transformer.wte.weight" { of_half } else { (Dtype::F32, exact) };
+            assert_eq!((stored.dtype, stored.values()[0]), (expected.0, expected.1.into()), "{to}: {name}");
+        }
+    }
+}
+
 /// What another program than `import` has saved has no files of Hugging Face's; `--like` gives them.
 #[test]
 fn a_checkpoint_without_files_takes_those_of_a_folder() {
     let paths = Paths::importing(&golden("mistral"));
     let imported = Checkpoint::open(paths.at("checkpoint")).unwrap();
-    let slice = |tensor: &SavedTensor| {
-        let shape = tensor.global_shape.clone();
-        let ranges: Vec<_> = shape.iter().map(|size| 0..*size).collect();
-        let (dtype, data) = imported.read(tensor.kind, &tensor.name, &shape, &ranges).unwrap();
-        Slice { kind: tensor.kind, name: tensor.name.clone(), global_shape: shape, ranges, dtype, data: data.into() }
-    };
     let state = RunState { config: Value::Null, step: 7, ..imported.state().clone() };
-    let saver = Saver::new(&paths.at("checkpoint"), 1, SaverOptions::default()).unwrap();
-    saver.submit(0, imported.tensors().iter().map(slice).collect(), &state).unwrap();
-    saver.wait().unwrap();
+    save(&paths.at("checkpoint"), imported.tensors().iter().map(|tensor| slice(&imported, tensor)).collect(), &state);
 
     let made_up = json_of(&paths.export("alone", &[]).join("config.json"));
     assert_eq!((&made_up["sliding_window"], &made_up["dtype"]), (&json!(16), &json!("float32")));

@@ -79,6 +79,29 @@ fn without_generation_blocks_turns_are_what_each_message_adds() {
     assert!(equal == 6 && more > 0, "{equal} {more}");
 }
 
+/// Offsets that begin after a token's space, or end before it, leave gaps in front of a turn, after it and between turns.
+#[test]
+fn a_tokenizer_that_trims_offsets_ends_no_mask_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("bare.jinja");
+    let text = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    fs::write(&template, text).unwrap();
+    let mut tokenizer: Value =
+        serde_json::from_str(&fs::read_to_string(golden().join("tokenizer/tokenizer.json")).unwrap()).unwrap();
+    tokenizer["post_processor"] =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let turns = ["Say it", "  Hello there ", " and more?", " good", " Now", "you "];
+    let role = |at: usize| if at.is_multiple_of(2) { "user" } else { "assistant" };
+    let messages: Vec<Value> =
+        turns.iter().enumerate().map(|(at, text)| json!({"role": role(at), "content": text})).collect();
+    let row = parse_row(json!({"messages": messages}).to_string().as_bytes()).unwrap();
+    let encode = |folder: &Path| ChatTokenizer::open(folder, Some(&template)).unwrap().encode(&row).unwrap();
+    let (whole, trimmed) = (encode(&golden().join("tokenizer")), encode(folder.path()));
+    assert_eq!(whole.turns.len(), 3);
+    assert_eq!(trimmed, whole);
+}
+
 pub(super) fn row(question: &str, answer: &str) -> String {
     json!({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}).to_string()
 }

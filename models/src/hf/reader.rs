@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{HARMLESS, HfArchitecture, HfError, module_classes};
 use crate::limits::limit;
@@ -52,11 +52,12 @@ impl<'a> ConfigReader<'a> {
     pub fn finish(&self, harmless: &[&str]) -> Result<(), HfError> {
         let asked = self.asked.borrow();
         let quantised = self.object.get("quantization_config").filter(|config| !config.is_null());
-        if let Some(method) = quantised.filter(|_| !asked.contains("quantization_config")) {
-            let method = method.get("quant_method").and_then(Value::as_str).unwrap_or("some other type");
+        if let Some(quantised) = quantised.filter(|_| !asked.contains("quantization_config")) {
+            let method = quantised.get("quant_method").and_then(Value::as_str).unwrap_or("some other type");
             if method != COMPRESSED {
                 return Err(HfError::Quantised { method: method.into() });
             }
+            check_compressed(quantised)?;
         }
         let passed_over =
             |key: &str| harmless.contains(&key) || HARMLESS.contains(&key) || key == "quantization_config";
@@ -75,7 +76,7 @@ impl<'a> ConfigReader<'a> {
         let Some(quantised) = self.object("quantization_config")? else { return Ok(()) };
         let method = quantised.text("quant_method")?.unwrap_or("some other type");
         if method == COMPRESSED {
-            return Ok(());
+            return check_compressed(&self.object["quantization_config"]);
         }
         if method != legal {
             return Err(HfError::Quantised { method: method.into() });
@@ -234,6 +235,22 @@ impl<'a> ConfigReader<'a> {
         }
         Ok(is_normalised)
     }
+}
+
+/// Refuses numbers that the sizes of tensors do not tell from those that are read: integers of 7 bits lie in words as those
+/// of 8 do.
+fn check_compressed(quantised: &Value) -> Result<(), HfError> {
+    for (name, group) in quantised["config_groups"].as_object().into_iter().flatten() {
+        for (key, legal) in [("num_bits", &[json!(4), json!(8)][..]), ("symmetric", &[json!(true)])] {
+            let value = &group["weights"][key];
+            if !value.is_null() && !legal.contains(value) {
+                let key = format!("quantization_config.config_groups.{name}.weights.{key}");
+                let legal = legal.iter().map(Value::to_string).collect::<Vec<_>>().join(", ");
+                return Err(HfError::Unsupported { key, value: value.to_string(), legal });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A size that is not beyond its key's limit.

@@ -54,6 +54,11 @@ pub(crate) fn read_by_kind(config: &ConfigReader, [base, local]: [f64; 2]) -> Re
     Ok(Rope { theta: theta.unwrap_or(base), scaling, partial: None, local: Some(local) })
 }
 
+/// Whether the configuration has rotary parameters besides the base. `null` says as little as no key, as in transformers 5.
+pub(crate) fn is_given(config: &ConfigReader) -> Result<bool, HfError> {
+    Ok(config.object("rope_parameters")?.is_some() || config.object("rope_scaling")?.is_some())
+}
+
 fn read_of(config: &ConfigReader, base: f64, partial: Option<&str>) -> Result<Rope, HfError> {
     let share = partial.map(|key| config.number(key)).transpose()?.flatten();
     let theta = config.number("rope_theta")?;

@@ -35,7 +35,12 @@ impl LlamaConfig {
         }
         let (hidden_size, heads) = (config.size("hidden_size")?, config.size("num_attention_heads")?);
         let rope = read_rope(&config, variant)?;
-        let number = |key: &str| if variant.has(key) { config.number(key) } else { Ok(None) };
+        // `null` is none; only what is not there has a default.
+        let absent = |key: &str| variant.absent(key).filter(|_| !config.has(key));
+        let number = |key: &str| match variant.has(key) {
+            true => config.number(key).map(|given| given.or(absent(key))),
+            false => Ok(None),
+        };
         let mut read = Self {
             variant,
             vocab_size: config.size("vocab_size")?,

@@ -234,6 +234,16 @@ impl LlamaVariant {
         self.architecture().keys.contains(&key)
     }
 
+    /// transformers' number for a key that `config.json` does not have, where it has one.
+    pub(super) fn absent(self, key: &str) -> Option<f64> {
+        match (self, key) {
+            (Self::Gemma2 | Self::Gemma3, "query_pre_attn_scalar") => Some(256.0),
+            (Self::Gemma2, "attn_logit_softcapping") => Some(50.0),
+            (Self::Gemma2, "final_logit_softcapping") => Some(30.0),
+            _ => None,
+        }
+    }
+
     /// The relatives that have a key, in words.
     pub(super) fn owners(key: &str) -> String {
         let mut owners: Vec<String> =

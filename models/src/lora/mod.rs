@@ -21,7 +21,6 @@ mod off;
 mod pattern;
 mod plan;
 mod prologue;
-mod share;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -40,7 +39,6 @@ pub(crate) use plan::LayerAdapter;
 pub use plan::LoraPlan;
 use plan::Target;
 pub(crate) use prologue::apply;
-pub use share::with_weights_of;
 
 /// The word for all linear layers but the output layer, routers and routed experts.
 pub const ALL_LINEAR: &str = "all-linear";

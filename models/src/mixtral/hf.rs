@@ -36,6 +36,7 @@ impl MixtralConfig {
             MixtralVariant::Qwen3Next | MixtralVariant::Glm4Moe => rope::read_partial(&config, variant.rope_base())?,
             _ => {
                 let (theta, scaling) = rope::read(&config, variant.rope_base())?;
+                let scaling = if rope::is_given(&config)? { scaling } else { variant.rope_scaling() };
                 Rope { theta, scaling, ..Rope::default() }
             }
         };
@@ -49,7 +50,7 @@ impl MixtralConfig {
             num_key_value_heads: config.size("num_key_value_heads")?,
             num_experts: experts_of(&config, variant)?,
             num_experts_per_tok: top_k(&config, variant)?,
-            router_aux_loss_coef: config.number("router_aux_loss_coef")?.unwrap_or(0.001),
+            router_aux_loss_coef: balance(&config, variant)?,
             max_position_embeddings: config.size("max_position_embeddings")?,
             rope_theta: rope.theta,
             rope_scaling: rope.scaling,
@@ -147,6 +148,7 @@ impl MixtralConfig {
             MixtralVariant::Mixtral => copy(&["sliding_window"]),
             MixtralVariant::GptOss => {
                 copy(&["sliding_window", "attention_bias"]);
+                config["output_router_logits"] = json!(self.router_aux_loss_coef != 0.0);
                 config["layer_types"] = json!(self.layer_types());
                 config["swiglu_limit"] = json!(self.swiglu_limit.unwrap_or(SWIGLU_LIMIT));
             }
@@ -172,6 +174,18 @@ impl MixtralConfig {
 impl MixtralConfig {
     fn layer_types(&self) -> Vec<&'static str> {
         layers::kinds(|layer| self.window(layer).is_some(), self.num_hidden_layers)
+    }
+}
+
+/// The coefficient of the load-balancing loss. transformers adds that loss where `output_router_logits` is true. The
+/// published files of all relatives say false; Megatron-Bridge trains the relatives with the loss nevertheless, and gpt-oss
+/// without (`moe_router_load_balancing_type = "none"`), as here.
+fn balance(config: &ConfigReader, variant: MixtralVariant) -> Result<f64, HfError> {
+    let coefficient = config.number("router_aux_loss_coef")?;
+    match variant {
+        MixtralVariant::GptOss if config.flag("output_router_logits")? => Ok(coefficient.unwrap_or(0.9)),
+        MixtralVariant::GptOss => Ok(0.0),
+        _ => Ok(coefficient.unwrap_or(0.001)),
     }
 }
 

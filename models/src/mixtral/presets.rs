@@ -2,7 +2,7 @@
 
 use super::config::MixtralConfig;
 use super::variant::MixtralVariant;
-use crate::layers::{BalanceOver, Dispatcher, LayerPattern, RopeScaling, YarnScaling};
+use crate::layers::{BalanceOver, Dispatcher, LayerPattern};
 use crate::sized;
 
 /// [`MixtralConfig::tiny`].
@@ -122,10 +122,9 @@ impl MixtralConfig {
         sized! { Self::tiny();
             variant: MixtralVariant::GptOss, vocab_size: 201_088, hidden_size: 2880, intermediate_size: 2880,
             num_hidden_layers: 24, num_attention_heads: 64, num_key_value_heads: 8, head_dim: 64, num_experts: 32,
-            num_experts_per_tok: 4, router_aux_loss_coef: 0.9, sliding_window: Some(128),
+            num_experts_per_tok: 4, router_aux_loss_coef: 0.0, sliding_window: Some(128),
             sliding_window_pattern: Some(LayerPattern::Every(2)), max_position_embeddings: 131_072, rope_theta: 150_000.0,
-            rope_scaling: Some(RopeScaling::Yarn(YarnScaling { truncate: false, ..YarnScaling::new(32.0, 4096) })),
-            attention_bias: true, make_vocab_size_divisible_by: 128
+            rope_scaling: MixtralVariant::GptOss.rope_scaling(), attention_bias: true, make_vocab_size_divisible_by: 128
         }
     }
 

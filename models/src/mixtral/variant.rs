@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::hf::HfArchitecture;
+use crate::layers::{RopeScaling, YarnScaling};
 
 /// Which of the relatives. They share blocks and routing and differ in what is named here, and in how Hugging Face
 /// calls them.
@@ -68,12 +69,18 @@ impl MixtralVariant {
         }
     }
 
+    /// transformers' scaling of the rotary frequencies where `config.json` has no rotary parameters.
+    pub(super) fn rope_scaling(self) -> Option<RopeScaling> {
+        let yarn = YarnScaling { truncate: false, ..YarnScaling::new(32.0, 4096) };
+        (self == Self::GptOss).then_some(RopeScaling::Yarn(yarn))
+    }
+
     /// Keys of `config.json` that this relative has and that change nothing.
     pub(super) fn harmless(self) -> &'static [&'static str] {
         match self {
-            // Whether the loss that the library reports includes the load-balancing loss.
+            // Whether transformers trains with the load-balancing loss. Here all relatives but gpt-oss do.
             Self::Mixtral => &["output_router_logits"],
-            Self::GptOss => &["output_router_logits", "initial_context_length"],
+            Self::GptOss => &["initial_context_length"],
             // The last two count only where `use_sliding_window` is true.
             Self::Qwen2Moe | Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
             Self::Qwen3Next => &["output_router_logits"],

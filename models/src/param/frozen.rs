@@ -13,8 +13,8 @@ impl ParamBuilder<'_> {
         self
     }
 
-    /// Whether a parameter that is not of an adapter is frozen: by its name, or because there are adapters.
-    pub(super) fn is_frozen(&self, name: &str) -> bool {
+    /// Whether a parameter or state that is not of an adapter is frozen: by its name, or because there are adapters.
+    pub(crate) fn is_frozen(&self, name: &str) -> bool {
         self.has_adapters() || self.frozen.iter().any(|pattern| fits(pattern, name))
     }
 

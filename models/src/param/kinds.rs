@@ -48,14 +48,19 @@ impl ParamBuilder<'_> {
     }
 
     /// State that is whole on every rank and that no gradient changes, `f32` unless the parameters are `f64`: stored
-    /// with the weights in checkpoints, but unknown to the optimizer.
+    /// with the weights in checkpoints, but unknown to the optimizer. Under adapters it is frozen as the weights are, and
+    /// checkpoints do not have it.
     pub fn state<const D: usize>(&mut self, name: &str, shape: [usize; D], init: Init) -> Created<D> {
         let dtype = if self.dtype == FloatDType::F64 { FloatDType::F64 } else { FloatDType::F32 };
         let section = Section::replicated(name, &shape, self.place());
-        let values = self.values(&section, init, dtype, self.source)?;
-        let spec = ParamSpec { unit: self.unit, trained: false, ..ParamSpec::new(vec![section], false) };
+        let values: Tensor<D> = match self.shared(&[&section], dtype) {
+            Some(shared) => shared,
+            None => self.values(&section, init, dtype, self.source)?.reshape(shape),
+        };
+        let frozen = self.has_adapters();
+        let spec = ParamSpec { unit: self.unit, trained: false, frozen, ..ParamSpec::new(vec![section], false) };
         let values = if self.device.is_autodiff() { Tensor::from_inner(values) } else { values };
-        let param = Param::initialized(ParamId::from(spec.id), values.reshape(shape).set_require_grad(false));
+        let param = Param::initialized(ParamId::from(spec.id), values.set_require_grad(false));
         self.registry.register(spec)?;
         Ok(param)
     }
@@ -85,7 +90,14 @@ impl ParamBuilder<'_> {
 
     fn create<const D: usize>(&mut self, sections: Sections, partial_gradient: bool) -> Created<D> {
         let trained = !self.freezes(&sections)?;
-        self.create_from(self.source, sections, partial_gradient, trained)
+        let own: Vec<_> = sections.iter().map(|(section, _)| section).collect();
+        match self.shared(&own, self.dtype).filter(|_| !(trained && self.device.is_autodiff())) {
+            Some(shared) => {
+                let sections = sections.into_iter().map(|(section, _)| section).collect();
+                self.register(ParamSpec::new(sections, partial_gradient), shared, trained)
+            }
+            None => self.create_from(self.source, sections, partial_gradient, trained),
+        }
     }
 
     /// A parameter whose values are a source's, if there is one.
@@ -111,12 +123,16 @@ impl ParamBuilder<'_> {
         trained: bool,
     ) -> Created<D> {
         let spec = ParamSpec::new(sections, partial_gradient);
+        let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
+        let flat = if parts.len() == 1 { parts.into_iter().next() } else { Some(Tensor::cat(parts, 0)) };
+        self.register(spec, flat.expect("a parameter has a section").reshape(shape), trained)
+    }
+
+    /// A parameter with this tensor, which is without autodiff.
+    fn register<const D: usize>(&mut self, spec: ParamSpec, tensor: Tensor<D>, trained: bool) -> Created<D> {
         // Checkpoints of adapters do not have what is frozen under them.
         let frozen = !trained && self.has_adapters();
         let spec = ParamSpec { unit: self.unit, trained, frozen, ..spec };
-        let shape: [usize; D] = spec.local_shape().try_into().expect("a parameter has the dimensions of its sections");
-        let flat = if parts.len() == 1 { parts.into_iter().next() } else { Some(Tensor::cat(parts, 0)) };
-        let tensor: Tensor<D> = flat.expect("a parameter has a section").reshape(shape);
         let tensor = match (self.device.is_autodiff(), trained) {
             (false, _) => tensor.set_require_grad(false),
             (true, false) => Tensor::from_inner(tensor).set_require_grad(false),

@@ -1,7 +1,7 @@
 //! Creates a rank's parameters and records what each of them is a slice of.
 //!
 //! Here is what a [`ParamBuilder`] knows; `kinds` has the parameters that it makes, `adapters` those next to frozen ones,
-//! `frozen` which are frozen by name, `values` their initial values and where these come from when they are not random,
+//! `frozen` which are frozen by name, `shared` those that another model has already, `values` their initial values and where these come from when they are not random,
 //! `fp8` the FP8 side of layers, `place` the rank's coordinates among those that share layers.
 
 mod adapters;
@@ -10,6 +10,7 @@ mod fp8;
 mod frozen;
 mod kinds;
 mod place;
+mod shared;
 mod values;
 
 pub use backend_dist::shard::WeightSource;
@@ -64,6 +65,7 @@ pub struct ParamBuilder<'a> {
     recompute: Recompute,
     lora: Option<adapters::Adapters<'a>>,
     base: Option<BaseFormat>,
+    shared: shared::Shared,
     observer: Option<InputObserver>,
     /// Patterns of the names of frozen parameters.
     frozen: Vec<String>,
@@ -103,6 +105,7 @@ impl<'a> ParamBuilder<'a> {
             recompute: Recompute::default(),
             lora: None,
             base: None,
+            shared: shared::Shared::new(),
             observer: None,
             frozen: Vec::new(),
             fp8: None,

@@ -182,6 +182,24 @@ fn keys_of_other_relatives_are_refused() {
     assert_eq!(said, "no_rope_layer_interval = 4: models of smollm3 have it, this model is llama; nearest legal: none");
 }
 
+/// A key that is not there has the default of transformers' class, `null` is none.
+#[test]
+fn gemmas_soft_caps_and_scale_have_the_defaults_of_their_class() {
+    const KEYS: [&str; 3] = ["query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"];
+    for (text, absent) in [(GEMMA2, [Some(256.0), Some(50.0), Some(30.0)]), (GEMMA3, [Some(256.0), None, None])] {
+        let read = |change: fn(&mut Value)| {
+            let mut config = parse(text);
+            change(&mut config);
+            let of = llama(&config.to_string());
+            assert_eq!(FamilyConfig::Llama(of.clone()).to_hf_like(&config).unwrap(), config);
+            [of.query_pre_attn_scalar, of.attn_logit_softcapping, of.final_logit_softcapping]
+        };
+        let without = |config: &mut Value| config.as_object_mut().unwrap().retain(|key, _| !KEYS.contains(&&**key));
+        assert_eq!(read(without), absent);
+        assert_eq!(read(|config| KEYS.iter().for_each(|key| config[*key] = Value::Null)), [None; 3]);
+    }
+}
+
 #[test]
 fn attention_dropout_is_read_and_written() {
     for (base, key) in [(GPT2, "attn_pdrop"), (LLAMA3, "attention_dropout"), (MISTRAL, "attention_dropout")] {

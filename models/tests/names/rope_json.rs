@@ -1,10 +1,11 @@
 //! Rotary embeddings in Hugging Face's `config.json`, as transformers 4 and 5 write them.
 
-use models::{FamilyConfig, ModelConfig};
+use models::layers::RopeScaling;
+use models::{FamilyConfig, MixtralConfig, ModelConfig};
 use serde_json::json;
 
 use super::config_json::llama;
-use crate::{LLAMA2, LLAMA3, MIXTRAL, PHI3_LONGROPE, QWEN3, QWEN3_MOE, parse};
+use crate::{GPT_OSS, LLAMA2, LLAMA3, MIXTRAL, PHI3_LONGROPE, QWEN3, QWEN3_MOE, parse};
 
 /// As Microsoft writes it: the type was `su` at first, and the original context is a key of the model.
 #[test]
@@ -69,6 +70,29 @@ fn without_a_rotary_base_each_family_has_its_own() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// transformers' gpt-oss has YaRN where `config.json` has no rotary parameters, whatever the base; the base alone has its
+/// own default.
+#[test]
+fn gpt_oss_without_rotary_parameters_has_yarn() {
+    let published = MixtralConfig::gpt_oss_20b();
+    let read = |keys: &[(&str, serde_json::Value)]| {
+        let mut config = parse(GPT_OSS);
+        config.as_object_mut().unwrap().remove("rope_parameters");
+        keys.iter().for_each(|(key, value)| config[*key] = value.clone());
+        let read = FamilyConfig::from_hf(&config).unwrap();
+        assert_eq!(FamilyConfig::from_hf(&read.to_hf().unwrap()).unwrap(), read);
+        assert_eq!(read.to_hf_like(&config).unwrap(), config);
+        let FamilyConfig::Mixtral(read) = read else { panic!("{read:?}") };
+        (read.rope_theta, read.rope_scaling)
+    };
+    let Some(RopeScaling::Yarn(yarn)) = published.rope_scaling else { panic!("{:?}", published.rope_scaling) };
+    assert_eq!((yarn.factor, yarn.beta_fast, yarn.beta_slow, yarn.truncate), (32.0, 32.0, 1.0, false));
+    assert_eq!(yarn.original_max_position_embeddings, 4096);
+    assert_eq!(read(&[]), (150_000.0, published.rope_scaling));
+    assert_eq!(read(&[("rope_theta", json!(1e4)), ("rope_scaling", json!(null))]), (1e4, published.rope_scaling));
+    assert_eq!(read(&[("rope_parameters", json!({"rope_type": "default"}))]), (150_000.0, None));
 }
 
 /// YaRN in any family that rotates, with transformers' defaults and without them.

@@ -11,7 +11,6 @@ pub use pinned::PinnedBuffer;
 pub use rows::packed_rows;
 
 use crate::failed;
-use crate::size_class::size_class;
 use crate::{abandoned, allocator};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
@@ -26,6 +25,7 @@ use cubecl_server::storage::ComputeStorage;
 use cubecl_server::stream::{FailureStore, WriteScoped};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
+use layouts::sizes::size_class;
 use std::ffi::c_void;
 use std::sync::LazyLock;
 

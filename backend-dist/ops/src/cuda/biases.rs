@@ -2,13 +2,12 @@
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::kernel::copy_contiguous;
-use cubecl::server::Handle;
-use kernels_cubecl::grouped::tiles::ROWS;
 use kernels_cubecl::pointwise::column_sum::{GroupRows, group_sums, has_kernel as has_sums};
 use kernels_cubecl::pointwise::gated::{Clamp, Gating};
-use kernels_cubecl::pointwise::moe::biases::{self, GroupBias};
+use kernels_cubecl::pointwise::moe::biases;
 use kernels_cubecl::pointwise::moe::weighted;
 
+use super::row_biases::{Blocks, upload};
 use super::{Float, are_half, columns, empty, grouped, launched, packed, rows, work};
 use crate::moe::{self, BiasKernels, ClampedSwiGlu, MoeKernels, TokenGroups};
 
@@ -72,19 +71,6 @@ impl BiasKernels for Cube {
     }
 }
 
-/// `y + bias p`, of types that [`suit`].
-pub(super) fn add_weighted_bias(y: Float, [bias, p]: [&Float; 2], counts: &[usize]) -> Float {
-    let (count, width) = (rows(&y), columns(&y));
-    if !biases::has_kernel(count, width) {
-        return moe::add_weighted_bias::<Cube>(y, bias.clone(), p.clone(), counts);
-    }
-    let _noted = work::memory("biases of experts", &y, |bytes| 2 * bytes);
-    let blocks = Blocks::new(&y, counts);
-    let done = by_half!(y, E => biases::add::<E>(&y.client, &y.handle, &p.handle, blocks.with(bias), count, width));
-    launched("biases of experts", done);
-    y
-}
-
 /// Whether the kernels take these tensors and these factors.
 fn suit<const N: usize>(tensors: [&Float; N], p: &Float) -> bool {
     are_half(tensors) && p.dtype() == DType::F32
@@ -92,30 +78,6 @@ fn suit<const N: usize>(tensors: [&Float; N], p: &Float) -> bool {
 
 fn gating(ClampedSwiGlu { alpha, limit }: ClampedSwiGlu) -> Gating {
     Gating::Clamped(Clamp::new(alpha as f32, limit as f32))
-}
-
-fn upload(near: &Float, numbers: impl Iterator<Item = usize>) -> Handle {
-    near.client.create_from_slice(&numbers.flat_map(|number| (number as i32).to_ne_bytes()).collect::<Vec<_>>())
-}
-
-/// The groups of blocks of rows.
-struct Blocks {
-    table: Handle,
-    rows: usize,
-    groups: usize,
-}
-
-impl Blocks {
-    fn new(near: &Float, counts: &[usize]) -> Self {
-        // The host lists blocks as large as the grouped GEMM's tiles many times as fast as rows.
-        let rows = if counts.iter().all(|count| count.is_multiple_of(ROWS)) { ROWS } else { 1 };
-        let blocks = |(group, count): (usize, &usize)| std::iter::repeat_n(group, *count / rows);
-        Self { table: upload(near, counts.iter().enumerate().flat_map(blocks)), rows, groups: counts.len() }
-    }
-
-    fn with<'a>(&'a self, bias: &'a Float) -> GroupBias<'a> {
-        GroupBias { values: &bias.handle, groups: self.groups, of_blocks: &self.table, block: self.rows }
-    }
 }
 
 /// The sums of the rows of each group, times factors if there are such: `[groups · columns]` of fp32.

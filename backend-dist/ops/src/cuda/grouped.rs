@@ -7,8 +7,8 @@ use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::grouped::{self as kernels, GroupedCall};
 use kernels_cubecl::hopper::mma::Half;
 
-use super::biases::add_weighted_bias;
 use super::blocks::view;
+use super::row_biases::add_weighted_bias;
 use super::{Float, are_half, columns, empty, launched, rows};
 use crate::moe::{TokenGroups, groups as ranges};
 use gpu::cuda::lt::{Onto, Operand, multiply};

@@ -57,6 +57,7 @@ mod norm;
 mod reductions;
 mod rope;
 pub(crate) mod routing;
+mod row_biases;
 mod sinks;
 mod softmax;
 mod split;

@@ -41,6 +41,12 @@ pub enum CheckpointError {
         root.display()
     )]
     Locked { root: PathBuf, holder: String, key: &'static str },
+    /// Another run copies to the same storage.
+    #[error(
+        "checkpoint.storage = {storage} belongs to another run ({owner}): choose another storage; if that run is over, delete \
+         {storage}/{file}"
+    )]
+    Owned { storage: String, owner: String, file: &'static str },
     /// An option makes no sense.
     #[error("{option} {value}: {what}")]
     Option { option: &'static str, value: String, what: String },
@@ -76,6 +82,12 @@ pub enum CheckpointError {
         path.display()
     )]
     Shape { path: PathBuf, kind: Kind, name: String, saved: Vec<usize>, wanted: Vec<usize> },
+    /// The checkpoint of adapters has another value of something that is frozen under them: versions before moved it.
+    #[error(
+        "{}: `{name}` is not the base's: an earlier version moved it, but it is frozen under adapters, whose files do not have          it; to begin again from these adapters, export them (export --adapter) and name them with lora.adapter",
+        path.display()
+    )]
+    Frozen { path: PathBuf, name: String },
     /// The checkpoint's tensor has elements that cannot be used.
     #[error("{}: tensor `{kind}/{name}` has elements of type {saved}; only F64, F32, BF16 and F16 can be used here", path.display())]
     Dtype { path: PathBuf, kind: Kind, name: String, saved: Dtype },

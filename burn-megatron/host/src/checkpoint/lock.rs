@@ -35,7 +35,7 @@ pub(super) fn lock(files: &Files, root: &Path, name: &str, key: &'static str) ->
 }
 
 /// Name of this host.
-fn host_name() -> String {
+pub(super) fn host_name() -> String {
     let name =
         ["/proc/sys/kernel/hostname", "/etc/hostname"].into_iter().find_map(|file| fs::read_to_string(file).ok());
     name.map_or("an unnamed host".into(), |name| name.trim().to_string())

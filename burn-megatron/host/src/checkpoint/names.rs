@@ -8,6 +8,12 @@ pub(super) const LATEST: &str = "latest";
 pub(super) const NEW_LATEST: &str = ".latest.tmp";
 /// Held by the run that saves here.
 pub(super) const LOCK: &str = ".lock";
+/// In a folder of checkpoints: which run it is, if its checkpoints have a storage.
+pub(super) const OWN: &str = ".owner";
+/// The new one before it takes the old one's place.
+pub(super) const NEW_OWN: &str = ".owner.tmp";
+/// In a storage: the run that it belongs to.
+pub(super) const OWNER: &str = "owner";
 /// Held by the run that writes to its output folder.
 pub(super) const RUN_LOCK: &str = ".run.lock";
 /// What a checkpoint contains.

@@ -30,6 +30,10 @@ const CLASSES: [&str; 16] = [
 ];
 /// Most bytes of a description of one tensor.
 const MOST: u64 = 1 << 20;
+/// Most bytes of what is no tensor.
+const MOST_OF_OBJECT: u64 = 1 << 30;
+/// Most bytes of an element.
+const MOST_OF_ELEMENT: u64 = 8;
 
 /// Where in `file` the elements of the archive at `offset` begin. They are a tensor of this type and shape, row-major.
 /// The error says what the archive is instead.
@@ -43,7 +47,7 @@ pub(super) fn elements(
         return Err(format!("should be {length} bytes from {offset} on, but the file has {}", file.size()));
     }
     let (mut archive, root) = open(Window { file, start: offset, length, at: 0 })?;
-    let described = Pickle::read(&read(&mut archive, &format!("{root}/data.pkl"))?, &CLASSES)?;
+    let described = Pickle::read(&read(&mut archive, &format!("{root}/data.pkl"), MOST)?, &CLASSES)?;
     let view = View::of(described.value()).ok_or("is no plain tensor")?;
     if (view.dtype, &view.shape[..]) != (dtype, shape) {
         return Err(format!("holds {:?} {:?}, {} says {dtype:?} {shape:?}", view.dtype, view.shape, super::METADATA));
@@ -69,13 +73,12 @@ pub(super) fn elements(
 /// archive is instead.
 pub(super) fn object(from: impl Read + Seek) -> Result<Pickle, String> {
     let (mut archive, root) = open(from)?;
-    let mut pickle = Pickle::of_any(&read(&mut archive, &format!("{root}/data.pkl"))?)?;
+    let mut pickle = Pickle::of_any(&read(&mut archive, &format!("{root}/data.pkl"), MOST_OF_OBJECT)?)?;
     let names: Vec<String> = archive.file_names().filter_map(|name| Some(name.ok()?.into_owned())).collect();
     for name in names {
         let Some(storage) = name.strip_prefix(&format!("{root}/data/")) else { continue };
-        let bytes = read(&mut archive, &name)?;
-        if bytes.len() <= 8 {
-            pickle.storages.insert(storage.into(), bytes);
+        if !archive.by_name(&name).is_ok_and(|entry| entry.size() > MOST_OF_ELEMENT) {
+            pickle.storages.insert(storage.into(), read(&mut archive, &name, MOST_OF_ELEMENT)?);
         }
     }
     Ok(pickle)
@@ -115,7 +118,7 @@ fn open<R: Read + Seek>(from: R) -> Result<(ZipArchive<R>, String), String> {
     let root = names.iter().find_map(|name| name.strip_suffix("/data.pkl"));
     let root = root.ok_or("is no archive of torch.save: it has no data.pkl")?;
     if names.iter().any(|name| *name == format!("{root}/byteorder")) {
-        let order = read(&mut archive, &format!("{root}/byteorder"))?;
+        let order = read(&mut archive, &format!("{root}/byteorder"), MOST)?;
         if order != b"little" {
             return Err("was written in another order of bytes than little".into());
         }
@@ -123,11 +126,15 @@ fn open<R: Read + Seek>(from: R) -> Result<(ZipArchive<R>, String), String> {
     Ok((archive, root.into()))
 }
 
-fn read<R: Read + Seek>(archive: &mut ZipArchive<R>, name: &str) -> Result<Vec<u8>, String> {
+/// A part of an archive that has at most so many bytes.
+fn read<R: Read + Seek>(archive: &mut ZipArchive<R>, name: &str, most: u64) -> Result<Vec<u8>, String> {
     let wrong = |error: &dyn ToString| format!("is no archive of torch.save: {name}: {}", error.to_string());
     let entry = archive.by_name(name).map_err(|error| wrong(&error))?;
+    if entry.size() > most {
+        return Err(format!("has {} bytes in {name}, at most {most} are read", entry.size()));
+    }
     let mut bytes = Vec::new();
-    entry.take(MOST).read_to_end(&mut bytes).map_err(|error| wrong(&error))?;
+    entry.take(most).read_to_end(&mut bytes).map_err(|error| wrong(&error))?;
     Ok(bytes)
 }
 
@@ -216,5 +223,27 @@ impl Seek for Window<'_> {
         };
         self.at = at.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         Ok(self.at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use crate::dcp::DcpWriter;
+
+    /// They were truncated to 1 MiB without an error.
+    #[test]
+    fn large_objects_are_read_whole_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("large.pt");
+        let text = "word ".repeat(300_000);
+        DcpWriter::save(&path, |pickler| pickler.text(&text)).unwrap();
+        let archive = || Cursor::new(std::fs::read(&path).unwrap());
+        assert_eq!(object(archive()).unwrap().value().text(), Some(text.as_str()));
+        let (mut opened, _) = open(archive()).unwrap();
+        let refused = read(&mut opened, "large/data.pkl", MOST).unwrap_err();
+        assert!(refused.starts_with("has 1500") && refused.ends_with("at most 1048576 are read"), "{refused}");
     }
 }

@@ -65,6 +65,13 @@ impl DcpWriter {
         Ok(())
     }
 
+    /// Gives the tensor `of` another name too, without a copy of its bytes.
+    pub fn tie(&mut self, name: &str, of: &str) {
+        if let Some(entry) = self.tensors.get(of).cloned() {
+            self.tensors.insert(name.into(), entry);
+        }
+    }
+
     /// Writes what is no tensor, which `object` pickles.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! through the rank's list of actions with the tensors that each operation saves for backward.
 
 mod frozen;
+mod pages;
 mod stage;
 mod tracker;
 mod unit;
@@ -13,6 +14,7 @@ use frozen::{FrozenModels, drawing};
 use host::schedule::Schedule;
 use layouts::mesh::GridKind;
 use layouts::sizes::{PIECE, SLOTS};
+use pages::fragmentation;
 use stage::StageMemory;
 use tracker::MemoryTracker;
 #[cfg(test)]
@@ -47,15 +49,12 @@ pub struct RankMemory {
 impl RankMemory {
     /// The peak.
     pub fn peak(&self) -> u64 {
-        self.states.total()
-            + self.activations
-            + self.loss
-            + self.working
-            + self.communication
-            + self.frozen
-            + self.cache
-            + self.pages
-            + self.libraries
+        self.states.total() + self.in_passes() + self.pages + self.libraries
+    }
+
+    /// What is no state.
+    fn in_passes(&self) -> u64 {
+        self.activations + self.loss + self.working + self.communication + self.frozen + self.cache
     }
 }
 
@@ -73,31 +72,25 @@ pub fn memory(job: &Job, schedule: &Schedule) -> Vec<RankMemory> {
     let stages: Vec<StageMemory> = job.stages.stages().iter().map(|stage| StageMemory::new(job, stage)).collect();
     let rank = |rank: usize| {
         let chunks: Vec<_> = (0..placement.chunks()).map(|chunk| &stages[placement.stage(rank, chunk)]).collect();
-        let (pages, libraries) = (if job.gpu { gaps(&chunks) } else { 0 }, libraries(job));
+        let largest = chunks.iter().map(|stage| stage.largest).max().unwrap_or(0);
+        let in_pages: u64 = chunks.iter().map(|stage| stage.in_pages).sum();
         let FrozenModels { bytes: frozen, teaching } = FrozenModels::of(job, &chunks, (placement, rank));
         let drawing = drawing(job, &chunks, (placement, rank));
         let staged = chunks.iter().map(|stage| stage.staged).max().unwrap_or(0);
         let step = MemoryTracker::new(job, chunks, teaching).run(schedule, rank);
-        let step = RankMemory { communication: step.communication + staged, ..step };
-        let most = drawing.filter(|drawing| drawing.peak() > step.peak()).unwrap_or(step);
-        RankMemory { frozen, pages, libraries, ..most }
+        let most = drawing.filter(|drawing| drawing.peak() > step.peak() + staged);
+        let staged = if most.is_some() { 0 } else { staged };
+        let most = RankMemory { frozen, ..most.unwrap_or(step) };
+        let pages = if job.gpu { fragmentation(in_pages + most.in_passes(), largest) } else { 0 };
+        RankMemory { communication: most.communication + staged, pages, libraries: libraries(job), ..most }
     };
     (0..placement.ranks()).map(rank).collect()
 }
 
-/// Fragmentation. CubeCL allocates tensors in pages as large as the largest tensor. A tensor of more than half a
-/// page finds no page with enough room while small tensors lie everywhere, so a layer's pass needs one more page for each
-/// large tensor that it has at a time. The head's only large tensors are the logits and their gradient, which is written
-/// over them. By measurement, docs/planning.md.
-fn gaps(chunks: &[&StageMemory]) -> u64 {
-    let units = || chunks.iter().flat_map(|stage| &stage.sizes);
-    let page = units().flat_map(|(_, sizes)| sizes).copied().max().unwrap_or(0);
-    let large = |sizes: &[u64]| 2 * sizes.iter().filter(|size| 2 * **size >= page).count() as u64;
-    page * units().filter(|(is_head, _)| !is_head).map(|(_, sizes)| large(sizes)).max().unwrap_or(0)
-}
-
-/// A CUDA context with the kernels of a run, and the memory that the driver always reserves: an estimate.
-const CONTEXT: u64 = 1 << 30;
+/// A CUDA context with the kernels of a run, and the memory that the driver always reserves: 1.2 GiB as measured.
+const CONTEXT: u64 = 6 * (1 << 30) / 5;
+/// The same of other GPUs that reach this one: an estimate.
+const PEERS: u64 = 460 << 20;
 /// Buffers and channels of an NCCL communicator between GPUs of a host: an estimate.
 const COMMUNICATOR: u64 = 3 << 27;
 /// The workspace of cuBLASLt (backend-dist/gpu/src/cuda/lt_plan/mod.rs).
@@ -116,7 +109,8 @@ fn libraries(job: &Job) -> u64 {
     let experts = if job.decoder.experts.is_some() { experts } else { 0 };
     let scales = u64::from(job.layout.cp > 1 && !job.fp8.is_empty());
     let communicators = u64::from(job.layout.tp > 1) + copies(GridKind::Dense) + experts + scales + 2 * neighbours;
-    if job.gpu { CONTEXT + CUBLAS_LT + communicators * COMMUNICATOR } else { 0 }
+    let peers = if job.layout.world_size() > 1 { PEERS } else { 0 };
+    if job.gpu { CONTEXT + CUBLAS_LT + peers + communicators * COMMUNICATOR } else { 0 }
 }
 
 /// GPU memory that pieces of a bucket's states pass through, where these are in host memory.

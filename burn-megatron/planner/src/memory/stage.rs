@@ -3,11 +3,12 @@
 use super::unit::UnitMemory;
 use super::{staged, update};
 use crate::Job;
-use crate::operations::Unit;
+use crate::operations::{Op, Unit};
 use crate::post_training::TABLE;
 use crate::state::{Bucket, States, buckets};
 use host::schedule::stages::Stage;
 use layouts::mesh::GridKind;
+use layouts::sizes::size_class;
 use std::collections::BTreeMap;
 
 /// The units of a stage in their passes.
@@ -15,8 +16,10 @@ pub(super) struct StageMemory {
     units: Vec<StageUnit>,
     /// The stage's states, without gradients under ZeRO 1.
     pub states: States,
-    /// For each unit whether it is the head, and the sizes of its operations' outputs.
-    pub sizes: Vec<(bool, Vec<u64>)>,
+    /// The largest buffer of the passes, or weight.
+    pub largest: u64,
+    /// Weights that are not in buffers of their own: frozen ones, and those in FP8 that change with every step.
+    pub in_pages: u64,
     /// All weights of the stage, not sharded.
     pub whole: u64,
     /// Maximum additional bytes of a bucket's update.
@@ -95,8 +98,10 @@ impl StageMemory {
         let whole = owned.iter().flatten().map(|bucket| bucket.elements).sum::<u64>() * job.element + frozen;
         let zero = table.zero(job);
         // Weights that are gathered for a pass are cast whenever they are used.
-        let quantised = ops().filter(|op| job.fp8_weights && (zero < 3 || op.frozen > 0)).filter_map(|op| op.fp8);
-        states.quantised = quantised.map(|fp8| fp8.weight).sum();
+        let quantised = |op: &Op| if job.fp8_weights { op.fp8.map_or(0, |fp8| fp8.weight) } else { 0 };
+        let (constant, changing): (Vec<&Op>, Vec<&Op>) = ops().partition(|op| op.frozen > 0);
+        let changing = if zero < 3 { changing.into_iter().map(quantised).sum() } else { 0 };
+        states.quantised = constant.into_iter().map(quantised).sum::<u64>() + changing;
         let most = |of: &dyn Fn(&Bucket) -> u64| owned.iter().flatten().map(of).max().unwrap_or(0);
         let reduce = |bucket: &Bucket| match (bucket.dp_ranks, bucket.zero(job)) {
             (1, _) => 0,
@@ -122,7 +127,8 @@ impl StageMemory {
             units: pieces,
             states,
             whole,
-            sizes: units.iter().map(made).collect(),
+            largest: ops().map(|op| largest(op, job.element)).max().unwrap_or(0),
+            in_pages: frozen + changing,
             update: most(&|bucket| update(bucket, job)),
             staged: most(&|bucket| staged(bucket, job)),
             reduce: most(&reduce),
@@ -217,13 +223,9 @@ fn double_buffered(buckets: impl Iterator<Item = (u64, u64)>) -> u64 {
     kinds.into_iter().map(|(size, (count, most))| size * count.min(2 * most)).sum()
 }
 
-/// The sizes of the outputs of a unit's operations; all its layers have the same.
-fn made(unit: &Unit) -> (bool, Vec<u64>) {
-    let ops = match unit.layers.first() {
-        Some(layer) if !unit.head => &unit.ops[layer.clone()],
-        _ => &unit.ops[..],
-    };
-    (unit.head, ops.iter().filter(|op| op.output.id != op.input.id).map(|op| op.output.bytes).collect())
+/// The largest buffer of an operation: its output, or its weight, which is initialised as large as it is.
+fn largest(op: &Op, element: u64) -> u64 {
+    (size_class(op.output.bytes as usize) as u64).max(op.weight * element).max(op.frozen)
 }
 
 impl StageUnit {

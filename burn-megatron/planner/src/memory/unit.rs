@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use layouts::sizes::LENT;
+use layouts::sizes::{LENT, size_class};
 
 use crate::Job;
 use crate::operations::{Activation, Op, Over, Unit};
@@ -30,6 +30,8 @@ impl UnitMemory {
     pub fn new(unit: &Unit, job: &Job) -> Self {
         // On GPUs a weight's gradient is added to the main gradients as it is computed.
         let element = if job.gpu { 0 } else { job.element };
+        let buffers = job.gpu.then(|| in_buffers(unit));
+        let unit = buffers.as_ref().unwrap_or(unit);
         let lifetimes = Lifetimes::of(unit);
         let first = unit.ops[0].input.bytes;
         let gradients = unit.ops.iter().map(|op| op.weight).sum::<u64>() * element;
@@ -73,6 +75,17 @@ impl UnitMemory {
             ..self
         }
     }
+}
+
+/// The unit with its tensors as large as their buffers on GPUs.
+fn in_buffers(unit: &Unit) -> Unit {
+    let mut unit = unit.clone();
+    for op in &mut unit.ops {
+        for tensor in [&mut op.input, &mut op.output].into_iter().chain(&mut op.saves) {
+            tensor.bytes = size_class(tensor.bytes as usize) as u64;
+        }
+    }
+    unit
 }
 
 /// Bytes that a linear layer holds until its weight gradient is computed: its input and its output's gradient.
@@ -147,7 +160,8 @@ impl Lifetimes {
         let (mut peak, mut behind) = (0, 0);
         for (at, op) in unit.ops.iter().enumerate().rev() {
             let alive = |lifetime: &Lifetime| lifetime.first <= at && (!lifetime.dropped || at <= lifetime.last);
-            let own = if op.output.id == op.input.id { op.input.bytes } else { op.input.bytes + op.output.bytes };
+            let input = if op.in_place { 0 } else { op.input.bytes };
+            let own = if op.output.id == op.input.id { input } else { input + op.output.bytes };
             let own = own + op.temporary;
             let later = split && op.linear;
             behind += if later { 0 } else { op.weight * element };

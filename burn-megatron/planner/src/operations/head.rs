@@ -66,8 +66,11 @@ impl UnitBuilder<'_> {
             over: Over::Tensor,
             again: false,
         });
+        // The kernel (backend-dist/ops/src/cuda/cross_entropy.rs).
+        let in_place = self.job.gpu && self.element == 2;
         chain.op(local.tokens * wide, |op| {
             op.saves = if chunked { vec![statistics, labels] } else { vec![logits, statistics, labels] };
+            op.in_place = in_place;
             op.communication = communication;
         });
     }

@@ -82,6 +82,8 @@ pub struct Op {
     pub frozen: u64,
     /// Bytes of intermediate results next to its output.
     pub temporary: u64,
+    /// The gradient of its input is written over the input.
+    pub in_place: bool,
     /// The weight belongs to experts, which have data-parallel groups of their own.
     pub expert: bool,
     /// A GEMM whose weight gradient a zero-bubble schedule can defer.

@@ -5,20 +5,21 @@ use layouts::recompute::{Module, Recompute};
 
 use super::{PASSES, SearchRequest};
 use crate::{Decoder, Job};
+use host::batch::{BatchPlan, BatchSizes};
 use host::schedule::stages::{PartCosts, Split, StageLayout};
 use host::schedule::{Placement, ScheduleKind, ScheduleSpec};
 
 /// Every legal layout.
 pub(super) fn candidates(request: &SearchRequest) -> Vec<Job> {
     let (job, decoder, gpus) = (request.job, &request.job.decoder, request.gpus);
-    let sequences = job.global_batch();
+    let sizes = job.batch_sizes();
     let mut stages = StageLayouts::new(job);
     let mut found = Vec::new();
     for tp in divisors(gpus, request.hardware.host) {
         for pp in divisors(gpus / tp, decoder.layers) {
             for cp in divisors(gpus / tp / pp, job.seq) {
                 let dp = gpus / tp / pp / cp;
-                if !sequences.is_multiple_of(dp) {
+                if BatchPlan::at(&sizes, 0, 1, dp).is_err() {
                     continue;
                 }
                 for sp in [false, true].into_iter().filter(|sp| !sp || tp > 1) {
@@ -27,7 +28,7 @@ pub(super) fn candidates(request: &SearchRequest) -> Vec<Job> {
                         for (ep, etp) in expert_sizes(decoder, tp, cp * dp) {
                             let layout = ParallelLayout { tp, cp, ep, etp, pp, vpp, dp, sp, zero: 0, zero_group: None };
                             if (request.legal)(&layout) {
-                                variants(request, layout, sequences / dp, &mut stages, &mut found);
+                                variants(request, layout, &mut stages, &mut found);
                             }
                         }
                     }
@@ -57,13 +58,7 @@ fn expert_sizes(decoder: &Decoder, tp: usize, ranks: usize) -> Vec<(usize, Optio
 }
 
 /// A layout with every micro-batch, schedule, ZeRO stage and recomputation.
-fn variants(
-    request: &SearchRequest,
-    layout: ParallelLayout,
-    sequences: usize,
-    stage_layouts: &mut StageLayouts,
-    found: &mut Vec<Job>,
-) {
+fn variants(request: &SearchRequest, layout: ParallelLayout, stage_layouts: &mut StageLayouts, found: &mut Vec<Job>) {
     let selective = Recompute::selective(&[Module::CoreAttention, Module::MlpActivation, Module::Norms]);
     let full = Recompute::full();
     let all_but_attention = Recompute { keep_attention: true, ..full.clone() };
@@ -82,8 +77,9 @@ fn variants(
         Some(ParallelLayout { zero, zero_group, ..layout.clone() }).filter(|layout| layout.check().is_ok())
     };
     let layouts: Vec<ParallelLayout> = stages.filter_map(with).collect();
-    for micro_batch in sizes.into_iter().filter(|size| sequences.is_multiple_of(*size)) {
-        for spec in schedules(&layout, sequences / micro_batch) {
+    let batches = request.job.batch_sizes();
+    for micro_batch in sizes.into_iter().filter(|size| BatchPlan::at(&batches, 0, *size, layout.dp).is_ok()) {
+        for spec in schedules(&layout, &batches, micro_batch) {
             if spec.placement().stages().saturating_mul(spec.micro_batches) > PASSES {
                 continue;
             }
@@ -110,7 +106,8 @@ fn variants(
     }
 }
 
-fn schedules(layout: &ParallelLayout, micro_batches: usize) -> Vec<ScheduleSpec> {
+/// The schedules that have the micro-batches of every step, also while the batch grows.
+fn schedules(layout: &ParallelLayout, batches: &BatchSizes, micro_batch: usize) -> Vec<ScheduleSpec> {
     use ScheduleKind::{Interleaved, NoPipeline, OneFOneB, ZbH1, ZbV};
     let kinds: &[ScheduleKind] = match (layout.pp, layout.vpp) {
         (1, _) => &[NoPipeline],
@@ -118,11 +115,15 @@ fn schedules(layout: &ParallelLayout, micro_batches: usize) -> Vec<ScheduleSpec>
         (_, 2) => &[Interleaved, ZbV],
         _ => &[Interleaved],
     };
+    let unit = micro_batch * layout.dp;
     let spec = |kind: &ScheduleKind| {
-        let spec = ScheduleSpec::new(*kind, layout.pp, micro_batches);
+        let spec = ScheduleSpec::new(*kind, layout.pp, batches.global / unit);
         ScheduleSpec { virtual_pipeline: layout.vpp, ..spec }
     };
-    kinds.iter().map(spec).filter(|spec| spec.check().is_ok()).collect()
+    let exists = |spec: &ScheduleSpec| {
+        batches.all().all(|size| ScheduleSpec { micro_batches: size / unit, ..*spec }.check().is_ok())
+    };
+    kinds.iter().map(spec).filter(exists).collect()
 }
 
 /// Stage layouts of a model: stages with equally many layers if the layers allow it, and stages with equal costs.

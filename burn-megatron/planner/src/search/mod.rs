@@ -55,7 +55,9 @@ pub struct SearchResult {
 /// Number of layouts that are simulated, the most promising ones.
 const SIMULATED: usize = 96;
 /// Passes of layers and stages in all of them. About a million take a second.
-const PASSES: usize = 1 << 20;
+const SIMULATED_PASSES: usize = 1 << 20;
+/// Most passes of a step: stages times micro-batches.
+pub const PASSES: usize = 1 << 18;
 /// Number of layouts that are shown.
 const SHOWN: usize = 5;
 
@@ -69,7 +71,7 @@ pub fn search(request: &SearchRequest) -> SearchResult {
     rough.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (mut best, mut simulated, mut passes) = (Vec::new(), 0, 0);
     for (_, _, job) in rough.iter().filter(|(_, may_fit, _)| *may_fit) {
-        if simulated == SIMULATED || passes > PASSES {
+        if simulated == SIMULATED || passes > SIMULATED_PASSES {
             break;
         }
         passes += passes_of(job);

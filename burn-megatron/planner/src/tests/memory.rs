@@ -59,7 +59,8 @@ fn heads_in_chunks_do_not_save_their_logits() {
         (UnitMemory::new(&unit, &job), gemms)
     };
     let ((whole, once), (chunks, twice)) = (of(usize::MAX), of(1 << 30));
-    let (tokens, logits) = (2 * 8192, 2 * 2 * 8192 * 128_256);
+    // 128,256 logits of each token are 3.9 GiB, in a buffer of 4.
+    let (tokens, logits) = (2 * 8192, 1 << 32);
     assert_eq!((once, twice), (0, 1));
     assert_eq!(whole.kept - chunks.kept, logits);
     assert!(chunks.backward < logits / 3 + 4 * 2 * tokens * 4096, "{chunks:?}");
@@ -69,35 +70,6 @@ fn heads_in_chunks_do_not_save_their_logits() {
         memory_of(&job.on_gpus())[0].loss
     };
     assert!(usual(131_072) < usual(32_768));
-}
-
-/// Pages are as large as the largest tensor. The logits need none besides their own; if the MLP's first output is the
-/// largest, it, the activation of half its size and the gradients of both need four. Two H200s had about 30 GiB of
-/// tensors in 45.5 GiB of pages.
-#[test]
-fn pages_have_gaps_on_gpus() {
-    let job = |seq| Job { seq, micro_batch: 1, ..job(llama3_8b(), "CP2 ZeRO2", ScheduleKind::NoPipeline, 1) };
-    assert_eq!(memory_of(&job(16_384))[0].pages, 0);
-    assert_eq!(memory_of(&job(16_384).on_gpus())[0].pages, 0);
-    assert_eq!(memory_of(&job(131_072).on_gpus())[0].pages, 4 * 2 * 65_536 * 2 * 14_336);
-}
-
-/// The 128.1 GiB of two H200s at 131,072 tokens, and 131.9 GiB of 8,192 tokens under ZeRO 1, of which 2.0 were a second
-/// copy of the logits: additions after them were not in place when that was measured.
-#[test]
-fn gpus_take_what_was_measured() {
-    let full = Recompute { granularity: Granularity::Full, ..Recompute::default() };
-    let long = Job {
-        seq: 131_072,
-        micro_batch: 1,
-        recompute: full,
-        ..job(llama3_8b(), "CP2 ZeRO2", ScheduleKind::NoPipeline, 1)
-    };
-    let short = Job { seq: 8192, micro_batch: 1, ..job(llama3_8b(), "DP2 ZeRO1", ScheduleKind::NoPipeline, 2) };
-    for (job, gib) in [(long, 128.1), (short, 131.9 - 2.0)] {
-        let planned = memory_of(&job.on_gpus())[0].peak() as f64 / f64::from(1 << 30);
-        assert!((planned / gib - 1.0).abs() < 0.04, "planned {planned} GiB, measured {gib}");
-    }
 }
 
 /// On GPUs fp32 gradients are whole all the time under ZeRO 1, sharded under ZeRO 2 with two open buckets of each size,
@@ -114,7 +86,8 @@ fn gpus_keep_gradients_in_place_and_pay_for_their_libraries() {
     assert!((per_parameter(on("DP8 ZeRO2")) - (2.0 + 16.0 / 8.0 + open)).abs() < 1e-3);
     assert_eq!((on("DP8").communication, on("DP8 ZeRO1").communication), (0, 0));
     let [alone, dp_ranks, both] = ["TP1", "DP8", "TP2 DP4"].map(|layout| on(layout).libraries);
-    assert!(alone > 1 << 30 && both - dp_ranks == dp_ranks - alone, "{alone} {dp_ranks} {both}");
+    assert_eq!(both - dp_ranks, 384 << 20, "a communicator");
+    assert!(alone > 1 << 30 && dp_ranks - alone > both - dp_ranks, "{alone} {dp_ranks} {both}");
     // The widest moment works with activations and their gradients, not with gradients of weights.
     let cpu = memory_of(&single(llama3_8b()))[0];
     assert!(on("TP1").working < cpu.working && on("TP1").activations == cpu.activations);
@@ -231,10 +204,4 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     // Frozen weights are not gathered: they are whole everywhere, and quantised once.
     let base = Job { adapters: Some(all_linear(16)), ..sharded };
     assert_eq!(memory_of(&base)[0].states.quantised, 32 * 2 * (attention + 3 * 4096 * 14_336));
-}
-
-/// LoRA of this rank on all linear layers.
-fn all_linear(rank: u64) -> Adapters {
-    let (qkv, up, expert_up) = ([0, 1, 2].map(Some), [0, 1].map(Some), [false; 2]);
-    Adapters { rank, dora: false, qkv, out: true, up, down: true, expert_up, expert_down: false, base: None }
 }

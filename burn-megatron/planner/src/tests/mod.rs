@@ -1,6 +1,7 @@
 //! Plans against papers, model cards and measurements.
 
 mod dynamic;
+mod measured;
 mod memory;
 mod search;
 mod states;
@@ -60,4 +61,10 @@ fn h200() -> Hardware {
 
 fn traffic_of(job: &Job) -> Vec<Traffic> {
     traffic(job, &Schedule::new(job.schedule).unwrap())
+}
+
+/// LoRA of this rank on all linear layers.
+fn all_linear(rank: u64) -> Adapters {
+    let (qkv, up, expert_up) = ([0, 1, 2].map(Some), [0, 1].map(Some), [false; 2]);
+    Adapters { rank, dora: false, qkv, out: true, up, down: true, expert_up, expert_down: false, base: None }
 }

@@ -25,7 +25,7 @@ use super::generate::{cache_bytes, memory};
 use super::processes::alone;
 use super::sampling::SamplingArgs;
 use crate::data::chat::ChatTokenizer;
-use crate::forward::{Settings, build};
+use crate::forward::{Settings, build_over};
 use crate::generate::{GenerateOptions, Generated, TextStream, generate};
 use crate::hf::{HfFolder, read_adapter};
 
@@ -195,11 +195,11 @@ impl WithModel for Job<'_> {
         self.settings
             .cluster
             .launch(&self.mesh, |rank| {
-                let with = |number: usize| {
+                let with = |number: usize, base: Option<&M>| {
                     let settings = Settings { adapter: self.adapters[number].clone(), ..self.settings.clone() };
-                    build::<M>(&rank, config, self.folder, &settings)
+                    build_over::<M>(&rank, config, self.folder, &settings, base)
                 };
-                let mut model = Some(with(self.adapters.len().min(2) - 1)?);
+                let mut model = with(self.adapters.len().min(2) - 1, None)?;
                 let turns = self.turns[rank.rank].lock().take().ok_or("a rank runs once")?;
                 let first = rank.group(Axis::Tp).rank() == 0;
                 let tell = |answer| self.answers.lock().send(answer).ok();
@@ -211,16 +211,13 @@ impl WithModel for Job<'_> {
                     let turn = match turn {
                         Turn::Say(tokens) => tokens,
                         Turn::Adapter(number) => {
-                            // Not two models at a time.
-                            drop(model.take());
-                            model = Some(with(number)?);
+                            model = with(number, Some(&model))?;
                             if first {
                                 tell(None);
                             }
                             continue;
                         }
                     };
-                    let model = model.as_ref().ok_or("a model is there between turns")?;
                     let (mut stream, mut text, mut closed) =
                         (TextStream::after(self.tokenizer, &turn), String::new(), false);
                     let mut say = |new: String| {
@@ -228,7 +225,7 @@ impl WithModel for Job<'_> {
                         text += &new;
                         closed
                     };
-                    let generated = generate(&rank, model, &turn, self.options, |token| {
+                    let generated = generate(&rank, &model, &turn, self.options, |token| {
                         let is_end = self.options.stop_tokens.contains(&token);
                         let new = if is_end { String::new() } else { stream.push(token).unwrap_or_default() };
                         if say(new) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -1,5 +1,6 @@
 //! `burn-megatron serve`: many texts at once, over HTTP.
 
+mod adapted;
 mod measure;
 mod sizes;
 
@@ -11,13 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context, Result, anyhow, bail};
-use backend_dist::launch::{BoxError, Rank};
+use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Mesh, ParallelLayout};
 use models::layout::sequence_unit;
-use models::lora::{Adapter, with_weights_of};
+use models::lora::Adapter;
 use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WithModel};
 use tokio::sync::oneshot;
 
+use self::adapted::build_all;
 use self::measure::Load;
 use self::sizes::SizeArgs;
 use super::chat::adapters;
@@ -27,7 +29,7 @@ use super::generate::tokenizer;
 use super::processes::alone;
 use crate::console::say;
 use crate::data::chat::ChatTokenizer;
-use crate::forward::{Settings, build};
+use crate::forward::Settings;
 use crate::hf::HfFolder;
 use crate::serve::http::{App, Server};
 use crate::serve::{Queue, Requests, SchedulerConfig, run as serve};
@@ -83,9 +85,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
         (None, None) => bail!("--hf DIR says what to serve"),
     };
     check_layout(&args.layout, &config)?;
-    let scheduler = args.sizes.resolve(&config, args.device, args.dtype, args.layout.tp)?;
-    let settings = Settings::new(args.device.devices(&args.layout)?, args.layout.clone(), args.dtype);
     let (names, adapters) = adapters(&args.adapters, &config)?;
+    let scheduler = args.sizes.resolve(&config, &adapters, args.device, args.dtype, args.layout.tp)?;
+    let settings = Settings::new(args.device.devices(&args.layout)?, args.layout.clone(), args.dtype);
     let (requests, queue) = Requests::channel();
     let job = |ready: &(dyn Fn() + Sync)| {
         config.visit(Job {
@@ -213,24 +215,16 @@ impl WithModel for Job<'_> {
     type Output = Result<()>;
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) -> Result<()> {
-        let load = |rank: &Rank, adapter: &Option<Adapter>| match self.folder {
-            Some(folder) => {
-                let settings = Settings { adapter: adapter.clone(), ..self.settings.clone() };
-                build::<M>(rank, config, folder, &settings)
-            }
-            None => {
-                let params = ParamBuilder::new(rank, self.settings.dtype, 1).with_fp32_norms().without_autodiff();
-                Ok(M::build(config, params)?)
-            }
-        };
         self.settings
             .cluster
             .launch(&self.mesh, |rank| {
-                let mut models: Vec<M> = Vec::with_capacity(self.adapters.len());
-                for adapter in self.adapters {
-                    let model = load(&rank, adapter)?;
-                    models.push(if let Some(base) = models.first() { with_weights_of(model, base) } else { model });
-                }
+                let models: Vec<M> = match self.folder {
+                    Some(folder) => build_all(&rank, config, folder, self.settings, self.adapters)?,
+                    None => {
+                        let params = ParamBuilder::new(&rank, self.settings.dtype, 1).with_fp32_norms();
+                        vec![M::build(config, params.without_autodiff())?]
+                    }
+                };
                 let queue = match rank.rank {
                     0 => self.queue.lock().take(),
                     _ => None,

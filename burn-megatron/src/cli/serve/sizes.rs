@@ -1,8 +1,10 @@
 //! How many sequences there may be, and how long.
 
 use anyhow::{Result, bail};
+use models::lora::Adapter;
 use models::{FamilyConfig, ModelConfig};
 
+use super::adapted::of_adapters;
 use crate::cli::chat::positions;
 use crate::cli::device::DeviceKind;
 use crate::cli::forward::Precision;
@@ -45,15 +47,16 @@ pub(super) struct SizeArgs {
 }
 
 impl SizeArgs {
-    /// The sizes for a model. Fails if they cannot serve, or the model has not so many positions.
+    /// The sizes for a model and its adapters. Fails if they cannot serve, or the model has not so many positions.
     pub fn resolve(
         &self,
         config: &FamilyConfig,
+        adapters: &[Option<Adapter>],
         device: DeviceKind,
         dtype: Precision,
         tp: usize,
     ) -> Result<SchedulerConfig> {
-        self.resolve_within(memory(device), config, device, dtype, tp)
+        self.resolve_within(memory(device), config, adapters, device, dtype, tp)
     }
 
     /// The same where so many bytes of memory are known of.
@@ -61,6 +64,7 @@ impl SizeArgs {
         &self,
         memory: Option<u64>,
         config: &FamilyConfig,
+        adapters: &[Option<Adapter>],
         device: DeviceKind,
         dtype: Precision,
         tp: usize,
@@ -80,7 +84,7 @@ impl SizeArgs {
         let wanted =
             self.max_model_len.unwrap_or(positions).div_ceil(block_size).saturating_mul(self.max_num_seqs.max(1));
         let needs = Needs {
-            weights: weights(config, device, dtype, tp),
+            weights: weights(config, device, dtype, tp) + of_adapters(adapters, device, dtype, tp),
             states: states(config, device, dtype, tp),
             // Where a block holds nothing, it is a number in the scheduler.
             block: cache_bytes(config, device, dtype, tp).saturating_mul(block_size as u64).max(4),
@@ -101,7 +105,7 @@ impl SizeArgs {
         Ok(sizes)
     }
 
-    /// Blocks that fit into a share of the bytes, next to the weights and the states of all sequences.
+    /// Blocks that fit into a share of the bytes, next to the weights, the adapters and the states of all sequences.
     fn fitting_blocks(&self, needs: &Needs, bytes: u64, share: f64) -> Result<u64> {
         let Needs { weights, states, block } = *needs;
         let free = ((bytes as f64 * share) as u64).saturating_sub(weights);
@@ -139,6 +143,7 @@ impl SizeArgs {
 
 /// Bytes of what is kept while a model serves.
 struct Needs {
+    /// With the adapters.
     weights: u64,
     /// The recurrent states of a sequence.
     states: u64,
@@ -164,6 +169,7 @@ fn sharing(device: DeviceKind, tp: usize) -> usize {
 mod tests {
     use models::{DeepSeekV3Config, LlamaConfig, Mamba2Config, NemotronHConfig};
 
+    use super::super::adapted::tests::adapter;
     use super::*;
 
     fn args() -> SizeArgs {
@@ -181,7 +187,7 @@ mod tests {
 
     fn resolve(args: &SizeArgs) -> Result<SchedulerConfig> {
         let config = FamilyConfig::Llama(LlamaConfig { max_position_embeddings: 100, ..LlamaConfig::tiny() });
-        args.resolve(&config, DeviceKind::Cpu, Precision::F32, 1)
+        args.resolve(&config, &[], DeviceKind::Cpu, Precision::F32, 1)
     }
 
     #[test]
@@ -213,9 +219,25 @@ mod tests {
         let config = FamilyConfig::Mamba2(Mamba2Config::tiny());
         let len = |max_model_len| {
             let args = SizeArgs { max_model_len, ..args() };
-            args.resolve(&config, DeviceKind::Cpu, Precision::F32, 1).unwrap().max_model_len
+            args.resolve(&config, &[], DeviceKind::Cpu, Precision::F32, 1).unwrap().max_model_len
         };
         assert_eq!([len(None), len(Some(100_000))], [2048, 100_000]);
+    }
+
+    /// So many blocks less as they take bytes.
+    #[test]
+    fn adapters_take_memory_of_the_cache() {
+        let config = FamilyConfig::Llama(LlamaConfig::tiny());
+        let at = (DeviceKind::Cpu, Precision::F32);
+        let block = cache_bytes(&config, at.0, at.1, 1) * 16;
+        let memory = weights(&config, at.0, at.1, 1) + 40 * block;
+        let blocks = |adapters: &[Option<Adapter>]| {
+            let args = SizeArgs { gpu_memory_utilization: Some(1.0), max_num_seqs: 60, ..args() };
+            args.resolve_within(Some(memory), &config, adapters, at.0, at.1, 1).unwrap().num_blocks as u64
+        };
+        let adapters = [1, 2].map(|elements| adapter(&config, elements * block as usize));
+        let taken = of_adapters(&adapters, at.0, at.1, 1).div_ceil(block);
+        assert_eq!((blocks(&[None]), blocks(&adapters)), (40, 40 - taken));
     }
 
     /// What an error names as the nearest legal value is legal, and one more or less is not.
@@ -228,7 +250,7 @@ mod tests {
             let [weights, states] = [weights(config, at.0, at.1, 1), states(config, at.0, at.1, 1)];
             let block = (cache_bytes(config, at.0, at.1, 1) * 16).max(4);
             let resolve = |of: SizeArgs, memory: u64| {
-                let sizes = of.resolve_within(Some(memory), config, at.0, at.1, 1);
+                let sizes = of.resolve_within(Some(memory), config, &[], at.0, at.1, 1);
                 sizes.map(|sizes| sizes.num_blocks).map_err(|error| error.to_string())
             };
             let whole = || SizeArgs { gpu_memory_utilization: Some(1.0), ..args() };

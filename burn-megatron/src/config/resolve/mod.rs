@@ -167,12 +167,14 @@ impl Values {
                 }
             }
         }
+        self.fill("output.directory", directory.display().to_string().into());
+        let output = PathBuf::from(self.text("output.directory").unwrap_or_default());
+        self.fill("checkpoint.directory", output.join("checkpoints").display().to_string().into());
         self.sort_out();
         let steps = self.number("training.steps");
         // TOML's integers have 63 bits.
         let samples = self.batch_sizes().samples(steps).min(i64::MAX as u64);
         let documents = if self.files("data.text") == 1 { "paragraph" } else { "file" };
-        self.fill("output.directory", directory.display().to_string().into());
         self.fill("lr.decay", format!("{steps} steps").into());
         if self.text("weight-decay.incr-style").as_deref() != Some("constant")
             && self.values["weight-decay.length"].is_null()
@@ -184,8 +186,6 @@ impl Values {
         // Megatron's generator of sample orders takes 32 bits.
         self.fill("data.seed", (self.number("training.seed") as u32).into());
         self.fill("evaluation.every", steps.div_ceil(10).into());
-        let output = PathBuf::from(self.text("output.directory").unwrap_or_default());
-        self.fill("checkpoint.directory", output.join("checkpoints").display().to_string().into());
     }
 
     /// Refuses keys that another key's value leaves without meaning. A key of the file is dropped silently if the

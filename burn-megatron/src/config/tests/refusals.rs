@@ -38,11 +38,16 @@ fn a_key_that_another_one_leaves_without_meaning_is_refused() {
     for (key, value, with) in [
         ("context.max-tokens-per-rank", "64", "context.dynamic = false; only with true"),
         ("context.hierarchical-sizes", "2,2", "context.comm-type = p2p; only with a2a+p2p"),
+        ("checkpoint.storage", "/copies", "checkpoint.directory = none; only with a folder"),
         ("fp8.amax-history-len", "16", "fp8.recipe = tensorwise; only with delayed"),
         ("fp8.experts", "false", "fp8.format = none; only with e4m3, hybrid"),
         ("fp8.num-layers-at-start-in-bf16", "2", "fp8.first-last-layers-bf16 = false; only with true"),
     ] {
-        let file = if key == "fp8.experts" { "" } else { "[fp8]\nformat = \"hybrid\"\n" };
+        let file = match key {
+            "fp8.experts" => "",
+            "checkpoint.storage" => "[checkpoint]\ndirectory = \"none\"\n",
+            _ => "[fp8]\nformat = \"hybrid\"\n",
+        };
         says!(refusal(file, &[(key, value)]), &format!("has no meaning with {with}"));
     }
     let lion = refusal("[optimizer]\nkind = \"lion\"\n", &[("optimizer.exp-avg-dtype", "bf16")]);
@@ -55,6 +60,8 @@ fn a_key_that_another_one_leaves_without_meaning_is_refused() {
                 num-layers-at-end-in-bf16 = 2\n";
     assert!(good(file, &[("fp8.format", "none")]).fp8.format.is_none());
     assert!(contradiction(&format!("{file}{TEXT}")).contains("leave none of 2 layers in FP8"));
+    let copied = good("[checkpoint]\nstorage = \"/copies\"\n", &[]);
+    assert_eq!(copied.checkpoint.storage.as_deref(), Some("/copies"), "the folder follows from the output's");
 }
 
 #[test]
@@ -118,6 +125,7 @@ fn contradictions_are_found_together() {
     for (keys, part) in [
         ("cpu-offload = true\noffload-fraction = 0", "optimizer.offload-fraction = 0 is not above 0 and at most 1"),
         ("offload-fraction = 0.5", "optimizer.offload-fraction = 0.5 without optimizer.cpu-offload"),
+        ("[anomaly]\nspike = \"skip\"\nwindow = 1", "anomaly.window = 1: one step has no standard deviation"),
         ("cpu-offload = true\n[training]\nema-decay = 0.999", "optimizer.cpu-offload = true with training.ema-decay"),
     ] {
         says!(contradiction(&format!("[optimizer]\n{keys}\n")), part);

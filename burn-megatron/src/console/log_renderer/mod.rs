@@ -178,7 +178,10 @@ impl TrainingProgressLogger for LogRenderer {
 
     fn end_split(&mut self, progress: &Progress) {
         if self.split == Split::Valid && progress.items_processed > 0 {
-            let line = format!("validation after {}{}", self.last_step.trim(), self.values(Split::Valid));
+            // A resumed run may begin with the evaluation that it owes.
+            let after =
+                if self.last_step.is_empty() { String::new() } else { format!(" after {}", self.last_step.trim()) };
+            let line = format!("validation{after}{}", self.values(Split::Valid));
             self.line(&line);
         }
         self.split = Split::Train;

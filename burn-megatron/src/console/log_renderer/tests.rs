@@ -80,6 +80,17 @@ fn a_step_is_one_line_and_steps_count_over_epochs() {
 }
 
 #[test]
+fn an_evaluation_before_the_first_step_is_after_none() {
+    let page = Page::default();
+    let mut renderer = renderer(&page).counting_steps(100, 10);
+    renderer.start(10, 2, None, None);
+    renderer.start_split("valid", &steps(0, 2));
+    renderer.update_valid(numeric("Loss", 2.25));
+    renderer.end_split(&steps(2, 2));
+    assert_eq!(page.lines(), ["validation | loss 2.2500"]);
+}
+
+#[test]
 fn items_are_counted_inside_their_epoch() {
     let page = Page::default();
     let mut renderer = renderer(&page);

@@ -109,20 +109,8 @@ impl<M: CausalLm> RankEngine<M> {
             release_memory(device);
             ready().map(|()| optimizer)
         })?;
-        let elements = |grid: GridKind| {
-            let specs = chunks.iter().flat_map(|chunk| chunk.model().registry().iter());
-            let sections =
-                specs.filter(|spec| spec.unit.grid() == grid && !spec.frozen).flat_map(|spec| &spec.sections);
-            let once = sections.filter(|section| section.copy < section.copies);
-            once.map(|section| section.global_shape.iter().product::<usize>()).sum::<usize>()
-        };
-        let experts = match model_parallel.as_slice() {
-            [_, _] => rank.group(Axis::Ep).all_gather_host(elements(GridKind::Expert)).into_iter().sum(),
-            _ => 0,
-        };
-        let elements = elements(GridKind::Dense) + experts;
         let dynamic = DynamicGroups::of(rank, &config, dims)?;
-        let engine = Self {
+        let mut engine = Self {
             chunks,
             optimizer,
             actions: pipeline.posted().ranks.swap_remove(stages.rank()),
@@ -140,7 +128,7 @@ impl<M: CausalLm> RankEngine<M> {
             config,
             loads: Vec::new(),
             gradients: GradientStats::default(),
-            elements: stages.all_gather_host(elements).into_iter().sum(),
+            checkpoint_bytes: 0,
             stages,
             dynamic,
             context: (layout.cp > 1).then(|| rank.group(Axis::Cp)),
@@ -166,6 +154,8 @@ impl<M: CausalLm> RankEngine<M> {
             heard: HashMap::new(),
             taught: HashMap::new(),
         };
+        let own = engine.optimizer.snapshot_bytes() + engine.untrained_bytes();
+        engine.checkpoint_bytes = rank.group(Axis::World).all_gather_host(own).into_iter().sum();
         engine.all_weights_changed();
         Ok(engine)
     }

@@ -16,7 +16,7 @@ pub(super) fn records(statistics: bool) -> RouterRecords {
 impl<M: CausalLm> RankEngine<M> {
     /// Whether the model has routed experts, on whatever rank.
     pub fn has_experts(&self) -> bool {
-        self.model_parallel.len() > 1
+        self.is_moe
     }
 
     /// How the experts were used in the last step, by layer of the whole model; the same on all ranks. Empty without
@@ -37,8 +37,8 @@ impl<M: CausalLm> RankEngine<M> {
         self.routers.stats.iter().for_each(|stats| drop(stats.take()));
     }
 
-    /// With `update` moves the biases that balance experts by the tokens of all ranks, and adds their statistics up. All
-    /// ranks call it together.
+    /// With `update` moves the biases that balance experts by the tokens of all ranks, but for frozen ones, of which
+    /// routers count no tokens, and adds their statistics up. All ranks call it together.
     pub(super) fn end_routing_step(&mut self, update: bool) {
         // The model has experts or not on all ranks alike.
         if !self.has_experts() {

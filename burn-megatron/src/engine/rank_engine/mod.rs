@@ -60,7 +60,7 @@ pub struct RankEngine<M> {
     rank: Rank,
     /// Ranks that hold the same weights and see other tokens.
     dp_ranks: Group,
-    /// By grid on which the model has parameters, the ranks that together hold these.
+    /// By grid on which parameters are trained, the ranks that together hold these.
     model_parallel: Vec<(GridKind, Group)>,
     routers: RouterRecords,
     /// Of the passes of a step, if it is asked for.
@@ -84,8 +84,8 @@ pub struct RankEngine<M> {
     is_moe: bool,
     /// Tokens that the model knows.
     vocabulary: usize,
-    /// Of the whole model.
-    elements: usize,
+    /// Of the tensors of a checkpoint of the whole model.
+    checkpoint_bytes: u64,
     recorder: Recorder,
     peak_in_flight: usize,
     /// A step has been done.

@@ -7,9 +7,8 @@ use crate::element::Element;
 use crate::engine::AnomalyState;
 use crate::engine::anomaly::AnomalyWatch;
 use crate::host_memory;
-use crate::optim::{LossScale, LossScaler, StateDtype};
+use crate::optim::{LossScale, LossScaler};
 use backend_dist::gpu;
-use backend_dist::gpu::buffer::BLOCK;
 use backend_dist::gpu::host_copy::HostCopy;
 use backend_dist::shard::{HostFloats, ParamSpec, Section};
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
@@ -50,13 +49,7 @@ impl<M: CausalLm> RankEngine<M> {
 
     /// Bytes of the tensors of a checkpoint of the whole model.
     pub fn checkpoint_bytes(&self) -> u64 {
-        // Weights, moments, and masters of weights that are narrower.
-        let (own, states) = (self.dtype.size(), self.config.optimizer.states());
-        let moment = |state: StateDtype| if own > 4 { own * BLOCK } else { state.block_bytes() };
-        let master = if own < 4 { states.main_params.bytes() } else { 0 };
-        let average = if self.config.ema_decay.is_some() { own.max(4) } else { 0 };
-        let block = BLOCK * (own + master + average) + moment(states.exp_avg) + moment(states.exp_avg_sq);
-        (block as u64 * self.elements as u64).div_ceil(BLOCK as u64)
+        self.checkpoint_bytes
     }
 
     /// This rank's share of weights and optimizer states: every element of the model is on exactly one rank of the
@@ -135,6 +128,7 @@ impl<M: CausalLm> RankEngine<M> {
                 }
             }
         }
+        self.check_frozen(checkpoint)?;
         let untrained = self.read_untrained(checkpoint)?;
         let mut read = |kind: Kind, section: &Section, ranges: &[Range<usize>]| {
             let kind = match kind {

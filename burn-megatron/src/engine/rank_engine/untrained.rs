@@ -4,8 +4,9 @@
 use super::RankEngine;
 use super::state::Values;
 use crate::checkpoint::{Checkpoint, CheckpointError, Kind, Slice};
+use crate::engine::chunk::Chunk;
 use backend_dist::shard::{ParamSpec, Section};
-use burn::module::{ModuleMapper, Param};
+use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use half::{bf16, f16};
 use models::CausalLm;
@@ -47,13 +48,31 @@ impl<M: CausalLm> RankEngine<M> {
             let (name, global_shape) = (section.name.clone(), section.global_shape.clone());
             Slice { kind: Kind::Weight, name, global_shape, ranges: section.ranges(), dtype, data: data.into() }
         };
-        let first = |spec: &ParamSpec| self.rank.group(spec.unit.grid().dp_ranks()).rank() == 0;
-        let all = self.untrained_typed(|spec| !spec.frozen && first(spec));
+        let all = self.untrained_typed(|spec| self.is_saved_here(spec));
         let slices = all.iter().flat_map(|(spec, dtype, values)| {
             let owned = spec.sections_of(values).filter(|(section, _)| section.is_owned());
             owned.map(|(section, local)| slice(section, *dtype, section.unpad(local)))
         });
         slices.filter(|slice| slice.ranges.iter().all(|range| !range.is_empty())).collect()
+    }
+
+    fn is_saved_here(&self, spec: &ParamSpec) -> bool {
+        !spec.frozen && self.rank.group(spec.unit.grid().dp_ranks()).rank() == 0
+    }
+
+    /// Bytes of these slices.
+    pub(super) fn untrained_bytes(&self) -> u64 {
+        let of_chunk = |chunk: &Chunk<M>| {
+            let specs = chunk.model().registry().iter().filter(|spec| !spec.trained && self.is_saved_here(spec));
+            let owned = |spec: &ParamSpec| {
+                let sections = spec.sections.iter().filter(|section| section.is_owned());
+                sections.map(|section| section.ranges().iter().map(ExactSizeIterator::len).product::<usize>()).sum()
+            };
+            let mut bytes = Bytes { elements: specs.map(|spec| (spec.id, owned(spec))).collect(), sum: 0 };
+            chunk.model().visit(&mut bytes);
+            bytes.sum
+        };
+        self.chunks.iter().map(of_chunk).sum()
     }
 
     /// The state in a checkpoint, by parameter id. Fails if it is missing or has another shape.
@@ -71,6 +90,22 @@ impl<M: CausalLm> RankEngine<M> {
             Ok((spec.id, values.concat()))
         };
         specs.map(read).collect()
+    }
+
+    /// Fails if a checkpoint of adapters has something that is frozen under them and is not what this model has: routers'
+    /// biases once moved there.
+    pub(super) fn check_frozen(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+        let held = |spec: &ParamSpec| spec.frozen && checkpoint.holds(Kind::Weight, spec.name());
+        for (spec, values) in self.untrained_where(held) {
+            for (section, own) in spec.sections_of(&values) {
+                let (name, shape) = (&section.name, &section.global_shape);
+                let saved = checkpoint.read_f64(Kind::Weight, name, shape, &section.ranges())?;
+                if saved != section.unpad(own) {
+                    return Err(CheckpointError::Frozen { path: checkpoint.path().into(), name: name.clone() });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Replaces state, by parameter id.
@@ -97,6 +132,20 @@ fn stored(dtype: DType, values: Vec<f64>) -> (Dtype, Vec<u8>) {
         DType::BF16 => (Dtype::BF16, values.flat_map(|value| bf16::from_f64(value).to_le_bytes()).collect()),
         DType::F16 => (Dtype::F16, values.flat_map(|value| f16::from_f64(value).to_le_bytes()).collect()),
         _ => (Dtype::F32, values.flat_map(|value| (value as f32).to_le_bytes()).collect()),
+    }
+}
+
+/// Bytes of so many elements of some parameters, by id.
+struct Bytes {
+    elements: HashMap<u64, usize>,
+    sum: u64,
+}
+
+impl ModuleVisitor for Bytes {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(elements) = self.elements.get(&param.id.val()) {
+            self.sum += (elements * param.val().dtype().size()) as u64;
+        }
     }
 }
 

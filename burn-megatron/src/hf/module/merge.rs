@@ -147,7 +147,7 @@ impl TensorReader for Merged<'_> {
         };
         let sum = self.adapter.plan.merge(layer, rows, own.decode(&base), tensor)?;
         let mut bytes = Vec::new();
-        self.element(name, shape)?.encode(&sum, &mut bytes);
+        self.element(name, shape)?.encode_finite(&sum, &mut bytes)?;
         Ok(bytes)
     }
 }

@@ -14,14 +14,14 @@ use crate::hf::error::HfFolderError;
 
 const STATE: &str = "optimizer.state.";
 
-/// What is before the states' names, if there are any. Fails if they are those of another optimizer, or sharded as
+/// Whether there are states. Fails if they are those of another optimizer, or sharded as
 /// buffers.
-pub(super) fn states(objects: &DcpObjects) -> Result<Option<String>, String> {
-    let mut found = None;
+pub(super) fn states(objects: &DcpObjects) -> Result<bool, String> {
+    let mut found = false;
     for name in &objects.names {
         if name.contains(BUFFERS) {
             match bucket(name) {
-                Some((.., state)) if MOMENTS.contains(&state) => found = Some(String::new()),
+                Some((.., state)) if MOMENTS.contains(&state) => found = true,
                 Some((.., state)) if MASTERS.contains(&state) => {}
                 Some(_) => return Err(of_another_optimizer(name)),
                 None if name.starts_with(BUFFERS) && name.contains("/shard_") => {}
@@ -34,10 +34,10 @@ pub(super) fn states(objects: &DcpObjects) -> Result<Option<String>, String> {
             }
             continue;
         }
-        let Some((before, state)) = name.split_once(STATE) else { continue };
+        let Some((_, state)) = name.split_once(STATE) else { continue };
         let state = state.split('.').next().unwrap_or_default();
         match state {
-            _ if MOMENTS.contains(&state) => found = Some(before.to_string()),
+            _ if MOMENTS.contains(&state) => found = true,
             _ if MASTERS.contains(&state) => {}
             _ => return Err(of_another_optimizer(name)),
         }

@@ -11,6 +11,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use self::torch::Prefixes;
+use super::distributed;
 use super::error::HfFolderError;
 use super::folder::HfFolder;
 use crate::checkpoint::Kind;
@@ -57,10 +59,10 @@ impl OptimizerStates {
         }
         let objects = DcpObjects::open(weights)?;
         let found = match model.is_megatron() {
-            true => megatron::states(&objects).map_err(|what| HfFolderError::file(weights, what))?,
-            false => torch::states(&objects, model).map_err(|what| HfFolderError::file(weights, what))?,
+            true => megatron::states(&objects).map(|are_there| are_there.then(Prefixes::default)),
+            false => torch::states(&objects.names, &distributed::hf_names(model.config())),
         };
-        let Some(prefix) = found else { return Ok(None) };
+        let Some(prefixes) = found.map_err(|what| HfFolderError::file(weights, what))? else { return Ok(None) };
         let (first, without) = model.states(weights, MOMENTS[0])?;
         let (second, other) = model.states(weights, MOMENTS[1])?;
         if let Some(name) =
@@ -71,7 +73,7 @@ impl OptimizerStates {
         }
         let mut recorded = match model.is_megatron() {
             true => megatron::recorded(&weights.join("common.pt"), &objects)?,
-            false => torch::recorded(&objects, &prefix, model).map_err(|what| HfFolderError::file(weights, what))?,
+            false => torch::recorded(&objects, &prefixes, model).map_err(|what| HfFolderError::file(weights, what))?,
         };
         recorded.consumed = recorded.consumed.or(consumed);
         if recorded.consumed.is_none() {

@@ -1,5 +1,6 @@
 //! Writes the states of AdamW of a checkpoint next to its weights, as PyTorch's or Megatron-Core's.
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 
@@ -13,6 +14,7 @@ use crate::dcp::{DcpWriter, Pickler};
 use crate::element::Element;
 use crate::hf::error::HfFolderError;
 use crate::hf::outputs::{Output, TensorReader, outputs};
+use crate::hf::torch_dist::Stacks;
 
 /// What is before PyTorch's names, as torchtitan has it.
 const TORCH: &str = "optimizer.";
@@ -40,18 +42,21 @@ pub(in crate::hf) fn states<'a>(
 ) -> Result<Vec<States<'a>>, HfFolderError> {
     let kinds = [Kind::FirstMoment, Kind::SecondMoment].into_iter().chain(megatron.then_some(Kind::Master));
     let element = megatron.then_some(Element::F32);
+    let stacks = megatron.then(|| Stacks::of(names.iter().map(|(_, of)| of.name.as_str())));
+    let stack = |of: &Foreign| stacks.as_ref().map_or_else(|| of.name.clone(), |stacks| stacks.place(&of.name).0);
+    // Frozen weights have no states, unless others of their stack have: a stack is whole.
+    let trained = names.iter().filter(|(ours, _)| checkpoint.holds(Kind::FirstMoment, ours));
+    let trained: HashSet<String> = trained.map(|(_, of)| stack(of)).collect();
     let of_kind = |kind: Kind| {
         let source = Floats { checkpoint, kind };
-        // Frozen weights have no states; a run in fp32 has no other weights than the model's.
-        let has = |(ours, _): &(&str, &Foreign)| {
-            checkpoint.holds(kind, ours) || checkpoint.holds(Kind::FirstMoment, ours) && kind == Kind::Master
-        };
-        Ok(States { kind, outputs: outputs(names.iter().filter(has), element, &source)?, source })
+        let some = names.iter().filter(|(_, of)| trained.contains(&stack(of)));
+        Ok(States { kind, outputs: outputs(some, element, &source)?, source })
     };
     kinds.map(of_kind).collect()
 }
 
-/// The floats of a kind, whatever bits a checkpoint has them in: fp32, or fp64.
+/// The floats of a kind, whatever bits a checkpoint has them in: fp32, or fp64. Moments of frozen weights are zeros; a run in
+/// fp32 has no other weights than the model's.
 pub(in crate::hf) struct Floats<'a> {
     checkpoint: &'a Checkpoint,
     kind: Kind,
@@ -71,9 +76,13 @@ impl TensorReader for Floats<'_> {
     }
 
     fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
+        let element = self.element(name, shape)?;
+        if self.kind != Kind::Master && !self.checkpoint.holds(self.kind, name) {
+            return Ok(vec![0; ranges.iter().map(ExactSizeIterator::len).product::<usize>() * element.size()]);
+        }
         let values = self.checkpoint.read_f64(self.kind(name), name, shape, ranges)?;
         let mut bytes = Vec::new();
-        self.element(name, shape)?.encode(&values, &mut bytes);
+        element.encode(&values, &mut bytes);
         Ok(bytes)
     }
 }

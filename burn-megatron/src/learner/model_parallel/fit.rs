@@ -26,7 +26,7 @@ use super::save_costs::SaveCosts;
 use super::saving::{CheckpointOptions, Saves, without_host_memory};
 use super::settings::{Build, Finish, Settings};
 use super::stragglers::StragglerWatch;
-use super::worker::{End, StopChannel, Worker};
+use super::worker::{StopChannel, Worker};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::engine::RankEngine;
 use crate::learner::report::{Failure, Fit, Fitted, Training};
@@ -272,25 +272,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             tracer,
             gauge,
         };
-        let mut epoch = saved as usize / self.settings.epoch + 1;
-        if let Some(coordinator) = coordinator.as_deref_mut().filter(|_| start.restarts > 0) {
-            coordinator.back_to(epoch);
-        }
-        while epoch <= epochs && (saved as usize) < self.settings.steps {
-            let end = worker.train(epoch, train, coordinator.as_deref_mut())?;
-            if end == End::RollBack {
-                self.roll_back(&mut worker, coordinator.as_deref_mut())?;
-                epoch = worker.engine.steps() as usize / self.settings.epoch + 1;
-                continue;
-            }
-            let stop = end == End::Stop
-                || worker.validate(epoch, valid, coordinator.as_deref_mut())?
-                || worker.end_epoch(epoch, coordinator.as_deref_mut())?;
-            if stop {
-                break;
-            }
-            epoch += 1;
-        }
+        self.epochs(&mut worker, epochs, (train, valid), coordinator.as_deref_mut())?;
         worker.end(coordinator.as_deref_mut())?;
         self.settings.exited.fetch_or(worker.exited, Ordering::Relaxed);
         if let Some(log) = coordinator.and_then(|coordinator| coordinator.log.as_mut()) {

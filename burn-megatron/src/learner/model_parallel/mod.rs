@@ -7,6 +7,7 @@ mod begin_again;
 mod burn_train_bridge;
 mod coordinator;
 mod copies;
+mod epochs;
 mod evaluate;
 mod exit;
 mod faults;

@@ -72,14 +72,22 @@ impl RunLog {
     /// again, is taken back. The error has the path and the cause when a folder or file cannot be made.
     pub fn open(files: &LogFiles, step: u64) -> io::Result<Self> {
         let wandb = files.wandb.as_deref().map(|folder| WandbRun::create(folder, &files.run)).transpose()?;
-        Ok(Self { sinks: open(files, step)?, wandb })
+        Ok(Self { sinks: open(files, step, step > 0)?, wandb })
     }
 
     /// The same for a run that begins again in its process. What has been written of a run of W&B cannot be taken back:
     /// it continues with the first step that it does not have. Fails as [`open`](Self::open).
     pub fn again(self, files: &LogFiles, step: u64) -> io::Result<Self> {
         drop(self.sinks);
-        Ok(Self { sinks: open(files, step)?, wandb: self.wandb.map(WandbRun::again) })
+        Ok(Self { sinks: open(files, step, true)?, wandb: self.wandb.map(WandbRun::again) })
+    }
+
+    /// Whether the log has this training step and no evaluation after it: its run has ended in between. Fails if it cannot be
+    /// read.
+    pub(crate) fn lacks_evaluation(files: &LogFiles, step: u64) -> io::Result<bool> {
+        let kinds = JsonLines::kinds(&files.jsonl, step)?;
+        let has = |kind: &str| kinds.contains(kind);
+        Ok(has("train") && !has("valid") && !has("tasks"))
     }
 
     /// Says that the run has done what it was to do, or was asked to stop. Fails when the disk refuses.
@@ -138,13 +146,13 @@ impl RunLog {
     }
 }
 
-/// The files from which later steps are taken back.
-fn open(files: &LogFiles, step: u64) -> io::Result<Vec<Box<dyn MetricsSink>>> {
+/// The files from which later steps are taken back; `continues`: of a run that they have already.
+fn open(files: &LogFiles, step: u64, continues: bool) -> io::Result<Vec<Box<dyn MetricsSink>>> {
     let board = files.tensorboard.as_deref().map(|folder| EventFile::create(folder, step)).transpose()?;
     let mut sinks: Vec<Box<dyn MetricsSink>> = vec![Box::new(JsonLines::open(&files.jsonl, step)?)];
     sinks.extend(board.map(|board| Box::new(board) as _));
     if let Some(store) = &files.mlflow {
-        sinks.push(Box::new(MlflowRun::open(store, &files.run, &files.jsonl, step)?));
+        sinks.push(Box::new(MlflowRun::open(store, &files.run, &files.jsonl, continues.then_some(step))?));
     }
     Ok(sinks)
 }

@@ -12,6 +12,7 @@ fn step(step: u64) -> StepStats {
     StepStats {
         loss: 2.5,
         tokens: 128,
+        computed_tokens: 256,
         grad_norm: 0.5,
         lr: 1e-3,
         seconds: 0.25,
@@ -57,8 +58,8 @@ fn lines_hold_every_metric_and_tensorboard_the_same() {
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let expected = serde_json::json!({
         "kind": "train", "step": 3, "loss": 2.5, "tokens": 128, "grad_norm": 0.5, "lr": 1e-3, "seconds": 0.25,
-        "tokens_per_second": 512.0, "tokens_per_second_per_rank": 128.0, "teraflops_per_rank": 0.256,
-        "teraflops_per_rank_full_attention": 0.384, "mfu": 0.256, "mfu_full_attention": 0.384, "memory": 1024, "loss_scale": 1024.0,
+        "tokens_per_second": 512.0, "tokens_per_second_per_rank": 128.0, "teraflops_per_rank": 0.512,
+        "teraflops_per_rank_full_attention": 0.768, "mfu": 0.512, "mfu_full_attention": 0.768, "memory": 1024, "loss_scale": 1024.0,
         "bubble": 0.25,
     });
     assert_eq!(lines[1], expected);

@@ -71,9 +71,12 @@ impl WandbRun {
         self.file.write_all(&bytes).map_err(|error| named(&self.path, &error))
     }
 
-    /// For steps that are done again: those that are written are left out.
-    pub fn again(self) -> Self {
-        Self { pending: None, done: self.written, ..self }
+    /// For steps that are done again: those that are written are left out. The one that is not written yet stays, as it may be
+    /// the last that is not done again.
+    pub fn again(mut self) -> Self {
+        let before = self.pending.as_ref().and_then(|(step, _)| step.checked_sub(1));
+        self.done = self.written.max(before);
+        self
     }
 
     /// Writes what has been said of the last step.
@@ -105,7 +108,11 @@ impl MetricsSink for WandbRun {
         if self.pending.as_ref().is_some_and(|(step, _)| *step != entry.step) {
             self.flush()?;
         }
-        self.pending.get_or_insert_with(|| (entry.step, Vec::new())).1.extend(entry.scalars());
+        let values = &mut self.pending.get_or_insert_with(|| (entry.step, Vec::new())).1;
+        let news = entry.scalars();
+        // A step that is done again has its newest values.
+        values.retain(|(name, _)| news.iter().all(|(new, _)| new != name));
+        values.extend(news);
         Ok(())
     }
 
@@ -113,6 +120,14 @@ impl MetricsSink for WandbRun {
         self.flush()?;
         let runtime = (now() - self.started).as_secs();
         self.write(&Record::Exit { code: 0, runtime })
+    }
+}
+
+/// The last step of a run that failed is written too.
+impl Drop for WandbRun {
+    fn drop(&mut self) {
+        // The run has an error of its own to end with.
+        let _ = self.flush();
     }
 }
 
@@ -159,5 +174,33 @@ mod tests {
         // Once in the summary, once in the history.
         assert_eq!((count("train/loss"), count("valid/loss"), count("2.25"), count("NaN")), (4, 2, 2, 2));
         assert_eq!(count("{\"steps\":2}"), 1);
+    }
+
+    #[test]
+    fn the_step_before_a_restart_or_a_failure_is_written_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut run = WandbRun::create(folder.path(), &RunInfo::default()).unwrap();
+        let path = run.path.clone();
+        let log = |run: &mut WandbRun, kind: &'static str, steps: &[u64]| {
+            for &step in steps {
+                let value = json!({ "kind": kind, "step": step, "loss": 7000.125 + step as f64 });
+                run.entry(&LogEntry { kind, step, value: &value, line: "" }).unwrap();
+            }
+        };
+        log(&mut run, "train", &[1, 2, 3]);
+        // Back to step 3, which was not evaluated.
+        run = run.again();
+        log(&mut run, "valid", &[3]);
+        log(&mut run, "train", &[4, 5]);
+        // Back to step 1.
+        run = run.again();
+        log(&mut run, "train", &[2, 3, 4, 5, 6]);
+        // The run fails.
+        drop(run);
+        let bytes = fs::read(path).unwrap();
+        let count = |text: &str| bytes.windows(text.len()).filter(|window| *window == text.as_bytes()).count();
+        // Once in the summary, once in the history.
+        let losses = [1, 2, 3, 4, 5, 6].map(|step| count(&format!("700{step}.125")));
+        assert_eq!((losses, count("train/loss"), count("valid/loss")), ([2, 2, 4, 2, 2, 2], 12, 2));
     }
 }

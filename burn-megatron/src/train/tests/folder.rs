@@ -1,6 +1,9 @@
 //! The folder of a run: whose it is, and what a new run finds in it.
 
+use tempfile::TempDir;
+
 use super::*;
+use crate::checkpoint::Saver;
 
 #[test]
 fn damaged_checkpoints_are_neither_ignored_nor_touched() {
@@ -65,6 +68,23 @@ fn a_run_does_not_begin_among_the_copies_of_another() {
         says!(said, "has step 6: choose another storage, or bring it with `burn-megatron fetch");
     }
     assert_eq!(walk(copies.path()), before);
+}
+
+/// The first one has not saved yet.
+#[test]
+fn a_run_does_not_begin_where_another_has_begun_to_copy_to() {
+    let (first, second, copies) = (book(), book(), tempfile::tempdir().unwrap());
+    let of = |folder: &TempDir| config(folder.path(), &[("checkpoint.storage", copies.path().to_str().unwrap())]);
+    let options = resume::options(&of(&first), None).unwrap().unwrap();
+    let begun = Saver::new(&options.root, 1, options.saver).unwrap();
+    let before = walk(copies.path());
+    assert_eq!(before.keys().collect::<Vec<_>>(), [&copies.path().join("owner")]);
+    run(&of(&second)).unwrap_err();
+    assert_eq!(walk(copies.path()), before);
+    assert_eq!(Checkpoint::traces(&second.path().join("run/checkpoints")).unwrap(), [""; 0]);
+    drop(begun);
+    run(&of(&first)).unwrap();
+    run(&of(&first)).unwrap();
 }
 
 #[test]

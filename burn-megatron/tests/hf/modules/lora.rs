@@ -134,6 +134,23 @@ fn adapters_of_modules_are_merged() {
     }
 }
 
+/// A sum beyond the type was written as infinity.
+#[test]
+fn sums_that_a_type_does_not_hold_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(lora("bert").join("adapter").join(name), folder.path().join(name)).unwrap();
+    }
+    let path = folder.path().join("adapter_config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["lora_alpha"] = 1e9.into();
+    fs::write(path, config.to_string()).unwrap();
+    let base = ModuleFolder::open(golden("bert")).unwrap().with_adapter(folder.path());
+    let merge = |element| base.write_merged(&folder.path().join("out"), Some(element), u64::MAX);
+    says!(merge(Element::F16).unwrap_err().to_string(), "f16 has nothing above 6.5504e4; take a wider type");
+    merge(Element::F32).unwrap();
+}
+
 /// peft before transformers 5 named layers of ViT as files do.
 #[test]
 fn names_of_every_version_of_transformers() {

@@ -35,7 +35,7 @@ fn moments_of_another_optimizer_do_not_go_out() {
 }
 
 /// Names of another length would not fit into the pickle.
-fn renamed(folder: &Path, from: &str, to: &str) {
+pub fn renamed(folder: &Path, from: &str, to: &str) {
     assert_eq!(from.len(), to.len());
     let path = folder.join(".metadata");
     let mut bytes = fs::read(&path).unwrap();
@@ -62,6 +62,12 @@ fn what_cannot_continue_is_named() {
     let folder = copied("adamw");
     renamed(folder.path(), "exp_avg_sq", "square_avg");
     says!(import(folder.path(), &consumed), "square_avg` is a state of another optimizer than AdamW");
+
+    // Moments were dropped without a word.
+    let folder = copied("adamw");
+    renamed(folder.path(), "optim.state.model.", "optim.state.m0del.");
+    renamed(folder.path(), "optim.state.lm_head.", "optim.state.lm_h3ad.");
+    says!(import(folder.path(), &consumed), "` is a state of no weight that config.json describes: save the optimizer");
 
     let folder = copied("adamw");
     renamed(folder.path(), "optim.state.model.norm.weight.exp_avg_sq", "train.state.model.other.weight.expavg_sq");

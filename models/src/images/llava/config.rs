@@ -88,6 +88,11 @@ impl LlavaConfig {
     pub fn check(&self) -> Result<(), ConfigError> {
         self.vision_config.check()?;
         self.text_config.check()?;
+        // Its language model sees all positions so far.
+        if let Some(window) = (0..self.text_config.num_hidden_layers).find_map(|layer| self.text_config.window(layer)) {
+            let (key, owner) = ("text_config.sliding_window", "language models without images".into());
+            return Err(ConfigError::Foreign { key, value: window.to_string(), owner, variant: "llava".into() });
+        }
         let (image, vocabulary) = (self.image_token_index, self.text_config.vocab_size);
         let (most, token) = ((vocabulary - 1) as f64, ("image_token_index", image as f64));
         expect(image < vocabulary, token, "a token of the vocabulary", most)

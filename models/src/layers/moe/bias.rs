@@ -20,7 +20,7 @@ pub struct ExpertTokens {
     pub param: u64,
     /// By how much it changes in a step.
     pub rate: f64,
-    /// Copies of tokens that were sent to each expert, before any was dropped.
+    /// Copies of tokens that each expert has, without those that it had no room for.
     pub tokens: Vec<u64>,
 }
 

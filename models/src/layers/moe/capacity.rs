@@ -11,15 +11,14 @@ pub(super) fn room(tokens: usize, top_k: usize, experts: usize, capacity: &Capac
 }
 
 /// Takes from each expert the tokens that it has no room for: those with the lowest `probability(token, expert)`, or
-/// the last ones. Returns how many were dropped.
+/// the last ones.
 pub(super) fn drop_tokens(
     choice: &mut Choice,
     experts: usize,
     room: usize,
     policy: DropPolicy,
     probability: impl Fn(usize, usize) -> f64,
-) -> usize {
-    let mut dropped = 0;
+) {
     for (expert, tokens) in choice.by_expert(experts).into_iter().enumerate() {
         if tokens.len() <= room {
             continue;
@@ -35,10 +34,8 @@ pub(super) fn drop_tokens(
         for (&token, _) in tokens.iter().zip(&stays).filter(|(_, stays)| !**stays) {
             let left: Vec<usize> = choice.of(token).filter(|other| *other != expert).collect();
             choice.set(token, left);
-            dropped += 1;
         }
     }
-    dropped
 }
 
 #[cfg(test)]
@@ -63,11 +60,11 @@ mod tests {
         let probability = |token: usize, _| [0.5, 0.9, 0.1, 0.9][token];
         for (policy, left) in [(DropPolicy::Position, [0, 1]), (DropPolicy::Probs, [1, 3])] {
             let mut choice = all_to_the_first(4);
-            assert_eq!(drop_tokens(&mut choice, 3, 2, policy, probability), 2);
+            drop_tokens(&mut choice, 3, 2, policy, probability);
             assert_eq!(choice.by_expert(3), [left.to_vec(), vec![0, 2], vec![1, 3]], "{policy:?}");
         }
         let mut choice = all_to_the_first(4);
-        assert_eq!(drop_tokens(&mut choice, 3, 4, DropPolicy::Position, probability), 0);
+        drop_tokens(&mut choice, 3, 4, DropPolicy::Position, probability);
         assert_eq!(choice, all_to_the_first(4));
     }
 }

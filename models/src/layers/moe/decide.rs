@@ -180,10 +180,9 @@ fn numbers(counts: Vec<usize>) -> Vec<f64> {
 }
 
 impl DeviceChoice {
-    /// Leaves the first `room` tokens to each expert, and says how many were dropped.
-    pub fn drop_last(&mut self, room: usize) -> usize {
+    /// Leaves the first `room` tokens to each expert.
+    pub fn drop_last(&mut self, room: usize) {
         self.room = Some(room);
-        self.counts.iter().map(|count| count.saturating_sub(room)).sum()
     }
 
     /// How many tokens each expert gets, or as many as it is padded to.

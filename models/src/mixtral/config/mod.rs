@@ -59,7 +59,8 @@ pub struct MixtralConfig {
     /// How much a step moves the bias that experts are chosen by (GLM-4.5; `--moe-router-bias-update-rate`); `None` is
     /// 0.001.
     pub moe_router_bias_update_rate: Option<f64>,
-    /// Coefficient of the load-balancing loss of each layer, as Megatron-LM defines it (`--moe-aux-loss-coeff`).
+    /// Coefficient of the load-balancing loss of each layer, as Megatron-LM defines it (`--moe-aux-loss-coeff`). That of a
+    /// `config.json` of gpt-oss counts where `output_router_logits` is true.
     pub router_aux_loss_coef: f64,
     /// Over which tokens the load is balanced (`--moe-router-load-balancing-type`).
     pub router_balance: BalanceOver,

@@ -1,3 +1,5 @@
+use serde_json::json;
+
 use super::*;
 
 #[test]
@@ -25,4 +27,40 @@ fn contradictory_sizes_are_refused() {
     assert!(refuse(MixtralConfig { num_experts: 0, ..tiny() }).contains("num_experts = 0 is not positive"));
     assert_eq!(tiny().check(), Ok(()));
     assert_eq!(MixtralConfig::qwen3_30b_a3b().check(), Ok(()));
+}
+
+/// The published files have a coefficient of 0.9 and `output_router_logits: false`: transformers trains without a
+/// load-balancing loss then. It was trained with here.
+#[test]
+fn gpt_oss_has_the_load_balancing_loss_that_its_file_asks_for() {
+    assert_eq!(MixtralConfig::gpt_oss_120b().router_aux_loss_coef, 0.0);
+    let published = MixtralConfig { router_aux_loss_coef: 0.9, ..MixtralConfig::gpt_oss_20b() };
+    let file = |flag: serde_json::Value, coefficient: serde_json::Value| {
+        let mut file = published.to_hf();
+        (file["output_router_logits"], file["router_aux_loss_coef"]) = (flag, coefficient);
+        file
+    };
+    let null = || serde_json::Value::Null;
+    for (flag, coefficient, expected) in [
+        (json!(false), json!(0.9), 0.0),
+        (null(), json!(0.9), 0.0),
+        (json!(true), json!(0.9), 0.9),
+        (json!(true), json!(0.05), 0.05),
+        (json!(true), null(), 0.9),
+        (json!(true), json!(0.0), 0.0),
+    ] {
+        let read = MixtralConfig::from_hf(&file(flag, coefficient), MixtralVariant::GptOss).unwrap();
+        assert_eq!((read.router_aux_loss_coef, read.experts().router.balance.is_some()), (expected, expected != 0.0));
+        // What transformers reads trains with this loss too, and is the same here.
+        let written = read.to_hf();
+        assert_eq!(
+            (&written["output_router_logits"], &written["router_aux_loss_coef"]),
+            (&json!(expected != 0.0), &json!(expected))
+        );
+        assert_eq!(MixtralConfig::from_hf(&written, MixtralVariant::GptOss).unwrap(), read);
+    }
+    // Megatron-Bridge trains the others with the loss whatever their files say.
+    let mut mixtral = MixtralConfig::mixtral_8x7b().to_hf();
+    mixtral["output_router_logits"] = json!(false);
+    assert_eq!(MixtralConfig::from_hf(&mixtral, MixtralVariant::Mixtral).unwrap().router_aux_loss_coef, 0.02);
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::causal_lm::ModelConfig;
+use crate::causal_lm::{ModelConfig, UnsharedPrefixes};
 use crate::config::{ConfigError, common_divisor, divides, expect, factors, not_negative, positive, share, taps};
 use crate::frame::DecoderConfig;
 use crate::hf::backbone;
@@ -226,6 +226,11 @@ impl ModelConfig for NemotronHConfig {
             max_positions: None,
             states: has(HybridLayer::Mamba2).then(|| StateDims::mamba2(self.mamba_num_heads, self.n_groups)),
         }
+    }
+
+    fn unshared_prefixes(&self) -> Option<UnsharedPrefixes> {
+        let capacity = self.moe_capacity.filter(|_| self.has_experts());
+        self.dims().states.map(|_| UnsharedPrefixes::States).or(capacity.map(|_| UnsharedPrefixes::Capacity))
     }
 
     /// Of sizes that nobody has checked too: [`dims`](ModelConfig::dims) goes through all layers.

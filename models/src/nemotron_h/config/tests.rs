@@ -58,3 +58,23 @@ fn sizes_of_kinds_that_the_pattern_lacks_divide_nothing() {
     assert!(of("M*").dims().check_cp(1, 3).is_err());
     assert_eq!(of("*-*-").dims().check_cp(1, 3), Ok(()));
 }
+
+/// Without Mamba-2 layers they shared them although experts drop tokens.
+#[test]
+fn experts_that_drop_tokens_keep_sequences_from_sharing_prefixes() {
+    use crate::layers::{Capacity, DropPolicy};
+    let capacity = Some(Capacity { factor: 1.0, policy: DropPolicy::Position, pad: false });
+    let why = |pattern: &str, moe_capacity| {
+        let config = NemotronHConfig {
+            hybrid_override_pattern: pattern.into(),
+            moe_capacity,
+            ..NemotronHConfig::nemotron_3_tiny()
+        };
+        assert_eq!(config.check(), Ok(()));
+        config.unshared_prefixes()
+    };
+    assert_eq!(why("*E*E", capacity), Some(UnsharedPrefixes::Capacity));
+    assert_eq!(why("*E*E", None), None);
+    assert_eq!(why("*-*-", capacity), None, "there are no experts");
+    assert_eq!([why("ME*E", capacity), why("M*", None)], [Some(UnsharedPrefixes::States); 2]);
+}

@@ -5,6 +5,7 @@ mod report;
 mod run;
 mod unwanted;
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
@@ -18,7 +19,7 @@ use super::error::{CheckpointError, Result, START};
 use super::lock::{Lock, lock};
 use super::names;
 use super::names::Folder;
-use super::storage::Copier;
+use super::storage::{Copier, claim};
 use super::{RunState, Slice, rehearsal, retention};
 use crate::data::tokenizer_json;
 use parking_lot::{Condvar, Mutex};
@@ -67,7 +68,7 @@ impl Saver {
     /// Prepares `root`: creates it if it is missing, takes its lock, and removes what a killed run has left.
     ///
     /// # Errors
-    /// If the options make no sense, another run saves to `root`, or it cannot be written to.
+    /// If the options make no sense, another run saves to `root` or copies to the storage, or `root` cannot be written to.
     pub fn new(root: &Path, writers: usize, options: SaverOptions) -> Result<Self> {
         Self::on(Files::new(RealDisk), root, writers, options)
     }
@@ -106,10 +107,17 @@ impl Saver {
         let json =
             |path: &PathBuf| tokenizer_json(path).map_err(|error| CheckpointError::file(path, error.to_string()));
         let tokenizer = options.tokenizer.as_ref().map(json).transpose()?;
+        let is_claimed = Cell::new(true);
         let prepare = || {
             files.create_folders(root)?;
             let lock = lock(&files, root, names::LOCK, "checkpoint.directory")?;
             clean_up(&files, root)?;
+            let claimed = options.storage.as_ref().map_or(Ok(()), |storage| claim(&*storage.0, &files, root));
+            match claimed {
+                // It may answer later, and is asked again before the first copy.
+                Err(CheckpointError::Storage { .. }) => is_claimed.set(false),
+                claimed => claimed?,
+            }
             Ok(lock)
         };
         let lock = match &peers {
@@ -119,7 +127,7 @@ impl Saver {
         let copier = match &options.storage {
             Some(storage) if peers.as_ref().is_none_or(Peers::is_first) => {
                 let (keep_last, keep_every) = (options.keep_last, options.keep_every);
-                Some(Copier::start(storage.clone(), root.to_path_buf(), keep_last, keep_every)?)
+                Some(Copier::start(storage.clone(), root.to_path_buf(), keep_last, keep_every, is_claimed.get())?)
             }
             _ => None,
         };

@@ -5,14 +5,16 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::super::disk::{Files, RealDisk};
 use super::super::error::{CheckpointError, Result, START};
 use super::super::names;
-use super::{SharedStorage, Storage, copy};
+use super::{SharedStorage, Storage, claim, copy};
 
 /// A checkpoint that has been copied to the storage.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +43,8 @@ struct Work {
     root: PathBuf,
     keep_last: Option<usize>,
     keep_every: Option<u64>,
+    /// The storage is known to be the run's.
+    claimed: AtomicBool,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -65,15 +69,16 @@ enum Job {
 }
 
 impl Copier {
-    /// For the checkpoints in `root`.
+    /// For the checkpoints in `root`. A storage that is not `claimed` yet is before the first copy.
     pub fn start(
         SharedStorage(storage): SharedStorage,
         root: PathBuf,
         keep_last: Option<usize>,
         keep_every: Option<u64>,
+        claimed: bool,
     ) -> Result<Self> {
-        let (queue, changed) = (Mutex::default(), Condvar::new());
-        let work = Arc::new(Work { storage, root, keep_last, keep_every, queue, changed });
+        let (claimed, queue, changed) = (AtomicBool::new(claimed), Mutex::default(), Condvar::new());
+        let work = Arc::new(Work { storage, root, keep_last, keep_every, claimed, queue, changed });
         let its_work = Arc::clone(&work);
         let thread = thread::Builder::new().name("copy checkpoints".into()).spawn(move || its_work.run());
         let thread = thread.map_err(|cause| CheckpointError::io(START, &work.root, cause))?;
@@ -171,6 +176,10 @@ impl Work {
 
     fn work(&self, job: Job) -> Result<Option<CopyReport>> {
         let (storage, start) = (&*self.storage, Instant::now());
+        if !self.claimed.load(Ordering::Relaxed) {
+            claim(storage, &Files::new(RealDisk), &self.root)?;
+            self.claimed.store(true, Ordering::Relaxed);
+        }
         match job {
             Job::Copy(step) => {
                 let bytes = copy::upload(&self.root, step, storage)?;

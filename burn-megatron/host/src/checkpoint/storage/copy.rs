@@ -9,20 +9,8 @@ use super::super::disk::{Files, RealDisk};
 use super::super::error::{CheckpointError, Result};
 use super::super::names::{self, Folder, LATEST, SUMS};
 use super::super::{commit, retention};
-use super::Storage;
+use super::{Storage, owner, refused};
 use crate::checkpoint::Checkpoint;
-
-fn refused<'a>(
-    storage: &'a dyn Storage,
-    action: &'static str,
-    key: &'a str,
-) -> impl Fn(io::Error) -> CheckpointError + 'a {
-    move |cause| CheckpointError::Storage {
-        action,
-        what: format!("{key} {} {}", if action == "read" { "from" } else { "in" }, storage.name()),
-        cause: std::sync::Arc::new(cause),
-    }
-}
 
 /// The step of a key in the folder of a checkpoint, and the name of the file.
 fn parse(key: &str) -> Option<(u64, &str)> {
@@ -102,8 +90,9 @@ pub(super) fn newest(storage: &dyn Storage) -> Result<Option<u64>> {
     }
 }
 
-/// Brings the checkpoint of a step, by default of the newest one, into the folder `root`, where it becomes the latest. All its
-/// files are compared with their hashes. Returns its folder, which is not copied again if it is there already.
+/// Brings the checkpoint of a step, by default of the newest one, into the folder `root`, where it becomes the latest; a run
+/// that continues there may copy to the storage. All its files are compared with their hashes. Returns its folder, which is
+/// not copied again if it is there already.
 ///
 /// # Errors
 /// If the storage has no such checkpoint or refuses, another run saves to `root`, the disk refuses, or a file is damaged; then
@@ -137,6 +126,7 @@ pub fn fetch(storage: &dyn Storage, step: Option<u64>, root: &Path) -> Result<Pa
         files.sync_folder(root)?;
     }
     commit::point_to(&files, root, step)?;
+    owner::adopt(storage, &files, root)?;
     Ok(path)
 }
 

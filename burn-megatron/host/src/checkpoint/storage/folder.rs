@@ -1,8 +1,10 @@
 //! A folder as a storage: another disk, or a file system over a network.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
 
 use super::Storage;
 
@@ -16,6 +18,17 @@ impl FolderStorage {
     /// The folder.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
+    }
+
+    /// A copy of `from` in the folder of this key, under another name.
+    fn partial(&self, key: &str, from: &Path) -> io::Result<NamedTempFile> {
+        let to = self.root.join(key);
+        let folder = to.parent().expect("a key is below the folder");
+        fs::create_dir_all(folder)?;
+        let partial = NamedTempFile::new_in(folder)?;
+        fs::copy(from, partial.path())?;
+        partial.as_file().sync_all()?;
+        Ok(partial)
     }
 
     /// Keys below `folder`, whose own key is `key`, that begin with `prefix`.
@@ -53,14 +66,21 @@ impl Storage for FolderStorage {
     }
 
     fn put(&self, key: &str, from: &Path) -> io::Result<()> {
-        let to = self.root.join(key);
-        let folder = to.parent().expect("a key is below the folder");
-        fs::create_dir_all(folder)?;
-        let partial = tempfile::NamedTempFile::new_in(folder)?;
-        fs::copy(from, partial.path())?;
-        partial.as_file().sync_all()?;
-        partial.persist(to)?;
+        self.partial(key, from)?.persist(self.root.join(key))?;
         Ok(())
+    }
+
+    fn create(&self, key: &str, from: &Path) -> io::Result<()> {
+        match self.partial(key, from)?.persist_noclobber(self.root.join(key)) {
+            Ok(_) => Ok(()),
+            Err(refused) if refused.error.kind() == io::ErrorKind::AlreadyExists => Err(refused.error),
+            // Object stores that are mounted as folders have neither links nor names that are given to a whole file if free.
+            Err(_) => {
+                let mut file = fs::File::create_new(self.root.join(key))?;
+                file.write_all(&fs::read(from)?)?;
+                file.sync_all()
+            }
+        }
     }
 
     fn get(&self, key: &str, to: &Path) -> io::Result<()> {

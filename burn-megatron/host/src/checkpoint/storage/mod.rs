@@ -8,6 +8,7 @@
 //! step_00000200/…
 //! step_00000200/SHA256SUMS      last: a checkpoint that has it is complete
 //! latest                        the newest one: step_00000200
+//! owner                         the run whose copies these are
 //! ```
 
 mod copier;
@@ -15,6 +16,7 @@ mod copy;
 mod folder;
 #[cfg(feature = "object-store")]
 mod object_store;
+mod owner;
 mod url;
 
 use std::fmt;
@@ -22,12 +24,14 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::error::CheckpointError;
 pub(super) use copier::Copier;
 pub use copier::CopyReport;
 pub use copy::{fetch, stored_steps, upload};
 pub use folder::FolderStorage;
 #[cfg(feature = "object-store")]
 pub use object_store::ObjectStorage;
+pub(super) use owner::claim;
 pub use url::open_storage;
 
 /// A place for copies of checkpoints. Keys are names joined by `/`, without one in front. What is put takes the place of
@@ -53,6 +57,13 @@ pub trait Storage: Send + Sync {
     /// If the file cannot be read, or the storage refuses.
     fn put(&self, key: &str, from: &Path) -> io::Result<()>;
 
+    /// Copies the small file `from` to `key`, unless something has this key: of several that do so at the same time one
+    /// succeeds.
+    ///
+    /// # Errors
+    /// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if something has it; as [`put`](Self::put).
+    fn create(&self, key: &str, from: &Path) -> io::Result<()>;
+
     /// Copies what has this key to the new file `to`.
     ///
     /// # Errors
@@ -70,6 +81,19 @@ pub trait Storage: Send + Sync {
     /// # Errors
     /// If the storage refuses.
     fn delete(&self, key: &str) -> io::Result<()>;
+}
+
+/// What a storage refuses to do with a key.
+fn refused<'a>(
+    storage: &'a dyn Storage,
+    action: &'static str,
+    key: &'a str,
+) -> impl Fn(io::Error) -> CheckpointError + 'a {
+    move |cause| CheckpointError::Storage {
+        action,
+        what: format!("{key} {} {}", if action == "read" { "from" } else { "in" }, storage.name()),
+        cause: Arc::new(cause),
+    }
 }
 
 /// A [`Storage`] that several hold. Two are equal if they have one name.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path as Key;
-use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, WriteMultipart};
 use tokio::runtime::Runtime;
 
 use super::super::error::{CheckpointError, Result};
@@ -85,6 +85,16 @@ impl Storage for ObjectStorage {
     fn put(&self, key: &str, from: &Path) -> io::Result<()> {
         let from = File::open(from)?;
         self.runtime.block_on(self.upload(&self.key(key), from))
+    }
+
+    fn create(&self, key: &str, from: &Path) -> io::Result<()> {
+        let (key, bytes) = (self.key(key), std::fs::read(from)?);
+        match self.runtime.block_on(self.store.put_opts(&key, bytes.into(), PutMode::Create.into())) {
+            Err(error @ object_store::Error::AlreadyExists { .. }) => {
+                Err(io::Error::new(io::ErrorKind::AlreadyExists, error))
+            }
+            put => Ok(put.map(drop)?),
+        }
     }
 
     fn get(&self, key: &str, to: &Path) -> io::Result<()> {

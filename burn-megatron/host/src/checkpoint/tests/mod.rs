@@ -5,6 +5,7 @@ mod damage;
 mod killed;
 mod links;
 mod manifests;
+mod owner;
 mod reading;
 mod refused;
 mod round_trip;

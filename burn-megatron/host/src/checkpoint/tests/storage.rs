@@ -15,18 +15,18 @@ use super::super::{
 };
 use super::round_trip::{contents, slices, state};
 
-fn save(saver: &Saver, step: u64) {
+pub(super) fn save(saver: &Saver, step: u64) {
     for writer in 0..2 {
         saver.submit(writer, slices(writer, step as u32), &state(step)).unwrap();
     }
 }
 
-fn saver(root: &Path, keep_last: Option<usize>, storage: impl Storage + 'static) -> Saver {
+pub(super) fn saver(root: &Path, keep_last: Option<usize>, storage: impl Storage + 'static) -> Saver {
     let storage = Some(SharedStorage(Arc::new(storage)));
     Saver::new(root, 2, SaverOptions { keep_last, storage, ..SaverOptions::default() }).unwrap()
 }
 
-fn folders() -> [TempDir; 3] {
+pub(super) fn folders() -> [TempDir; 3] {
     std::array::from_fn(|_| tempfile::tempdir().unwrap())
 }
 
@@ -132,6 +132,10 @@ impl<F: Fn() -> io::Result<()> + Send + Sync> Storage for Before<F> {
     fn put(&self, key: &str, from: &Path) -> io::Result<()> {
         (self.change)()?;
         self.folder.put(key, from)
+    }
+
+    fn create(&self, key: &str, from: &Path) -> io::Result<()> {
+        self.folder.create(key, from)
     }
 
     fn get(&self, key: &str, to: &Path) -> io::Result<()> {

@@ -67,8 +67,9 @@ impl ChatTokenizer {
         &self.tokenizer
     }
 
-    /// Text, ids and masks of a conversation, as `apply_chat_template` of transformers gives them. A template without
-    /// generation blocks has turns where each adds to the text before it.
+    /// Text, ids and masks of a conversation, as `apply_chat_template` of transformers gives them, but that gaps between
+    /// the offsets of tokens (`trim_offsets`) end no mask. A template without generation blocks has turns where each adds
+    /// to the text before it.
     ///
     /// # Errors
     /// If the template fails, drops a message or its assistant turns, or writes special tokens that are none.
@@ -122,23 +123,21 @@ impl ChatTokenizer {
         Ok(text)
     }
 
-    /// Tokens of `text`; those of `spans` (bytes) are to be learned.
+    /// Tokens of `text`; those that overlap `spans` (bytes) are to be learned.
     fn tokens(&self, text: String, spans: &[Range<usize>]) -> Result<ChatSample, String> {
         let encoding =
             self.tokenizer.encode(text.as_str(), false).map_err(|error| format!("the text has no tokens: {error}"))?;
         let ids = encoding.get_ids().to_vec();
         let offsets = encoding.get_offsets();
-        let at = |byte: usize| offsets.iter().position(|(start, end)| (*start..*end).contains(&byte));
         let (mut mask, mut turns) = (vec![false; ids.len()], Vec::new());
-        for span in spans {
-            // As in transformers: a turn reaches from the token of its first character to that of its last.
-            let last = text[..span.end].char_indices().next_back().map_or(0, |(at, _)| at);
-            let Some(first) = at(span.start) else { break };
-            let end = at(last).map_or(ids.len(), |last| last + 1);
-            if first < end {
-                mask[first..end].fill(true);
-                turns.push(first..end);
-            }
+        for span in spans.iter().filter(|span| !span.is_empty()) {
+            // A token of spaces alone has no length where a tokenizer trims offsets: it is where it ends.
+            let begins = |start: usize, end: usize| start < span.end || start == end && end == span.end;
+            let is_of_turn = |(start, end): &(usize, usize)| *end > span.start && begins(*start, *end);
+            let Some(first) = offsets.iter().position(is_of_turn) else { continue };
+            let end = offsets.iter().rposition(is_of_turn).map_or(first, |last| last + 1);
+            mask[first..end].fill(true);
+            turns.push(first..end);
         }
         if turns.is_empty() {
             let what = "the chat template marks no token of an assistant; check its {% generation %} blocks";

@@ -1,7 +1,7 @@
 //! Shards of WebDataset: tar files in which the members of a sample follow each other.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
@@ -26,21 +26,39 @@ struct Members {
     metadata: Vec<Result<Target, String>>,
 }
 
+/// A file that knows whether it was read at its end. Who reads a tar file stops at a block of zeros, which ends it.
+struct Watched {
+    file: File,
+    is_over: bool,
+}
+
+impl Read for Watched {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read(buffer)?;
+        self.is_over |= read == 0 && !buffer.is_empty();
+        Ok(read)
+    }
+}
+
+impl Seek for Watched {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
 /// The samples of a shard. What comes after a damaged header or the end of a truncated shard is not there.
 pub(super) fn read(path: &Path) -> Result<Found, ImageError> {
     let file = File::open(path).map_err(unreadable(path))?;
     let length = file.metadata().map_err(unreadable(path))?.len();
-    let mut archive = tar::Archive::new(file);
+    let mut archive = tar::Archive::new(Watched { file, is_over: false });
     let (mut found, mut open) = (Found::default(), Members::default());
+    // What is wrong with the end of the file; a member that is cut off says so itself.
+    let (mut end, mut is_said) = (None, false);
     for member in archive.entries_with_seek().map_err(unreadable(path))? {
         let mut member = match member {
             Ok(member) => member,
             Err(error) => {
-                let after = if open.key.is_empty() { "its start".into() } else { format!("sample {}", open.key) };
-                close(&mut open, path, &mut found);
-                found
-                    .unusable
-                    .push(format!("{}: after {after}: {error}: the file is damaged or cut off", path.display()));
+                end = Some(format!("{error}: the file is damaged or cut off"));
                 break;
             }
         };
@@ -58,6 +76,7 @@ pub(super) fn read(path: &Path) -> Result<Found, ImageError> {
         }
         let bytes = member.raw_file_position()..member.raw_file_position() + member.size();
         let cut_off = (bytes.end > length).then(|| format!("member {name} is cut off"));
+        is_said |= cut_off.is_some();
         match ending.as_str() {
             "cls" | "txt" | "json" => {
                 let named = |what: String| format!("member {name}: {what}");
@@ -74,7 +93,12 @@ pub(super) fn read(path: &Path) -> Result<Found, ImageError> {
             }
         }
     }
+    if end.is_none() && archive.into_inner().is_over && !is_said {
+        end = Some("the file ends without a block of zeros: it is cut off".into());
+    }
+    let after = if open.key.is_empty() { "its start".into() } else { format!("sample {}", open.key) };
     close(&mut open, path, &mut found);
+    found.unusable.extend(end.map(|what| format!("{}: after {after}: {what}", path.display())));
     Ok(found)
 }
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::checkpoint::Kind;
+use crate::engine::ParamGroups;
 
 /// A bias that moves fast enough to send tokens elsewhere.
 pub(super) fn config() -> DeepSeekV3Config {
@@ -68,5 +69,37 @@ fn any_layout_resumes_with_the_experts_and_biases_of_any_other() {
             assert_eq!(tokens(line), tokens(expected), "{layout}");
         }
         saves_what_it_read::<DeepSeekV3>(&saved, layout, &config(), FloatDType::F64, &engine());
+    }
+}
+
+/// They were taken for none: their loads were not counted, and the weights at the end were those of one rank.
+#[test]
+fn frozen_experts_are_experts() {
+    let trained = |layout: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let groups = ParamGroups { frozen: vec!["*.experts.*".into()], ..ParamGroups::default() };
+        let (frozen, engine) = (groups.frozen.clone(), EngineConfig { groups, ..engine() });
+        let build = move |rank: &Rank, part| {
+            let params = ParamBuilder::new(rank, FloatDType::F64, 7).with_part(part).with_frozen(&frozen);
+            Ok(DeepSeekV3::build(&config(), params)?)
+        };
+        let (mesh, data) = (Mesh::new(layout.parse().unwrap()).unwrap(), (data(900, 1), data(200, 2)));
+        let run = Pretraining::new(mesh, engine, 2, data, config().dims(), build).directory(folder.path().join("run"));
+        let run = run.finish(global_weights);
+        succeeds(&run, layout);
+        for line in trained_after(folder.path(), 0) {
+            assert_eq!(line["experts"].as_array().map(Vec::len), Some(2), "{layout}");
+            assert!(line["expert_balance"].as_f64().is_some_and(|balance| balance >= 1.0), "{layout}: {line}");
+        }
+        run.finished().unwrap().expect("rank 0 has the weights")
+    };
+    let (single, over_two) = (trained("TP1"), trained("DP2 EP2"));
+    let experts = over_two.keys().filter(|name| name.contains(".experts.")).count();
+    // Two layers with them, that of multi-token prediction is one.
+    assert_eq!((over_two.len(), experts), (single.len(), 2 * 8 * 3));
+    for (name, weight) in &over_two {
+        let pairs = weight.data.iter().zip(&single[name].data);
+        let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(worst < 1e-10, "{name}: {worst}");
     }
 }

@@ -86,6 +86,35 @@ fn a_resumed_run_logs_every_step_once_and_traces_three() {
 }
 
 #[test]
+fn teraflops_count_tokens_without_a_loss_too() {
+    let folder = tempfile::tempdir().unwrap();
+    // Every other prediction counts.
+    let half = |_: usize, sample| Sample { loss_mask: Some((0..SEQ).map(|place| place % 2 == 0).collect()), ..sample };
+    let data = (Arc::new(Through(data(900, 1), half)) as Arc<dyn TokenDataset>, data(200, 2));
+    let build = builder::<Llama>(&llama(), FloatDType::F32);
+    let run = Pretraining::new(Mesh::new("DP2".parse().unwrap()).unwrap(), engine(), 2, data, llama().dims(), build);
+    succeeds(&run.directory(folder.path()).logs(logs(folder.path())), "DP2");
+    let all = lines(&folder.path().join("numbers/all.jsonl"));
+    let trained: Vec<&Value> = all.iter().filter(|line| line["kind"] == "train").collect();
+    assert_eq!(trained.len(), 2);
+    for step in trained {
+        let number = |key: &str| step[key].as_f64().unwrap_or_else(|| panic!("{key} in {step}"));
+        let seconds = number("seconds");
+        assert_eq!(number("tokens"), 32.0);
+        // All 8 sequences of 8 tokens, on two ranks.
+        let expected = 64.0 / seconds / 2.0 * 1e-3;
+        for (key, expected) in [
+            ("tokens_per_second", 32.0 / seconds),
+            ("teraflops_per_rank", expected),
+            ("mfu", expected),
+            ("mfu_full_attention", 1.5 * expected),
+        ] {
+            assert!((number(key) / expected - 1.0).abs() < 1e-9, "{key} in {step}");
+        }
+    }
+}
+
+#[test]
 fn files_that_cannot_be_written_are_named_before_the_first_step() {
     let folder = tempfile::tempdir().unwrap();
     let taken = folder.path().join("taken");

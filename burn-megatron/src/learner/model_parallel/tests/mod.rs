@@ -4,6 +4,7 @@ mod anomalies;
 mod experts;
 mod fp8;
 mod fp8_experts;
+mod frozen_bias;
 mod logs;
 mod lost_devices;
 mod offload;

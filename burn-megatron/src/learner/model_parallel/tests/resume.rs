@@ -1,6 +1,7 @@
 //! Resumed runs: bit for bit in the same layout, to rounding in another, and never with other data or another model.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backend_dist::shard::HostTensor;
 use burn::train::Interrupter;
@@ -142,6 +143,47 @@ fn a_stopped_run_has_saved_its_last_step_and_resumes_from_there() {
 
     let run = run_with("DP2", folder.path(), None, data(900, 1), build).resume(Resume::IfPresent);
     assert_eq!(finish(run, folder.path()).0, weights);
+}
+
+/// Epochs end after steps 5, 10 and 12; a step is saved before it is evaluated.
+#[test]
+fn an_evaluation_that_a_run_did_not_come_to_is_done_when_it_is_resumed() {
+    let held_out = |log: &[Value]| -> Vec<String> {
+        let lines = log.iter().filter(|line| line["kind"] == "valid");
+        lines.map(|line| ["step", "loss", "tokens"].map(|key| line[key].to_string()).join(" ")).collect()
+    };
+    let whole = tempfile::tempdir().unwrap();
+    let (weights, steps) = finish(run_of("DP2", FloatDType::F64, whole.path(), None), whole.path());
+    for (layout, evaluation) in [("DP2", 1), ("DP2", 3), ("PP2", 2)] {
+        let folder = tempfile::tempdir().unwrap();
+        // Every rank that has the data reads the first sample once for each evaluation.
+        let reads = Arc::new(AtomicUsize::new(0));
+        let fails = move |index: usize, sample| {
+            let before = if index == 0 { reads.fetch_add(1, Ordering::Relaxed) } else { 0 };
+            assert!(index > 0 || before / 2 + 1 < evaluation, "killed in an evaluation");
+            sample
+        };
+        let run = |valid: Arc<dyn TokenDataset>| {
+            let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+            let build = builder(&llama(), FloatDType::F64);
+            Pretraining::new(mesh, engine(), 12, (data(900, 1), valid), llama().dims(), build)
+                .evaluate(5, 2)
+                .directory(folder.path().join("run"))
+                .checkpoints(saving(folder.path(), Some(1), false))
+                .resume(Resume::IfPresent)
+        };
+        let error = launch(&run(Arc::new(Through(data(200, 2), fails)))).error.expect("the failure");
+        says!(error, "killed in an evaluation");
+        assert_eq!(held_out(&log(&folder.path().join("run"))), held_out(&steps)[..evaluation - 1]);
+        // And once more: nothing is left to do.
+        for _ in 0..2 {
+            let (resumed, all) = finish(run(data(200, 2)), folder.path());
+            if layout == "DP2" {
+                assert_eq!((held_out(&all), &resumed), (held_out(&steps), &weights), "evaluation {evaluation}");
+            }
+            assert_eq!(held_out(&all).len(), 3, "{layout}, evaluation {evaluation}");
+        }
+    }
 }
 
 #[test]

@@ -67,6 +67,10 @@ impl Storage for AfterFinish {
         self.folder.put(key, from)
     }
 
+    fn create(&self, key: &str, from: &Path) -> io::Result<()> {
+        self.folder.create(key, from)
+    }
+
     fn get(&self, key: &str, to: &Path) -> io::Result<()> {
         self.folder.get(key, to)
     }

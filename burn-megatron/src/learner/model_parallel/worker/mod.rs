@@ -171,6 +171,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     step,
                     loss: report.loss,
                     tokens: report.tokens,
+                    computed_tokens: (batch.sequences() * micro_batches.first().map_or(0, |micro| micro.seq)) as u64,
                     grad_norm: report.grad_norm,
                     lr: report.lr,
                     seconds: start.elapsed().as_secs_f64(),

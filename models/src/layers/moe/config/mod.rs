@@ -174,7 +174,9 @@ pub enum BalanceOver {
     MicroBatch,
     /// Those of each sequence (`seq_aux_loss`).
     Sequence,
-    /// Those of all micro-batches of a step that were computed so far, on all ranks (`global_aux_loss`).
+    /// Those of all micro-batches of a step that were computed so far, on all ranks (`global_aux_loss`): a mean over
+    /// micro-batches, as in <https://arxiv.org/abs/2501.11873>. Megatron divides by the data-parallel size twice (by the
+    /// tokens of all its ranks, and in the mean of gradients): its coefficient over that size has its gradients here.
     Global,
 }
 
@@ -186,7 +188,7 @@ pub struct Capacity {
     pub factor: f64,
     /// Which tokens are dropped.
     pub policy: DropPolicy,
-    /// Experts with fewer tokens are padded to the capacity, with tokens that do not count.
+    /// Experts with fewer tokens are padded to the capacity, with tokens that only Megatron's expert bias counts.
     pub pad: bool,
 }
 

@@ -38,8 +38,8 @@ struct Losses {
 pub(in crate::layers::moe) struct AfterExperts {
     pub(super) auxiliary: Auxiliary,
     pub(super) counts: Counts,
-    /// Copies that no expert had room for.
-    pub(super) dropped: usize,
+    /// Tokens that each expert has room for, if that is limited.
+    pub(super) room: Option<usize>,
 }
 
 impl Router {
@@ -80,19 +80,21 @@ impl Router {
     pub fn after_experts(
         &self,
         out: Tensor<2>,
-        AfterExperts { auxiliary, counts, dropped }: AfterExperts,
+        AfterExperts { auxiliary, counts, room }: AfterExperts,
         batch: &MicroBatch,
     ) -> Tensor<2> {
         let (Auxiliary { tokens, losses, entropy }, Counts { routed, counted }) = (auxiliary, counts);
         let (layer, bias) = (self.layer, self.expert_bias.as_ref().zip(self.config.bias_rate));
+        let kept = |count: &usize| room.map_or(*count, |room| room.min(*count));
         if let (Some(counts), Some((bias, rate))) = (batch.bias_counts(), bias) {
-            let tokens = routed.iter().map(|count| *count as u64).collect();
+            // Megatron-LM counts after dropping too (`_apply_expert_bias`); tokens that pad do not count here.
+            let tokens = routed.iter().map(|count| kept(count) as u64).collect();
             counts.add(ExpertTokens { layer, param: bias.id.val(), rate, tokens });
         }
         if let Some(stats) = batch.router_stats() {
             stats.record(layer, |layer| {
                 layer.routed(&routed, tokens.valid);
-                layer.dropped(dropped);
+                layer.dropped(routed.iter().map(|count| count - kept(count)).sum());
                 entropy.into_iter().for_each(|entropy| layer.entropy(entropy));
             });
         }

@@ -73,10 +73,14 @@ impl Router {
             true => Some(params.on_heads(&format!("{name}.bias"), [experts], Init::ZEROS)?),
             false => None,
         };
+        let bias_name = format!("{name}.expert_bias");
         let expert_bias = match router.bias_rate {
-            Some(_) => Some(params.state(&format!("{name}.expert_bias"), [experts], Init::ZEROS)?),
+            Some(_) => Some(params.state(&bias_name, [experts], Init::ZEROS)?),
             None => None,
         };
+        // A frozen bias is added and stays what it is, as with Megatron's `frozen_expert_bias`.
+        let bias_rate = router.bias_rate.filter(|_| !params.is_frozen(&bias_name));
+        let router = RouterConfig { bias_rate, ..router };
         let layer = params.unit().layer().expect("a router is in a layer");
         let shares = Shares::new(params);
         let forced = params.experts().forced.then(|| Forced::new(name, params.experts().group.rank()));
@@ -132,21 +136,21 @@ impl Router {
             let probs = self.probabilities(&logits, || decide::others(&choice, &logits), Some(&choice));
             (Choices::Host(choice), counts, (probs, meanwhile(None), self.auxiliary(&logits, tokens, batch)))
         };
-        let (mut dropped, mut pad_to) = (0, None);
-        if let Some(capacity) = self.capacity {
+        let room = self.capacity.map(|capacity| {
             let experts = counts.routed.len();
             let room = room(tokens.valid, self.config.top_k, experts, &capacity);
-            dropped = match &mut choice {
+            match &mut choice {
                 Choices::Device(choice) => choice.drop_last(room),
                 Choices::Host(choice) => {
                     let weights = host(&probs);
                     let probability = |token: usize, expert: usize| weights[token * experts + expert];
-                    drop_tokens(choice, experts, room, capacity.policy, probability)
+                    drop_tokens(choice, experts, room, capacity.policy, probability);
                 }
-            };
-            pad_to = capacity.pad.then_some(room);
-        }
-        (Routing { choice, probs, pad_to }, AfterExperts { auxiliary, counts, dropped }, made)
+            }
+            room
+        });
+        let pad_to = room.filter(|_| self.capacity.is_some_and(|capacity| capacity.pad));
+        (Routing { choice, probs, pad_to }, AfterExperts { auxiliary, counts, room }, made)
     }
 
     /// Whether a decode step can leave the choice on the device: no tokens are dropped.
@@ -273,3 +277,6 @@ fn rounded(logits: &[f64], experts: usize, choice: Option<&Choice>) -> Vec<f64> 
     }
     probs.into_iter().map(f64::from).collect()
 }
+
+#[cfg(test)]
+mod tests;

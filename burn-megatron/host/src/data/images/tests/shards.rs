@@ -82,18 +82,43 @@ fn a_shard_cut_off_anywhere_keeps_what_is_whole() {
     let last = fs::metadata(golden().join("small.png")).unwrap().len() as usize;
     for length in (1..bytes.len() - 1024 - (last.next_multiple_of(512) - last)).step_by(97) {
         fs::write(&path, &bytes[..length]).unwrap();
-        let refused = match ImageDataset::open(&path, false) {
-            // Between samples nothing tells the end from a shorter shard.
-            Ok(images) => {
-                assert!(images.len() < 3, "{length}");
-                continue;
-            }
-            Err(error) => error.to_string(),
-        };
+        let refused = ImageDataset::open(&path, false).expect_err("it is cut off").to_string();
         assert!(refused.contains("shard.tar"), "{length}: {refused}");
         if let Ok(images) = ImageDataset::open(&path, true) {
             assert!(!images.skipped().is_empty() && images.len() < 3, "{length}");
             (0..images.len()).for_each(|index| drop(images.image(index).unwrap()));
         }
     }
+}
+
+/// It was a shard with fewer samples.
+#[test]
+fn a_shard_cut_off_between_members_says_so() {
+    let (folder, bytes) = (tempfile::tempdir().unwrap(), shard());
+    let path = folder.path().join("shard.tar");
+    // From the start of the header to the end of the blocks of a member.
+    let place = |name: &str| bytes.windows(name.len()).position(|at| at == name.as_bytes()).unwrap();
+    let blocks = |name: &str| 512 + (fs::metadata(golden().join(name)).unwrap().len() as usize).next_multiple_of(512);
+    let end = place("train/2.png") + blocks("small.png");
+    for (length, samples, skipped) in [
+        (place("train/1.txt"), 1, &["after sample train/0: the file ends without a block of zeros: it is cut off"][..]),
+        (place("train/2.json"), 2, &["after sample train/1: the file ends without a block of zeros"]),
+        (place("train/2.png"), 2, &["sample train/2: has no image", "after sample train/2: the file ends without"]),
+        (end, 3, &["after sample train/2: the file ends without a block of zeros"]),
+        // The first of the two blocks ends it, as for other programs.
+        (end + 512, 3, &[]),
+    ] {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let images = ImageDataset::open(&path, true).unwrap();
+        assert_eq!((images.len(), images.skipped().len()), (samples, skipped.len()), "{:?}", images.skipped());
+        assert!(
+            images.skipped().iter().zip(skipped).all(|(found, words)| found.contains(words)),
+            "{:?}",
+            images.skipped()
+        );
+        assert_eq!(ImageDataset::open(&path, false).is_ok(), skipped.is_empty());
+    }
+    fs::write(&path, b"").unwrap();
+    let refused = ImageDataset::open(&path, false).err().unwrap().to_string();
+    assert!(refused.contains("after its start: the file ends without a block of zeros"), "{refused}");
 }
