@@ -68,8 +68,8 @@ fn small_states_are_proposed_where_they_make_a_run_fit() {
     assert!(ladder::with_small_states(&hosted, h200).is_none(), "it has them");
     // f16 weights have no remainders.
     let (half, keys) = ladder::with_small_states(&Job { bf16: false, ..job.clone() }, h200).unwrap();
-    assert_eq!(half.state_bytes, StateBytes { main_params: 4, ..StateBytes::BITS8 });
-    assert_eq!(keys, "optimizer.exp-avg-dtype = 8bit and optimizer.exp-avg-sq-dtype = 8bit");
+    assert_eq!(half.state_bytes, StateBytes { main_params: 4, ..StateBytes::BF16 });
+    assert_eq!(keys, "optimizer.exp-avg-dtype = bf16 and optimizer.exp-avg-sq-dtype = bf16");
     assert!(ladder::with_small_states(&Job { moments: Moments::ONE, ..job }, h200).is_none(), "not AdamW");
 }
 
