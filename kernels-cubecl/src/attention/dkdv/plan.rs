@@ -54,8 +54,8 @@ impl DkDvPlan {
         if self.has_dk() { mma::ROWS * self.variant.value_width() / 2 } else { 0 }
     }
 
-    /// StatsRing that are loaded with a q block. TMA reads from multiples of 16 bytes, so those of packed sequences
-    /// begin up to three numbers before the block.
+    /// How many statistics of a kind are loaded with a q block. TMA reads from multiples of 16 bytes, so those of packed
+    /// sequences begin up to three numbers before the block.
     pub fn stats_width(&self) -> usize {
         if self.variant.packed { self.block + 4 } else { self.block }
     }

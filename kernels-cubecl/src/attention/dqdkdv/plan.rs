@@ -7,7 +7,7 @@ use crate::hopper::mma;
 pub struct DqDkDvPlan {
     /// Mask, sizes and types.
     pub variant: Variant,
-    /// Stages of the q and dO rings.
+    /// Stages of the q and dO rings: two, which the three stages of dS count on.
     pub stages: usize,
 }
 
@@ -40,8 +40,8 @@ impl DqDkDvPlan {
         mma::ROWS * self.block() / 2
     }
 
-    /// StatsRing that are loaded with a q block. TMA reads from multiples of 16 bytes, so those of packed sequences
-    /// begin up to three numbers before the block.
+    /// How many statistics of a kind are loaded with a q block. TMA reads from multiples of 16 bytes, so those of packed
+    /// sequences begin up to three numbers before the block.
     pub fn stats_width(&self) -> usize {
         if self.variant.packed { self.block() + 4 } else { self.block() }
     }
