@@ -227,6 +227,7 @@ fn train(args: Args, cluster: &Cluster) -> Result<()> {
     let description = Description {
         model: serde_json::to_value(FamilyConfig::Llama(config.clone()))?,
         config: serde_json::to_value(&recipe)?,
+        ..Description::default()
     };
     let data = (text.train.clone(), text.valid.clone());
     let (dims, dtype, writes) = (config.dims(), setting.dtype, !setting.on_gpus);

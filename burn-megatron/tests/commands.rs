@@ -187,6 +187,9 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
     ] {
         assert!(shown.contains(words), "`{words}` is missing in\n{shown}");
     }
+    let missing = fail(&format!("inspect {root}/step_00003000 --verify"));
+    says!(missing, "step_00003000: there is no such folder; the newest is ", "step_00002000");
+    says!(fail("inspect /no/such/step_1 --verify"), "/no/such/step_1: there is no such folder");
 
     let file = folder.path().join("step_00002000/rank_00001.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();

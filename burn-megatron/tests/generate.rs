@@ -146,6 +146,42 @@ fn stop_tokens_come_from_the_folder_or_a_flag() {
     assert_eq!(greedy(&folder, &["--stop-token", "300", "--stop-token", &all[0].to_string()]), all[..1]);
 }
 
+/// What transformers 5.24 writes in f64 (torch 2.15): `generate(PROMPT, max_new_tokens=24, do_sample=False,
+/// repetition_penalty=1.3, eos_token_id=None)`.
+const PENALISED: [(&str, [i64; 24]); 2] = [
+    (
+        "qwen3",
+        [220, 189, 158, 23, 59, 93, 93, 194, 189, 182, 165, 192, 161, 167, 162, 50, 116, 50, 50, 148, 93, 162, 13, 50],
+    ),
+    (
+        "gpt2",
+        [
+            61, 61, 177, 151, 16, 16, 193, 252, 78, 178, 236, 236, 236, 236, 236, 236, 236, 236, 236, 236, 236, 236,
+            236, 236,
+        ],
+    ),
+];
+
+#[test]
+fn repeated_tokens_are_penalised_as_in_transformers_and_other_keys_are_named() {
+    for (name, expected) in PENALISED {
+        let greedy = |generation: serde_json::Value, more: &[&str]| {
+            let (folder, prompt) = (with_tokenizer(name, &generation), list(&PROMPT));
+            let dir = folder.path().to_str().unwrap();
+            let flags = ["--hf", dir, "--tokens", &prompt, "--max-new-tokens", "24", "--dtype", "f64"];
+            let output = run(&[&flags[..], more].concat());
+            let [text, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+            (text, said.contains("generation_config.json has no_repeat_ngram_size = 3,"))
+        };
+        let expected = format!("{}\n", list(&expected));
+        assert_eq!(greedy(json!({"repetition_penalty": 1.3}), &[]), (expected.clone(), false), "{name}");
+        assert_eq!(greedy(json!({}), &["--repetition-penalty", "1.3"]), (expected.clone(), false), "{name}");
+        let layout = ["--repetition-penalty", "1.3", "--tensor-parallel", "2"];
+        assert_eq!(greedy(json!({"no_repeat_ngram_size": 3}), &layout), (expected.clone(), true), "{name}");
+        assert_ne!(greedy(json!({}), &[]).0, expected, "{name}");
+    }
+}
+
 /// One writer, the whole of every tensor in f64.
 fn save(folder: &HfFolder, root: &Path, tokenizer: Option<PathBuf>) {
     let options = SaverOptions { tokenizer, ..SaverOptions::default() };
@@ -184,6 +220,25 @@ fn a_checkpoint_writes_what_its_folder_writes_unless_it_is_damaged() {
         assert_eq!(written(&[&from[..], &flags[..]].concat()), expected, "TP {tp}");
     }
 
+    // A tokenizer that was forgotten is put there.
+    let bare = folder.path().join("bare");
+    save(&hf, &bare, None);
+    let from = ["--checkpoint", bare.to_str().unwrap()];
+    let lacking = refused(&[&from[..], &flags[..]].concat());
+    assert!(lacking.contains("--tokens 1,2,3, or copy its tokenizer.json into the folder"), "{lacking}");
+    let exported = |name: &str| {
+        let to = folder.path().join(name);
+        let mut export = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+        let output = export.arg("export").args(from).arg("--hf").arg(&to).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        (String::from_utf8(output.stderr).unwrap(), to.join("tokenizer.json").is_file())
+    };
+    let (said, has_one) = exported("without");
+    assert!(said.contains("note: the checkpoint is without a tokenizer") && !has_one, "{said}");
+    std::fs::copy(folder.path().join("tokenizer.json"), bare.join("step_00000005/tokenizer.json")).unwrap();
+    assert_eq!(written(&[&from[..], &flags[..]].concat()), expected);
+    assert_eq!(exported("with"), (String::new(), true));
+
     let file = root.join("step_00000005/rank_00000.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
     let last = bytes.len() - 1;
@@ -204,6 +259,8 @@ fn what_cannot_work_is_refused_with_what_would() {
         (llama, &["--tokens", "1", "--tensor-parallel", "3"], "nearest legal: 2, 4"),
         (llama, &["--tokens", "1", "--top-p", "1.5"], "top-p 1.5 is not above 0 and at most 1"),
         (llama, &["--tokens", "1", "--temperature=-1"], "temperature -1 is not 0"),
+        (llama, &["--tokens", "1", "--min-p", "2"], "min-p 2 is not 0 to 1"),
+        (llama, &["--tokens", "1", "--repetition-penalty", "0"], "repetition-penalty 0 is not 0.01 to 100"),
         (llama, &["--tokens", "1", "--stop-token", "<end>"], "--stop-token <end>"),
         (llama, &["--prompt-file", "no/such/file"], "no/such/file"),
         (gpt, &["--tokens", "1", "--max-new-tokens", "129"], "at most 128 new tokens"),

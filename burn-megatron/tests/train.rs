@@ -37,6 +37,12 @@ fn a_sample_configuration_trains_and_leaves_its_logs() {
     says!(succeed(folder.path(), &arguments), "step 2/2", "held-out loss");
     assert!(folder.path().join("runs/shakespeare/steps.jsonl").exists());
 
+    succeed(folder.path(), "export --checkpoint runs/shakespeare/checkpoints --hf exported");
+    succeed(folder.path(), &format!("{arguments} --model.bias false --output.directory unbiased"));
+    let refused = run(folder.path(), "export --checkpoint unbiased/checkpoints --hf unbiased/exported");
+    says!(text(&refused.stderr), "error: model.bias = false: Hugging Face's GPT-2 always has biases");
+    assert!(text(&refused.stderr).starts_with("error: model.bias"), "no file is to blame");
+
     let printed = succeed(folder.path(), &format!("{arguments} --print-config"));
     fs::write(folder.path().join("printed.toml"), &printed).unwrap();
     assert_eq!(succeed(folder.path(), "train printed.toml --print-config"), printed);
@@ -95,6 +101,46 @@ fn logs_go_where_the_configuration_says_and_memory_is_a_rank_s() {
         spans.map(|span| (span["tid"].as_u64().unwrap(), span["args"]["step"].as_u64().unwrap())).collect::<Vec<_>>()
     };
     assert_eq!(ranks("update"), [(0, 3), (0, 4), (1, 3), (1, 4)]);
+}
+
+/// What a run is told before it starts about tokens that `preprocess` has written, as in the guide.
+#[test]
+fn prepared_tokens_are_trained_with_their_tokenizer() {
+    let folder = book(65);
+    let prepare = "preprocess --input book.txt --output-prefix data/train --train-tokenizer 300 --append-eod";
+    succeed(folder.path(), prepare);
+    succeed(folder.path(), "inspect data/train_text_document");
+    let flags =
+        "train --training.seq-length 16 --model.vocab-size 400 --data.prefixes data/train_text_document --dry-run";
+    let short = run(folder.path(), &format!("{flags} --data.split 99,1"));
+    says!(text(&short.stderr), "leaves valid none of the 40 sequences", "nearest legal: 98,2");
+    let without = succeed(folder.path(), flags);
+    says!(without, "hint         checkpoints are without a tokenizer; name it in data.tokenizer");
+    let unsaved = succeed(folder.path(), &format!("{flags} --checkpoint.directory none"));
+    let with = succeed(folder.path(), &format!("{flags} --data.tokenizer data/train_tokenizer.json"));
+    assert!(!unsaved.contains("hint") && !with.contains("hint"), "{unsaved}{with}");
+}
+
+#[test]
+fn a_dry_run_finds_tokens_that_the_model_lacks() {
+    let folder = book(93);
+    let refused =
+        run(folder.path(), &format!("train {} --data.text book.txt --dry-run", samples().join("moe.toml").display()));
+    assert_eq!(refused.status.code(), Some(1));
+    says!(text(&refused.stderr), "data.tokenizer = char has 94 tokens, but model.vocab-size = 66; nearest legal: 94");
+}
+
+/// As every other error.
+#[test]
+fn a_training_that_fails_is_an_error() {
+    let folder = book(65);
+    let file = samples().join("shakespeare.toml");
+    let flags = "--data.text book.txt --training.steps 4 --lr.warmup 1 --evaluation.batches 1 --inject nan@3";
+    let failed = run(folder.path(), &format!("train {} {flags}", file.display()));
+    assert_eq!(failed.status.code(), Some(1));
+    let said = text(&failed.stderr);
+    assert!(said.starts_with("error: training failed: ") && said.contains("step 3"), "{said}");
+    assert!(said.lines().skip(1).all(|line| line.starts_with("  ")), "{said}");
 }
 
 #[test]

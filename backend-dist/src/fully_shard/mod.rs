@@ -213,15 +213,19 @@ impl Reparameterizer for FullyShard {
             true => place(value),
             false => stand_in(&value, self.device.as_ref()),
         };
-        let (load, save) = (sharding.clone(), sharding.clone());
+        // A parameter has one mapper, so what it does by itself, as one saved with `LinearLayout::Col`, is done here.
+        let (load, save) = ((sharding.clone(), mapper.clone()), (sharding.clone(), mapper.clone()));
         let param = Param::from_mapped_value(id, base, mapper)
-            .load_mapper(move |value: Tensor<D>| if load.is_owner() { value } else { stand_in(&value, None) })
-            .save_mapper(move |base: Tensor<D>| match save.gathers.saves() {
-                true => Tensor::from_dispatch(unshard(base.without_autodiff().into_dispatch(), save.clone())),
-                false => {
-                    let base = base.without_autodiff();
-                    let _ = unshard(base.clone().into_dispatch(), save.clone());
-                    base.slice([(); D].map(|()| 0..1))
+            .load_mapper(move |value: Tensor<D>| {
+                let value = load.1.on_load(value);
+                if load.0.is_owner() { value } else { stand_in(&value, None) }
+            })
+            .save_mapper(move |base: Tensor<D>| {
+                let base = base.without_autodiff();
+                let whole = Tensor::from_dispatch(unshard(base.clone().into_dispatch(), save.0.clone()));
+                match save.0.gathers.saves() {
+                    true => save.1.on_save(whole),
+                    false => base.slice([(); D].map(|()| 0..1)),
                 }
             });
         (param, Some(Sharded { sharding }))

@@ -2,7 +2,7 @@
 
 use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor, TensorData};
@@ -225,6 +225,29 @@ fn records_are_those_of_the_module_on_one_device() {
     for (rank, (_, whole, last)) in found.iter().enumerate() {
         assert_eq!(whole, &expected);
         assert_eq!(last.as_ref(), (rank == 1).then_some(&expected));
+    }
+}
+
+/// burn-nn's `LinearLayout::Col` saves the transposed weight.
+#[test]
+fn a_parameter_that_is_saved_in_another_shape_keeps_its_own_mappers() {
+    for outputs in [8, 3] {
+        let layer = || LinearConfig::new(8, outputs).with_layout(LinearLayout::Col).init(&device());
+        let (linear, other) = (layer(), layer());
+        let value = |linear: Linear| linear.weight.val().into_data();
+        let expected = value(linear.clone());
+        let found = launch(&data_parallel(2), &[device()], |rank| {
+            let shards = FullyShard::new(&linear, &rank.group(Axis::Dp), &Units::auto().keep_below(0));
+            let saved = layer().load_record(shards.shard(linear.clone().fork(&device())).into_record());
+            // Burn loads no parameter that has a value in another shape than it is saved in.
+            let loaded =
+                if outputs == 8 { shards.shard(other.clone().fork(&device())) } else { return Ok(vec![value(saved)]) };
+            let loaded = loaded.load_record(linear.clone().into_record()).materialize();
+            Ok(vec![value(saved), value(loaded)])
+        });
+        for rank in found.unwrap() {
+            assert!(rank.iter().all(|found| *found == expected), "{outputs} outputs");
+        }
     }
 }
 

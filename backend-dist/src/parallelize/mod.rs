@@ -77,8 +77,8 @@ pub fn parallelize_part<M: Module + ModuleDisplay>(
     Ok(part.map(&mut Placer::new(rank, plan.axis(), placements).on(device)).fork(device))
 }
 
-/// Whether `plan` fits `module` on `ranks` ranks and shards something, and with `sequence` something that sequence
-/// parallelism can begin with: an embedding, or a matrix by rows.
+/// Whether `plan` fits `module` on `ranks` ranks. Several must have something that it shards, and with `sequence`
+/// something that sequence parallelism can begin with: an embedding, or a matrix by rows.
 ///
 /// # Errors
 /// As [`parallelize`], and [`PlanError::Nothing`] or [`PlanError::Sequence`].
@@ -89,6 +89,9 @@ pub fn check<M: Module + ModuleDisplay>(
     sequence: bool,
 ) -> Result<(), PlanError> {
     let (placements, axis) = (placements(module, plan, ranks)?, plan.axis());
+    if ranks == 1 {
+        return Ok(());
+    }
     if placements.is_empty() {
         return Err(PlanError::Nothing { ranks, axis });
     }

@@ -1,8 +1,9 @@
 //! Plans on modules that stay where they are.
 
-use super::{Plan, PlanError, attributes::attributes, parameters::parameters, plan::along};
+use super::{Plan, PlanError, attributes::attributes, check, parameters::parameters, plan::along};
 use crate::logical::Placement::{self, Shard};
 use burn::module::{Lora, Module};
+use burn::nn::LinearConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::tensor::Device;
 use std::collections::HashMap;
@@ -72,4 +73,12 @@ fn heads_and_sizes_that_do_not_divide_are_refused_with_the_nearest_legal_ones() 
         "plan: `layers.0.pwff.linear_inner.weight` has 24 elements along dimension 1, which 5 ranks of axis tp do not \
          divide; the nearest sizes are 20 and 25"
     );
+}
+
+#[test]
+fn one_rank_needs_nothing_to_shard() {
+    let linear = LinearConfig::new(4, 4).init(&Device::flex());
+    assert_eq!(check(&linear, &Plan::auto(), 1, false), Ok(()));
+    assert!(matches!(check(&linear, &Plan::auto(), 2, false), Err(PlanError::Nothing { ranks: 2, .. })));
+    assert!(matches!(check(&linear, &Plan::auto().rows("wieght"), 1, false), Err(PlanError::Unmatched { .. })));
 }

@@ -11,6 +11,7 @@ use backend_dist::ops::fp8::{
 use backend_dist::ops::moe::ExpertActivation;
 use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, squared_relu, swiglu};
 use burn::tensor::{DType, Device, Tensor};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const TOKENS: usize = 32;
@@ -207,6 +208,19 @@ fn delayed_scales_are_those_of_the_steps_before() {
             scaling.end_step(&[Group::single()], &Device::flex(), DType::F64);
         }
         assert_eq!(restored.state(), scaling.state());
+
+        // Without histories all begins anew, whatever there was.
+        let news = Fp8Layers::default();
+        let new = layer_of(&news, recipe);
+        let mut begun = DelayedScaling::new([&news]);
+        step(&again, 8.0);
+        restored.restore(&BTreeMap::new(), &Device::flex(), DType::F64);
+        assert!(restored.state().is_empty());
+        assert_eq!(step(&again, 3.0), step(&new, 3.0));
+        for scaling in [&mut begun, &mut restored] {
+            scaling.end_step(&[Group::single()], &Device::flex(), DType::F64);
+        }
+        assert_eq!(restored.state(), begun.state());
     }
 }
 

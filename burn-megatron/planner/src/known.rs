@@ -73,17 +73,23 @@ pub fn deepseek_v3() -> Decoder {
 
 /// mamba2-130m.
 pub fn mamba2_130m() -> Decoder {
+    mamba2(768, 24)
+}
+
+/// A Mamba-2 of arXiv 2405.21060, table 9.
+pub fn mamba2(hidden: usize, layers: usize) -> Decoder {
+    let heads = hidden / 32;
     Decoder {
         vocab: 50_288,
         vocab_multiple: 1,
-        hidden: 768,
-        layers: 24,
-        heads: 24,
-        kv_heads: 24,
+        hidden,
+        layers,
+        heads,
+        kv_heads: heads,
         head_dim: 64,
         mamba: Some(StateSpace {
-            layers: (0..24).collect(),
-            heads: 24,
+            layers: (0..layers).collect(),
+            heads,
             head_dim: 64,
             groups: 1,
             state: 128,

@@ -15,12 +15,12 @@ use tempfile::NamedTempFile;
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::layout::LayoutArgs;
-use super::refused;
+use super::{open_folder, refused};
 use crate::eval::{
     Encoder, EvalSettings, ExactMatch, Limits, TaskResult, Work, compute, read_documents, read_task, results, table,
 };
 use crate::forward::{Settings, check_layout};
-use crate::hf::{HfFolder, read_adapter};
+use crate::hf::read_adapter;
 use crate::refusal::Access;
 
 /// Arguments of `eval`.
@@ -34,7 +34,7 @@ pub struct Args {
     adapter: Option<PathBuf>,
     /// JSON lines with `context` and `continuations` and `answer` (multiple choice: acc, acc_norm by characters, acc_bytes),
     /// or `continuation` (log-likelihood: acc, perplexity), or `target` (generation: exact_match)
-    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "perplexity")]
+    #[arg(long, value_name = "FILE", num_args = 1..)]
     task: Vec<PathBuf>,
     /// Texts, or JSON lines with `text`, whose perplexity per token, word and byte and bits per byte are wanted
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -77,6 +77,9 @@ pub struct Args {
 /// Prints a table of metrics and writes the samples. Fails if a file, the model or the layout cannot be used; a wrong
 /// row before the model is loaded.
 pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
+    if args.task.is_empty() && args.perplexity.is_empty() {
+        bail!("--task FILE or --perplexity FILE says what to evaluate: give one of them, or both");
+    }
     let layout = args.layout.over(ParallelLayout::default())?;
     check_layout(&layout)?;
     for (key, value) in [
@@ -99,7 +102,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     for path in &args.perplexity {
         tasks.push(read_documents(path, limit)?);
     }
-    let folder = HfFolder::open(&args.hf)?;
+    let folder = open_folder(&args.hf, Some(cluster))?;
     let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
     let generation = folder.generation();
     let encoder = Encoder::open(&args.hf, &generation.prefixes(), args.apply_chat_template)?;

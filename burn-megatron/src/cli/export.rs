@@ -21,6 +21,7 @@ use crate::hf::{
     parse_size, write_adapter,
 };
 use crate::refusal::Access;
+use crate::train::ModuleRun;
 
 /// Arguments of `export`.
 #[derive(Debug, clap::Args)]
@@ -79,7 +80,11 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         super::print(&args.quantise.export(from, to, args.dtype, args.max_shard_size)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let checkpoint = Checkpoint::open(args.checkpoint.as_deref().context("--checkpoint is needed")?)?;
+    let from = args.checkpoint.as_deref().context("--checkpoint is needed")?;
+    if let Some(run) = ModuleRun::find(from)? {
+        return module(&run, &args);
+    }
+    let checkpoint = Checkpoint::open(from)?;
     if let Some(warning) = checkpoint.warning() {
         eprintln!("warning: {warning}");
     }
@@ -112,6 +117,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         let found = Companions::read(like).with_context(|| format!("--like {}", like.display()))?;
         companions = if companions.is_empty() { found } else { companions };
         tokenizer = tokenizer.or_else(|| super::tokenizer_to_copy(like));
+    }
+    if tokenizer.is_none() {
+        let what = "the checkpoint is without a tokenizer, as its run had no data.tokenizer";
+        eprintln!("note: {what}; copy its tokenizer.json into {}, or take --like DIR", hf.display());
     }
     if companions.is_empty() {
         companions = of_new_model(&checkpoint, tokenizer.as_deref())?;
@@ -163,6 +172,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         if args.optimizer { " and moments" } else { "" },
         HumanBytes(bytes)
     ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The model of a run of a plain Burn module.
+fn module(run: &ModuleRun, args: &Args) -> anyhow::Result<ExitCode> {
+    let kind = run.config.model.model_type();
+    let others = [
+        ("--ema", args.ema),
+        ("--like", args.like.is_some()),
+        ("--optimizer", args.optimizer),
+        ("--quantize", args.quantise.is_asked()?),
+    ];
+    if let Some((flag, _)) = others.into_iter().find(|(_, given)| *given) {
+        bail!("{flag} has no meaning with {kind}, a plain Burn module; nearest legal: without it");
+    }
+    let hf = args.hf.as_deref().with_context(|| format!("{kind} is written as a Hugging Face folder: --hf DIR"))?;
+    let (step, files) = run.export(hf, args.dtype, args.max_shard_size)?;
+    let s = if files == 1 { "" } else { "s" };
+    super::print(&format!("{}: step {step} in {files} file{s} of weights\n", hf.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,7 +7,7 @@ use super::Cli;
 use crate::config::{find_anywhere, size_names};
 
 /// Megatron-LM's flags that are no alias of a key, and their equivalents.
-const FLAGS: [(&str, &str); 30] = [
+const FLAGS: &[(&str, &str)] = &[
     ("num-layers", "--model.num-hidden-layers N"),
     ("ffn-hidden-size", "--model.intermediate-size N"),
     ("num-query-groups", "--model.num-key-value-heads N"),
@@ -28,6 +28,9 @@ const FLAGS: [(&str, &str); 30] = [
     ("fp16", "--training.dtype f16"),
     ("load", "--checkpoint.resume PATH; without it a run resumes from its own checkpoint.directory"),
     ("data-path", "--data.prefixes PREFIX,.. and --data.weights W,.."),
+    ("train-data-path", "--data.prefixes PREFIX,.. and --data.weights W,.."),
+    ("valid-data-path", "--data.validation PREFIX,.. and --data.validation-weights W,.."),
+    ("test-data-path", "--data.test PREFIX,.. and --data.test-weights W,.."),
     ("tokenizer-model", "--data.tokenizer FILE"),
     ("use-distributed-optimizer", "--zero 1"),
     ("data-parallel-sharding-strategy", "--zero 1, 2 or 3"),
@@ -36,17 +39,33 @@ const FLAGS: [(&str, &str); 30] = [
     ("lr-warmup-samples", "--lr.warmup \"N samples\""),
     ("lr-decay-samples", "--lr.decay \"N samples\""),
     ("exit-signal-handler", "nothing: SIGTERM saves and ends a run"),
+    ("exit-on-signal", "nothing: SIGTERM saves and ends a run"),
+    ("layout", LAYOUT),
+    ("batch-size", "--training.global-batch N"),
+    ("epochs", "--training.steps N or --training.samples N"),
+    ("gpus", "--data-parallel auto"),
+    ("world-size", "--data-parallel auto"),
+    ("config", "the file without a flag: `train run.toml`"),
+    ("tokenizer-type", "--data.tokenizer FILE"),
+    ("mock-data", "`bench`, whose tokens are random"),
     ("overlap-grad-reduce", "nothing: gradient reduction always overlaps with the backward pass"),
     ("overlap-param-gather", "nothing: weight gathering always overlaps with the update and the forward pass"),
 ];
 
+/// A layout, of which `verify` takes a short form.
+const LAYOUT: &str = "--tensor-parallel N, --data-parallel N and so on, a flag for each size";
+
 /// Commands whose flags are the keys of a configuration.
 const WITH_KEYS: [&str; 3] = ["train", "plan", "bench"];
 
+/// Commands without keys that run in a layout, and how they are told.
+const WITH_LAYOUT: [(&str, &str); 4] =
+    [("generate", "--tensor-parallel N"), ("chat", "--tensor-parallel N"), ("forward", LAYOUT), ("eval", LAYOUT)];
+
 /// The command line, or the end of the program with what is wrong with it.
 pub fn parse() -> Cli {
-    let with_keys = std::env::args_os().nth(1).is_some_and(|command| WITH_KEYS.iter().any(|name| command == *name));
-    try_parse(std::env::args_os()).unwrap_or_else(|error| if with_keys { answered(error) } else { error }.exit())
+    let command = std::env::args_os().nth(1).unwrap_or_default();
+    try_parse(std::env::args_os()).unwrap_or_else(|error| answered(error, &command.to_string_lossy()).exit())
 }
 
 /// Parses a command line. Negative numbers are values, so that the message is about their value.
@@ -76,18 +95,35 @@ fn counted(mut error: Error) -> Error {
     error
 }
 
-/// The error of a flag that has another name here, with that name.
-fn answered(mut error: Error) -> Error {
+/// The error of a flag that has another name in this command, with that name. No unknown flag is meant as a value.
+fn answered(mut error: Error, command: &str) -> Error {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
-    let Some(ours) = ours(flag).filter(|_| error.kind() == ErrorKind::UnknownArgument) else { return error };
-    error.remove(ContextKind::SuggestedArg);
-    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![format!("here it is {ours}").into()]));
+    if error.kind() != ErrorKind::UnknownArgument {
+        return error;
+    }
+    let ours = match WITH_KEYS.contains(&command) {
+        true => ours(flag),
+        false => {
+            let told = WITH_LAYOUT.iter().find(|(with, _)| *with == command && name(flag) == "layout");
+            told.map(|(_, flags)| flags.to_string())
+        }
+    };
+    error.remove(ContextKind::Suggested);
+    if let Some(ours) = ours {
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![format!("here it is {ours}").into()]));
+    }
     error
+}
+
+/// A flag without dashes and value.
+fn name(flag: &str) -> &str {
+    flag.trim_start_matches('-').split('=').next().unwrap_or_default()
 }
 
 /// The equivalent of an unknown flag.
 fn ours(flag: &str) -> Option<String> {
-    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
+    let name = name(flag);
     let foreign = FLAGS.iter().find(|(foreign, _)| *foreign == name).map(|(_, ours)| ours.to_string());
     let key = || find_anywhere(name).map(|key| format!("--{} VALUE", key.path));
     let size = || size_names().contains(&name.to_string()).then(|| format!("--model.{name} VALUE"));
@@ -102,31 +138,55 @@ mod tests {
     fn megatrons_flags_are_answered_with_ours() {
         let said = |flag: &str| {
             let error = try_parse(["burn-megatron", "train", "run.toml", flag]).unwrap_err();
-            answered(error).to_string()
+            answered(error, "train").to_string()
         };
         for (flag, ours) in [
             ("--num-layers", "--model.num-hidden-layers N"),
-            ("--train-iters=5", "--training.steps VALUE"),
-            ("--lr", "--lr.max VALUE"),
+            ("--layout", "--tensor-parallel N, --data-parallel N"),
+            ("--config", "the file without a flag"),
+            ("--world-size=8", "--data-parallel auto"),
+            ("--mock-data", "`bench`"),
             ("--seq-length", "--training.seq-length VALUE"),
-            ("--save", "--checkpoint.directory VALUE"),
+            ("--scheduler", "--lr.form VALUE"),
             ("--hidden-size", "--model.hidden-size VALUE"),
             ("--bf16", "--training.dtype bf16"),
-            ("--start-weight-decay", "--weight-decay.start VALUE"),
-            ("--end-weight-decay", "--optimizer.weight-decay VALUE"),
-            ("--weight-decay-incr-style", "--weight-decay.incr-style VALUE"),
             ("--exit-signal-handler", "nothing: SIGTERM saves"),
+            ("--exit-on-signal", "nothing: SIGTERM saves"),
+            ("--valid-data-path", "--data.validation PREFIX,.. and --data.validation-weights W,.."),
         ] {
             assert!(said(flag).contains(&format!("here it is {ours}")), "{}", said(flag));
         }
         assert!(said("--training.stepz").contains("--training.steps"), "as clap has it: {}", said("--training.stepz"));
     }
 
-    /// As in Megatron, the length of training in samples.
     #[test]
-    fn train_samples_is_a_flag() {
-        let parsed = try_parse(["burn-megatron", "train", "run.toml", "--train-samples", "48"]).unwrap();
-        assert!(format!("{parsed:?}").contains("(\"training.samples\", \"48\")"), "{parsed:?}");
+    fn an_unknown_flag_is_not_taken_for_a_value() {
+        let said = |line: &str| {
+            let error = try_parse(format!("burn-megatron {line}").split(' ')).unwrap_err();
+            answered(error, line.split(' ').next().unwrap()).to_string()
+        };
+        for line in ["train run.toml --no-such-thing", "inspect prefix --no-such-thing", "eval --hf x --no-such-thing"]
+        {
+            assert!(!said(line).contains("as a value"), "{}", said(line));
+        }
+        for (command, _) in WITH_LAYOUT {
+            assert!(said(&format!("{command} --hf x --layout TP2")).contains("here it is --tensor-parallel N"));
+        }
+    }
+
+    /// Of all three commands, also where a command has a flag of that name.
+    #[test]
+    fn megatrons_spellings_of_keys_are_flags() {
+        for (line, expected) in [
+            ("train run.toml --train-samples 48", "(\"training.samples\", \"48\")"),
+            ("train run.toml --micro-batch-size 2", "(\"training.micro-batch\", \"2\")"),
+            ("train run.toml --pipeline-model-parallel-layout E|t", "(\"pipeline.layout\", \"E|t\")"),
+            ("plan run.toml --end-weight-decay 0.1", "(\"optimizer.weight-decay\", \"0.1\")"),
+            ("bench tiny --hybrid-context-parallel", "(\"context.dynamic\", \"true\")"),
+        ] {
+            let parsed = try_parse(format!("burn-megatron {line}").split(' ')).unwrap();
+            assert!(format!("{parsed:?}").contains(expected), "{parsed:?}");
+        }
         assert_eq!(ours("--train-samples").as_deref(), Some("--training.samples VALUE"));
     }
 

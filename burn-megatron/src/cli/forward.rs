@@ -134,7 +134,7 @@ pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
     if ModuleFolder::is_one(&args.hf)? {
         return module(&args, layout, cluster);
     }
-    let folder = HfFolder::open(&args.hf)?;
+    let folder = super::open_folder(&args.hf, Some(cluster))?;
     let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
     let settings = Settings {
         exact: args.exact,

@@ -7,11 +7,18 @@ use crate::data::readable_tokenizer;
 use crate::plan::Plan;
 use crate::plan::gpus::{GPUS, Hardware};
 
-/// Why the checkpoints of a run have no tokenizer although the model's folder has one.
+/// Why the checkpoints of a run have no tokenizer although the model's folder or who wrote its tokens has one.
 pub(super) fn lacks_tokenizer(config: &RunConfig) -> Option<String> {
-    let folder = config.model.hf.as_ref().filter(|_| config.data.tokenizer.is_none())?;
-    let error = readable_tokenizer(folder).err()?;
-    Some(format!("checkpoints are without a tokenizer: {error}"))
+    if config.data.tokenizer.is_some() || config.checkpoint.directory.is_none() {
+        return None;
+    }
+    let of_folder = config.model.hf.as_ref().and_then(|folder| readable_tokenizer(folder).err());
+    let why = match of_folder {
+        Some(error) => format!(": {error}"),
+        None if config.data.prefixes.is_empty() => return None,
+        None => "; name it in data.tokenizer".to_string(),
+    };
+    Some(format!("checkpoints are without a tokenizer{why}"))
 }
 
 /// The hint for a run on this machine's GPUs, or on the first GPU that the planner knows if it has none.

@@ -33,6 +33,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let weights = args.weights.as_ref().unwrap_or(&args.hf);
     let folder = HfFolder::with_weights(&args.hf, weights)?;
+    super::say_left_out(&folder, None);
     let states = if args.optimizer { OptimizerStates::read(&folder, weights, args.consumed_samples)? } else { None };
     let tokenizer = super::tokenizer_to_copy(&args.hf);
     let with = if tokenizer.is_some() { "with" } else { "without" };

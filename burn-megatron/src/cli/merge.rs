@@ -8,7 +8,7 @@ use anyhow::bail;
 use indicatif::HumanBytes;
 
 use crate::element::Element;
-use crate::hf::{Export, Format, HfFolder, HfFolderError, Merged, ModuleFolder, export, parse_size, read_adapter};
+use crate::hf::{Export, Format, HfFolderError, Merged, ModuleFolder, export, parse_size, read_adapter};
 
 /// Arguments of `merge`.
 #[derive(Debug, clap::Args)]
@@ -38,7 +38,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if ModuleFolder::is_one(&args.hf)? {
         return module(&args);
     }
-    let base = HfFolder::open(&args.hf)?;
+    let base = super::open_folder(&args.hf, None)?;
     let (adapters, weights) = (&args.adapters, &args.weights);
     if !weights.is_empty() && weights.len() != adapters.len() {
         let (given, needed) = (weights.len(), adapters.len());

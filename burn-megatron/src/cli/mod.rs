@@ -29,17 +29,20 @@ mod sampling;
 #[cfg(feature = "serve")]
 mod serve;
 mod train;
+mod train_module;
 mod verify;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use backend_dist::process::Cluster;
 use clap::{Parser, Subcommand};
 pub use foreign::parse;
 use processes::together;
 
 use crate::data::readable_tokenizer;
+use crate::hf::{HfFolder, HfFolderError};
 use crate::refusal::{Access, advice};
 
 /// Megatron-LM in Rust on Burn.
@@ -154,6 +157,19 @@ fn write_now(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+/// Opens a folder, and the first process says what of it is not read.
+fn open_folder(folder: &Path, cluster: Option<&Cluster>) -> Result<HfFolder, HfFolderError> {
+    let opened = HfFolder::open(folder)?;
+    say_left_out(&opened, cluster);
+    Ok(opened)
+}
+
+fn say_left_out(folder: &HfFolder, cluster: Option<&Cluster>) {
+    if let Some(what) = folder.left_out().filter(|_| cluster.is_none_or(Cluster::is_first)) {
+        eprintln!("note: {what}");
+    }
 }
 
 /// The tokenizer of a folder that is written again with the model, unless it is in a form that is not read, which is said.

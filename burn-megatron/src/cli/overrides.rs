@@ -1,43 +1,70 @@
 //! `--section.key value` for every key of a configuration.
 
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches};
 
 use super::layout::LayoutArgs;
-use crate::config::{KEYS, size_names};
+use crate::config::{KEYS, Key, Kind, size_names};
 
 /// Keys and values from the command line, in the order in which they apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides(pub Vec<(String, String)>);
 
-/// Every flag, and the other spellings of it.
-static FLAGS: LazyLock<Vec<(String, Vec<String>)>> = LazyLock::new(|| {
+/// A key as a flag.
+struct Flag {
+    path: String,
+    /// Other spellings of it.
+    aliases: Vec<String>,
+    /// The flag alone means `true`, as Megatron's do.
+    is_switch: bool,
+}
+
+/// Every flag.
+static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| {
     let keys = KEYS.iter().map(|key| {
-        let alone = key.section() == "context" || key.path == "training.samples";
         let aliases = key.aliases.iter().map(|alias| format!("{}.{alias}", key.section()));
-        // Without a section too, as Megatron writes them.
-        let alone = key.aliases.iter().filter(|_| alone).map(|alias| alias.to_string());
-        (key.path.to_string(), aliases.chain(alone).collect())
+        Flag {
+            path: key.path.into(),
+            aliases: aliases.chain(alone(key).map(String::from)).collect(),
+            is_switch: key.kind == Kind::Flag && !key.aliases.is_empty(),
+        }
     });
     let sizes = size_names().into_iter().map(|name| {
         let underscored = name.replace('-', "_");
         let aliases = (underscored != name).then(|| format!("model.{underscored}"));
-        (format!("model.{name}"), aliases.into_iter().collect())
+        Flag { path: format!("model.{name}"), aliases: aliases.into_iter().collect(), is_switch: false }
     });
     keys.chain(sizes).collect()
 });
 
+/// The names of a key without its section, as Megatron writes them, that no other key has and that say what they are:
+/// not `init`. Megatron's lists are written otherwise than ours.
+fn alone(key: &'static Key) -> impl Iterator<Item = &'static str> {
+    let is_own = |alias: &str| KEYS.iter().filter(|other| other.aliases.contains(&alias)).count() == 1;
+    let is_clear = |alias: &str| alias.contains('-') || ["lr", "save"].contains(&alias);
+    let aliases = key.aliases.iter().copied().filter(|_| key.kind != Kind::Paths);
+    aliases.filter(move |alias| is_own(alias) && is_clear(alias))
+}
+
+/// Adds the flags. Names that the command has already stay those of its own flags.
 impl clap::Args for Overrides {
     fn augment_args(command: Command) -> Command {
-        let flag = |(path, aliases): &'static (String, Vec<String>)| {
-            Arg::new(path.as_str())
-                .long(path.as_str())
-                .aliases(aliases.iter().map(String::as_str))
+        let longs = command.get_arguments().flat_map(|argument| {
+            let aliases = argument.get_all_aliases().unwrap_or_default().into_iter().map(String::from);
+            argument.get_long().map(String::from).into_iter().chain(aliases)
+        });
+        let taken: HashSet<String> = longs.collect();
+        let flag = |flag: &'static Flag| {
+            let argument = Arg::new(flag.path.as_str())
+                .long(flag.path.as_str())
+                .aliases(flag.aliases.iter().filter(|alias| !taken.contains(*alias)).map(String::as_str))
                 .value_name("VALUE")
                 .allow_negative_numbers(true)
                 .action(ArgAction::Append)
-                .hide(true)
+                .hide(true);
+            if flag.is_switch { argument.num_args(0..=1).default_missing_value("true") } else { argument }
         };
         command.args(FLAGS.iter().map(flag))
     }
@@ -50,7 +77,7 @@ impl clap::Args for Overrides {
 impl FromArgMatches for Overrides {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut overrides = Vec::new();
-        for (path, _) in FLAGS.iter() {
+        for Flag { path, .. } in FLAGS.iter() {
             let values = matches.get_many::<String>(path).into_iter().flatten();
             overrides.extend(values.map(|value| (path.clone(), value.clone())));
         }
@@ -124,6 +151,24 @@ mod tests {
             ("parallel.data-parallel", "2"),
         ]);
         assert_eq!(parse(line), Ok(expected));
+    }
+
+    /// As Megatron writes them.
+    #[test]
+    fn other_spellings_are_flags_without_their_section() {
+        let line = "--micro-batch-size 2 --hybrid-context-parallel --lr 1e-3 --async-save --async-save false --recompute-granularity full";
+        let expected = pairs(&[
+            ("context.dynamic", "true"),
+            ("recompute.granularity", "full"),
+            ("training.micro-batch", "2"),
+            ("lr.max", "1e-3"),
+            ("checkpoint.async", "true"),
+            ("checkpoint.async", "false"),
+        ]);
+        assert_eq!(parse(line), Ok(expected));
+        for unclear in ["--init 1", "--chat-template a.jinja", "--data-path a"] {
+            says!(parse(unclear).unwrap_err(), "unexpected argument");
+        }
     }
 
     #[test]

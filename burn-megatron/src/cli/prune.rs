@@ -53,7 +53,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.texts.calibration.is_empty() {
         bail!("--calibration is needed: texts that show what is important");
     }
-    let folder = HfFolder::open(&args.hf)?;
+    let folder = super::open_folder(&args.hf, None)?;
     let model = folder.config();
     sizes.check(model).with_context(|| format!("--hf {}", args.hf.display()))?;
     let texts = args.texts.texts(&args.hf, &folder)?;

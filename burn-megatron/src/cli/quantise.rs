@@ -60,7 +60,7 @@ impl QuantiseArgs {
     /// Writes the weights of the folder `from` to `to`, and gives what to print. Fails if a file, the model or a number
     /// cannot be used.
     pub fn export(&self, from: &Path, to: &Path, element: Option<Element>, shard_bytes: u64) -> Result<String> {
-        let folder = HfFolder::open(from)?;
+        let folder = super::open_folder(from, None)?;
         let scheme = self.scheme(&folder)?;
         if self.method == Method::Gptq && self.texts.calibration.is_empty() {
             bail!("--method gptq needs --calibration: texts that show what the layers' inputs are like");

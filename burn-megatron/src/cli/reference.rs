@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::{Arg, Command, CommandFactory};
 
 use super::{Cli, print, refused};
+use models::encoders::presets;
 use models::{FamilyConfig, ModelConfig};
 
 use crate::config::{KEYS, Key, SECTIONS};
@@ -72,7 +73,9 @@ fn key_row(key: &Key) -> String {
 
 /// The sizes of the families, which are keys of `[model]` too.
 fn sizes() -> String {
-    let names: Vec<String> = FamilyConfig::presets().iter().map(|(name, _)| format!("`{name}`")).collect();
+    let names = FamilyConfig::presets().into_iter().map(|(name, _)| name);
+    let names = names.chain(presets().into_iter().map(|(name, _)| name)).map(|name| format!("`{name}`"));
+    let names: Vec<String> = names.collect();
     let mut text = format!(
         "\nPresets: {}.\n\nThe sizes of a model are keys of `[model]` too, under Hugging Face's names with `-` or `_`. A \
          model has the sizes of its family only.\n\n| size | meaning |\n|---|---|\n",

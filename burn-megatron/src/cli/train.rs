@@ -14,7 +14,8 @@ use super::overrides::Overrides;
 use super::preprocess::Display;
 use super::print;
 use super::processes::{alone, join};
-use crate::config::RunConfig;
+use super::train_module::{self, Asked};
+use crate::config::{ModuleConfig, RunConfig};
 use crate::console::format::duration;
 use crate::console::say;
 use crate::learner::Faults;
@@ -55,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "K", default_value_t = 64, requires = "write_top_k")]
     top_k: usize,
     /// Let things go wrong, to try out what becomes of the run: kill:rank3@step20 (its process), hang:rank0@step5,
-    /// error:rank1@step7, panic:rank1@step9, lost:rank3@step20 (its device, for good), nan@30, slow:rank1:2x, with commas
+    /// error:rank1@step7, panic:rank1@step9, lost:rank3@step20 (its device, for good), nan@30, slow:rank1:2x, slow:2x (all ranks), with commas
     /// between them. A restart passes over the first of the list that ends a rank
     #[arg(long, value_name = "FAULTS")]
     inject: Option<Faults>,
@@ -70,7 +71,18 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut overrides = args.overrides.with_layout(&args.layout).0;
     overrides.extend(args.trace.map(|file| ("log.trace".to_string(), file)));
     let device = args.device.kind();
-    let config = RunConfig::load_on(args.config.as_deref(), &overrides, &|copy| device.world_size(copy))?;
+    let world = |copy| device.world_size(copy);
+    if let Some(config) = ModuleConfig::load_on(args.config.as_deref(), &overrides, &world)? {
+        let flags = [
+            ("--write-top-k", args.write_top_k.is_some()),
+            ("--inject", args.inject.is_some()),
+            ("--allow-change", !args.allow_change.is_empty()),
+        ];
+        let refused = flags.into_iter().find(|(_, given)| *given).map(|(flag, _)| flag);
+        let asked = Asked { device, print_config: args.print_config, dry_run: args.dry_run, refused };
+        return train_module::run(&config, &asked);
+    }
+    let config = RunConfig::load_on(args.config.as_deref(), &overrides, &world)?;
     if args.print_config {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
@@ -110,7 +122,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         let devices = match &processes {
             _ if args.dry_run => {
-                plan.check_tokenizer()?;
+                if let Some(hint) = plan.check_tokenizer()? {
+                    say(format_args!("{:<12} {hint}", "hint"));
+                }
                 Vec::new()
             }
             Some(processes) => device.devices_among(processes)?,

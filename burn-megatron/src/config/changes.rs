@@ -16,7 +16,7 @@ use super::sections::SECTIONS;
 const GUARDED: &str =
     "model training fp8 lr optimizer param-groups weight-decay loss-scale data chat preference grpo distill lora";
 
-/// Keys in these sections that do not.
+/// Keys in these sections that do not. Some of them name weights that must be there if they were before.
 const FREE: &str = "\
     distill.teacher distill.logits model.hf model.make-vocab-size-divisible-by training.steps training.micro-batch \
     training.exit-duration-in-mins training.exit-interval training.max-restarts training.min-data-parallel \
@@ -41,8 +41,9 @@ impl RunConfig {
             let covers = |name: &String| {
                 path == name || path.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with('.'))
             };
-            FREE.split(' ').any(|free| free == path) || allow.iter().any(covers)
+            allow.iter().any(covers)
         };
+        let is_free = |path: &str| FREE.split(' ').any(|free| free == path);
         let now = guarded(&serde_json::to_value(self).expect("plain data"));
         for (path, before) in guarded(saved) {
             let Some(now) = now.get(&path) else { continue };
@@ -51,6 +52,7 @@ impl RunConfig {
                 true => continue,
                 false if !fits() => "give it the old value, the only one that the saved weights have".into(),
                 false if is_allowed(&path) => continue,
+                false if is_free(&path) && !self.is_lost(&path, [&before, now], saved) => continue,
                 false => format!("give it the old value, or --allow-change {path}"),
             };
             problems.push(Problem::new(format!(
@@ -60,6 +62,20 @@ impl RunConfig {
             )));
         }
         ConfigErrors::from_problems(problems)
+    }
+
+    /// Whether a run loses or gets weights that it reads whenever it begins; these may only move. `values` are those of
+    /// the key before and now.
+    fn is_lost(&self, path: &str, values: [&Value; 2], saved: &Value) -> bool {
+        let was_given = |name: &str| !saved["distill"][name].is_null();
+        match path {
+            _ if values[0].is_null() == values[1].is_null() => false,
+            // Each takes the place of the other.
+            "distill.teacher" | "distill.logits" => {
+                (was_given("teacher") || was_given("logits")) != self.distill.config().is_some()
+            }
+            _ => self.reads_again(path),
+        }
     }
 }
 

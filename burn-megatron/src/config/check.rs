@@ -6,6 +6,7 @@ use models::recompute::Granularity;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::batch::BatchPlan;
+use crate::checkpoint::SaveEvery;
 use crate::data::preprocess::{LARGEST_BPE, SMALLEST_BPE};
 
 impl RunConfig {
@@ -87,6 +88,26 @@ impl RunConfig {
         note(demand(!anomaly.rolls_back() || self.checkpoint.directory.is_some(), || {
             "anomaly: roll-back needs checkpoints, and checkpoint.directory = none; nearest legal: skip".into()
         }));
+        note(demand(!anomaly.rolls_back() || self.checkpoint.every != SaveEvery::Never, || {
+            "anomaly: roll-back needs checkpoints before the last step, and checkpoint.every = none; nearest legal: auto"
+                .into()
+        }));
+        let (back, every, kept) = (anomaly.roll_back_steps, self.checkpoint.every, self.checkpoint.keep_last);
+        note(demand(back == 0 || anomaly.rolls_back(), || {
+            format!(
+                "anomaly.roll-back-steps = {back}, and no bad step rolls back; nearest legal: 0, or anomaly.non-finite = roll-back"
+            )
+        }));
+        if let (SaveEvery::Steps(every), Some(kept), None) = (every, kept, self.checkpoint.keep_every) {
+            let oldest = every.saturating_mul(kept as u64);
+            note(demand(back <= oldest, || {
+                format!(
+                    "anomaly.roll-back-steps = {back}: with checkpoint.every = {every} and checkpoint.keep-last = {kept} no checkpoint is \
+                     that old; nearest legal: {oldest}, or checkpoint.keep-last = {}",
+                    back.div_ceil(every)
+                )
+            }));
+        }
         let nothing = self.recompute.granularity == Granularity::Selective && self.recompute.modules.is_empty();
         note(demand(!nothing, || {
             "recompute.modules is empty: name core-attention, mlp-activation or norms, or recompute.granularity = none"
@@ -173,27 +194,39 @@ impl RunConfig {
         }));
         self.check_distill(note);
         self.check_tasks(note);
-        if let Some(weights) = &data.weights {
-            let (weights, prefixes) = (weights.len(), data.prefixes.len());
-            note(demand(weights == prefixes, || {
-                format!("data.weights has {weights} numbers, data.prefixes {prefixes}")
+        self.check_weights(note);
+        let shares = data.split.ranges(1);
+        let apart = data.files_of_their_own();
+        if let Some((key, _)) = apart.first() {
+            note(demand(!data.prefixes.is_empty() || !data.text.is_empty(), || {
+                format!(
+                    "{key} is for data.prefixes and data.text, which are not given; chat and preference have a key validation of \
+                     their own"
+                )
+            }));
+            note(demand(data.split.shares()[0] == 1.0, || {
+                format!(
+                    "data.split = {} divides the files of training, and {key} names others for what it would divide: give only one of \
+                     the two; nearest legal: 1,0,0",
+                    data.split
+                )
             }));
         }
-        let positive = data.weights.iter().flatten().all(|weight| *weight > 0.0);
-        note(demand(positive, || "data.weights must all be above 0".into()));
-        let sum: f64 = data.weights.iter().flatten().sum();
-        note(demand(sum.is_finite(), || "data.weights are too large to be added; only their shares matter".into()));
-        let shares = data.split.ranges(1);
         note(demand(shares[0].is_some(), || format!("data.split = {} leaves nothing to train on", data.split)));
-        let held_out =
-            shares[1].is_some() || !self.chat.validation.is_empty() || !self.preference.validation.is_empty();
+        let named = [&data.validation, &self.chat.validation, &self.preference.validation];
+        let held_out = shares[1].is_some() || named.iter().any(|files| !files.is_empty());
         note(demand(held_out || self.evaluation.batches == 0, || {
-            let split = &data.split;
-            format!(
-                "data.split = {split} leaves no validation data for evaluation.batches = {}; give it a share (\"90,10\"), or \
-                 evaluation.batches = 0",
-                self.evaluation.batches
-            )
+            let (split, batches) = (&data.split, self.evaluation.batches);
+            match apart.is_empty() {
+                true => format!(
+                    "data.split = {split} leaves no validation data for evaluation.batches = {batches}; give it a share (\"90,10\"), or \
+                     evaluation.batches = 0"
+                ),
+                false => format!(
+                    "data.test leaves no validation data for evaluation.batches = {batches}; give data.validation, or \
+                     evaluation.batches = 0"
+                ),
+            }
         }));
         if !data.text.is_empty() {
             let needs = data.tokenizer.is_some();
@@ -221,6 +254,25 @@ impl RunConfig {
         let knows_end = data.eod_id.is_some() || data.tokenizer.is_some();
         for key in data.needs_end_of_document().into_iter().filter(|_| !knows_end) {
             note(Err(format!("{key} needs data.eod-id, or a data.tokenizer that has such a token")));
+        }
+    }
+
+    fn check_weights(&self, note: &mut impl FnMut(Result<(), String>)) {
+        let data = &self.data;
+        for (key, weights, of, prefixes) in [
+            ("data.weights", &data.weights, "data.prefixes", &data.prefixes),
+            ("data.validation-weights", &data.validation_weights, "data.validation", &data.validation),
+            ("data.test-weights", &data.test_weights, "data.test", &data.test),
+        ] {
+            let Some(weights) = weights else { continue };
+            let (numbers, files) = (weights.len(), prefixes.len());
+            note(demand(numbers == files, || format!("{key} has {numbers} numbers, {of} {files}")));
+            note(demand(data.text.is_empty(), || {
+                format!("{key} is for prefixes, and data.text is one data set; nearest legal: none")
+            }));
+            note(demand(weights.iter().all(|weight| *weight > 0.0), || format!("{key} must all be above 0")));
+            let sum: f64 = weights.iter().sum();
+            note(demand(sum.is_finite(), || format!("{key} are too large to be added; only their shares matter")));
         }
     }
 

@@ -17,7 +17,7 @@ impl RunConfig {
         let model = &self.model.config;
         let dims = model.dims();
         dims.check(layout, self.training.seq_length).map_err(|error| format!("model and parallel: {error}"))?;
-        self.context.check(layout, &dims).map_err(|error| format!("context: {error}"))?;
+        self.context.check(layout, &dims).map_err(|error| error.to_string())?;
         match self.lora.base.filter(|_| self.lora.rank.is_some()) {
             Some(base) => base.check(&model.hf_names(), [layout.tp, layout.expert_tp()]),
             None => Ok(()),

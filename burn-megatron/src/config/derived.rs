@@ -1,9 +1,7 @@
 //! What follows from a run's configuration.
 
-use super::post_training::LoraSection;
-use super::run::{DataSection, RunConfig};
+use super::run::RunConfig;
 use crate::batch::BatchSizes;
-use crate::data::{Blend, GptDataConfig};
 use crate::engine::{DocumentConfig, EngineConfig};
 
 impl RunConfig {
@@ -54,9 +52,16 @@ impl RunConfig {
         of_pairs || self.grpo.config().is_some_and(|grpo| grpo.beta > 0.0)
     }
 
-    /// The same run with all weights in place of adapters.
-    pub(crate) fn without_adapters(&self) -> Self {
-        Self { lora: LoraSection::default(), ..self.clone() }
+    /// Whether the weights that a key names are read whenever the run begins, because its checkpoints do not have them:
+    /// the base of adapters, a reference model, the adapter that it starts with, a teacher.
+    pub(crate) fn reads_again(&self, key: &str) -> bool {
+        let has_adapters = self.lora.rank.is_some();
+        match key {
+            "model.hf" => has_adapters || self.has_reference(),
+            // The reference of GRPO has no adapters.
+            "lora.adapter" => has_adapters && self.has_reference() && self.preference.is_used(),
+            key => key == "distill.teacher",
+        }
     }
 
     /// Sequences of every global batch.
@@ -72,36 +77,5 @@ impl RunConfig {
     /// Tokens of one optimizer step, after the ramp of the batch.
     pub fn tokens_per_step(&self) -> usize {
         self.training.global_batch * self.training.seq_length
-    }
-}
-
-impl DataSection {
-    /// Keys that are set and need the id of the end-of-document token.
-    pub fn needs_end_of_document(&self) -> Vec<&'static str> {
-        let keys = [
-            ("data.eod-mask-loss", self.eod_mask_loss),
-            ("data.reset-attention-mask", self.reset_attention_mask),
-            ("data.reset-position-ids", self.reset_position_ids),
-        ];
-        keys.into_iter().filter(|(_, set)| *set).map(|(key, _)| key).collect()
-    }
-
-    /// The prefixes with their weights.
-    pub fn blend(&self) -> Blend {
-        Blend { prefixes: self.prefixes.clone(), weights: self.weights.clone() }
-    }
-
-    /// The samples of `seq_length` tokens, `validation` of them for validation (`None`: all that there are).
-    pub fn samples(&self, seq_length: usize, validation: Option<usize>, eod_id: Option<i64>) -> GptDataConfig {
-        GptDataConfig {
-            seq_length,
-            seed: self.seed,
-            split: self.split.clone(),
-            num_samples: [Some(self.samples), validation, validation],
-            eod_mask_loss: eod_id.filter(|_| self.eod_mask_loss),
-            eod_documents: eod_id.filter(|_| self.reset_attention_mask || self.reset_position_ids),
-            keep_partial_validation: self.keep_partial_validation,
-            cache: self.cache.clone(),
-        }
     }
 }

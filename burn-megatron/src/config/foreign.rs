@@ -15,7 +15,8 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
         "evaluation.ema" => Some("training.ema-decay"),
         "data.bpe-size" => Some("data.tokenizer"),
         "anomaly.sigma-factor" | "anomaly.window" => Some("anomaly.spike"),
-        "checkpoint.storage" => Some("checkpoint.directory"),
+        "checkpoint.storage" | "checkpoint.every" | "checkpoint.keep-last" | "checkpoint.keep-every" => Some(FOLDER),
+        "checkpoint.async" | "checkpoint.pinned-memory" => Some(FOLDER),
         "fp8.amax-history-len" | "fp8.amax-compute-algo" => Some("fp8.recipe"),
         "preference.label-smoothing" | "preference.gamma" => Some("preference.loss"),
         "preference.desirable-weight" | "preference.undesirable-weight" => Some("preference.loss"),
@@ -39,6 +40,7 @@ pub(super) fn decider(path: &str) -> Option<&'static str> {
 }
 
 const TEACHER: &str = "distill.teacher";
+const FOLDER: &str = "checkpoint.directory";
 
 /// The value of a decider in words. A file of its logits takes the place of a teacher.
 pub(super) fn decided(decider: &str, value: impl Fn(&str) -> String) -> String {
@@ -79,7 +81,8 @@ pub(super) fn belongs(path: &str, decided: &str) -> bool {
         ("weight-decay", "start" | "length") => decided != "constant",
         ("fp8", "amax-history-len" | "amax-compute-algo") => decided == "delayed",
         ("fp8", "num-layers-at-start-in-bf16" | "num-layers-at-end-in-bf16") => decided == "true",
-        ("anomaly", "sigma-factor" | "window") | ("checkpoint", "storage") => decided != NONE,
+        ("anomaly", "sigma-factor" | "window") => decided != NONE,
+        ("checkpoint", name) if name != "directory" => decided != NONE,
         ("fp8" | "lora" | "distill", _) => decided != NONE,
         // A list of files.
         ("chat" | "preference" | "grpo", _) => !decided.is_empty(),

@@ -1,8 +1,11 @@
 //! The entries of a file or a command line, before they are matched with keys.
 
+use std::path::Path;
+
 use toml::de::DeTable;
 
 use super::problem::{Origin, Problem};
+use crate::refusal::{Access, advice};
 
 /// A value as it was written.
 #[derive(Clone, Debug)]
@@ -63,6 +66,15 @@ const LIMIT: &str = "; the largest is 9223372036854775807";
 /// Whether it is a whole number above [`LIMIT`].
 fn is_large(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<i64>().is_err()
+}
+
+/// The name and the text of a file; without one, those of a run of defaults. Fails if it cannot be read.
+pub(super) fn read_text(file: Option<&Path>) -> Result<(String, String), Problem> {
+    let Some(path) = file else { return Ok(("train.toml".into(), String::new())) };
+    let name = path.display().to_string();
+    let refused = |error| Problem::new(format!("{name}: {error}{}", advice(Access::Read, &error)));
+    let text = std::fs::read_to_string(path).map_err(refused)?;
+    Ok((name, text))
 }
 
 /// The entries of a TOML file called `name`; a key that stands in no section has a path without a dot. Fails if the

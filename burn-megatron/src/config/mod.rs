@@ -25,6 +25,7 @@ mod check_grpo;
 mod check_layout;
 mod check_post_training;
 mod check_states;
+mod data;
 mod decoder;
 mod derived;
 mod foreign;
@@ -35,6 +36,8 @@ mod kind;
 mod layer;
 mod limits;
 mod model;
+mod module;
+mod module_keys;
 mod post_training;
 mod problem;
 mod render;
@@ -45,17 +48,19 @@ mod sections;
 mod tests;
 mod world;
 
+pub use data::DataSection;
 pub use decoder::decoder_of;
 pub use key::Key;
 pub use keys::{KEYS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
 pub use model::{ModelSection, size_names};
+pub use module::{MaskedSection, ModuleConfig, ModuleModel, ModulePipeline};
 pub use post_training::{ChatSection, DistillSection, LoraSection, Packing, PreferenceSection};
 pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{
-    CheckpointSection, DataSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision,
-    RunConfig, TrainingSection,
+    CheckpointSection, EvaluationSection, LogSection, OutputSection, PerformanceSection, Precision, RunConfig,
+    TrainingSection,
 };
 pub use sections::SECTIONS;
 pub use world::WorldSize;

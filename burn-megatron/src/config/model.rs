@@ -193,7 +193,7 @@ pub(super) fn with(config: &FamilyConfig, name: &str, value: Value) -> Result<Fa
 }
 
 /// A value of a key that may be left out or has parts.
-fn free(written: &Written) -> Value {
+pub(super) fn free(written: &Written) -> Value {
     let value = match written {
         Written::Toml(value) => value.clone(),
         Written::Text(text) => {

@@ -10,7 +10,7 @@ use super::keys::KEYS;
 use super::kind::NONE;
 use super::model::{kebab, sizes};
 use super::run::RunConfig;
-use super::sections::SECTIONS;
+use super::sections::{MASKED, SECTIONS};
 
 /// Column of the comments.
 const COMMENT: usize = 44;
@@ -20,7 +20,7 @@ impl RunConfig {
     pub fn to_toml(&self) -> String {
         let values = serde_json::to_value(self).expect("plain data");
         let mut text = String::new();
-        for (section, doc) in SECTIONS {
+        for (section, doc) in SECTIONS.into_iter().filter(|(section, _)| *section != MASKED) {
             let _ = write!(text, "{}# {doc}\n[{section}]\n", if text.is_empty() { "" } else { "\n" });
             for key in KEYS.iter().filter(|key| key.section() == section && !key.is_resolved_away()) {
                 let value = |path: &str| {
@@ -45,7 +45,7 @@ impl RunConfig {
     }
 }
 
-fn line(text: &mut String, name: &str, value: &Value, doc: &str) {
+pub(super) fn line(text: &mut String, name: &str, value: &Value, doc: &str) {
     let value = match value {
         Value::Null => format!("\"{NONE}\""),
         // In one line, as keys are compared between processes; what JSON escapes reads the same in TOML.

@@ -8,11 +8,11 @@ use models::Fp8Config;
 use models::recompute::Recompute;
 use serde::{Deserialize, Serialize};
 
+use super::data::DataSection;
 use super::model::ModelSection;
 use super::post_training::{ChatSection, DistillSection, GrpoSection, LoraSection, PreferenceSection};
 use crate::batch::BatchRamp;
 use crate::checkpoint::SaveEvery;
-use crate::data::SplitRatios;
 use crate::engine::{AnomalyConfig, ContextConfig, LossMean, ParamGroups};
 use crate::lr::{LrConfig, WeightDecayConfig};
 use crate::optim::{LossScalerConfig, OptimizerConfig};
@@ -161,44 +161,6 @@ impl From<Precision> for FloatDType {
             Precision::F16 => FloatDType::F16,
         }
     }
-}
-
-/// `[data]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct DataSection {
-    /// Prefixes of `.bin`/`.idx` pairs.
-    pub prefixes: Vec<PathBuf>,
-    /// Blend weight of each prefix.
-    pub weights: Option<Vec<f64>>,
-    /// Text files to tokenize at the start.
-    pub text: Vec<PathBuf>,
-    /// Document of a text file: `paragraph`, `line` or `file`.
-    pub text_documents: String,
-    /// A `tokenizer.json`, or `char`, `byte`, `bpe`.
-    pub tokenizer: Option<String>,
-    /// Vocabulary size of a tokenizer trained here.
-    pub bpe_size: usize,
-    /// Proportions of training, validation and test.
-    pub split: SplitRatios,
-    /// Training samples that are shuffled in advance.
-    pub samples: usize,
-    /// Seed of the sample order.
-    pub seed: u32,
-    /// Attention is restricted to within documents.
-    #[serde(default)]
-    pub reset_attention_mask: bool,
-    /// Position ids restart at each document.
-    #[serde(default)]
-    pub reset_position_ids: bool,
-    /// Mask the loss at end-of-document tokens.
-    pub eod_mask_loss: bool,
-    /// Id of the end-of-document token.
-    pub eod_id: Option<i64>,
-    /// Keep the last, partial validation sequence.
-    pub keep_partial_validation: bool,
-    /// Folder that caches sample orders.
-    pub cache: Option<PathBuf>,
 }
 
 /// `[performance]`

@@ -1,7 +1,10 @@
 //! The sections of a run's configuration, in the order of the reference.
 
+/// The section of models that are plain Burn modules alone.
+pub(super) const MASKED: &str = "masked";
+
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 24] = [
+pub const SECTIONS: [(&str, &str); 25] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -28,6 +31,7 @@ pub const SECTIONS: [(&str, &str); 24] = [
         "Steps with a bad loss or gradient: stop the run, or leave their samples out; may change when a run is resumed",
     ),
     ("data", "Training data: Megatron's .bin/.idx files, or text that is tokenized when the run starts"),
+    (MASKED, "What BERT and T5 learn to tell of the sentences of data.prefixes; only with such a model"),
     (
         "chat",
         "Supervised fine-tuning on conversations, instead of the files of [data]; data.tokenizer is the tokenizer.json in whose folder \

@@ -22,8 +22,7 @@ pub enum AnomalyAction {
     Stop,
     /// Leave the step's samples out: everything but the count of steps and samples is as if they had never been read.
     Skip,
-    /// Leave them out, and take weights, optimizer and count of steps from the newest checkpoint: the run continues
-    /// there with the samples after the bad ones (Chowdhery et al., "PaLM", 2022, section 5.1).
+    /// Leave them out, and take weights, optimizer and count of steps from a checkpoint: the run continues there with the samples after the bad ones (Chowdhery et al., "PaLM", 2022, section 5.1).
     RollBack,
 }
 
@@ -53,11 +52,21 @@ pub struct AnomalyConfig {
     pub window: usize,
     /// Skipped steps one after the other, or roll-backs to one checkpoint, after which the run ends with an error.
     pub max_consecutive: usize,
+    /// A roll-back goes to the newest checkpoint that is at least so many steps before the bad one: what made a step bad
+    /// may have begun before it. 0: the newest checkpoint.
+    pub roll_back_steps: u64,
 }
 
 impl Default for AnomalyConfig {
     fn default() -> Self {
-        Self { non_finite: AnomalyAction::Stop, spike: None, sigma_factor: 6.0, window: 128, max_consecutive: 16 }
+        Self {
+            non_finite: AnomalyAction::Stop,
+            spike: None,
+            sigma_factor: 6.0,
+            window: 128,
+            max_consecutive: 16,
+            roll_back_steps: 0,
+        }
     }
 }
 
@@ -192,6 +201,7 @@ mod tests {
         sigma_factor: 3.0,
         window: 4,
         max_consecutive: 2,
+        roll_back_steps: 0,
     };
 
     /// Losses 1, 2, 3: mean 2, standard deviation 1.

@@ -87,33 +87,29 @@ impl Default for ContextConfig {
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum ContextError {
     /// Neither one word for all layers nor one for each.
-    #[error("cp-comm-type has {given} entries for {layers} layers; nearest legal: 1 (for all layers), {layers}")]
+    #[error("context.comm-type has {given} entries for {layers} layers; nearest legal: 1 (for all layers), {layers}")]
     Layers { given: usize, layers: usize },
     /// The blocks do not make up the group.
     #[error(
-        "cp-comm-type a2a+p2p needs hierarchical-context-parallel-sizes whose product is context-parallel {cp}, not {given}; \
+        "context.comm-type a2a+p2p needs context.hierarchical-sizes whose product is context-parallel {cp}, not {given}; \
          nearest legal: {inner} {outer}"
     )]
     Sizes { cp: usize, given: String, inner: usize, outer: usize },
     /// The size of groups is chosen by length, but nothing says how long is too long.
-    #[error(
-        "hybrid-context-parallel needs max-seqlen-per-dp-cp-rank, the most tokens of a document that a rank may have"
-    )]
+    #[error("context.dynamic needs context.max-tokens-per-rank, the most tokens of a document that a rank may have")]
     NoLimit,
     /// Groups of all sizes cannot be blocks of blocks.
-    #[error(
-        "hybrid-context-parallel chooses the sizes of groups: cp-comm-type a2a+p2p is not for it; nearest legal: p2p"
-    )]
+    #[error("context.dynamic chooses the sizes of groups: context.comm-type a2a+p2p is not for it; nearest legal: p2p")]
     BlocksOfBlocks,
     /// Documents are assigned one by one, so a mean per micro-batch has no meaning, and documents must be separate.
-    #[error("hybrid-context-parallel assigns documents one by one: {0}")]
+    #[error("context.dynamic assigns documents one by one: {0}")]
     Alone(&'static str),
     /// As many ranks as a document may have cannot share the states of recurrent layers.
-    #[error("hybrid-context-parallel shares documents over blocks of all sizes: {0}")]
+    #[error("context.dynamic shares documents over blocks of all sizes: {0}")]
     States(ModelLayoutError),
     /// The ranks of the all-to-all do not divide the heads.
     #[error(
-        "cp-comm-type {word}: the all-to-all over {ranks} ranks redistributes heads, but a tensor parallel rank has {heads} query heads; nearest \
+        "context.comm-type {word}: the all-to-all over {ranks} ranks redistributes heads, but a tensor parallel rank has {heads} query heads; nearest \
          legal: heads over {nearest} ranks, or p2p or all_gather"
     )]
     Heads { word: CommWord, ranks: usize, heads: usize, nearest: Nearest },
@@ -242,7 +238,7 @@ mod tests {
             assert_eq!(check(layout, CommWord::P2p, Some(8)), Ok(()), "{layout}");
         }
         for (layout, word, most, said) in [
-            ("DP4", CommWord::P2p, None, "needs max-seqlen-per-dp-cp-rank"),
+            ("DP4", CommWord::P2p, None, "needs context.max-tokens-per-rank"),
             ("DP4", CommWord::A2aP2p, Some(8), "nearest legal: p2p"),
             ("TP4 DP4", CommWord::A2a, Some(8), "heads over 2 ranks"),
         ] {
@@ -253,10 +249,7 @@ mod tests {
         let config = ContextConfig { dynamic: true, max_tokens_per_rank: Some(8), ..ContextConfig::default() };
         assert_eq!(config.check(&"TP2 DP4".parse().unwrap(), &dims), Ok(()));
         let error = config.check(&"DP6".parse().unwrap(), &dims).unwrap_err().to_string();
-        assert!(
-            error.starts_with("hybrid-context-parallel shares documents") && error.ends_with("legal: 4, 8"),
-            "{error}"
-        );
+        assert!(error.starts_with("context.dynamic shares documents") && error.ends_with("legal: 4, 8"), "{error}");
     }
 
     #[test]

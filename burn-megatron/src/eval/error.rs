@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use backend_dist::mesh::Nearest;
 use thiserror::Error;
 
 use crate::data::chat::ChatError;
@@ -32,15 +33,21 @@ pub enum EvalError {
         /// What is wrong.
         String,
     ),
-    /// A kind of parallelism that texts are not generated with.
+    /// Experts on ranks that write different texts.
     #[error(
-        "expert-parallel {0}: tasks with a `target` generate texts, whose lengths differ from rank to rank; nearest legal: \
-         expert-parallel 1"
+        "{key} {size}: tasks with a `target` generate texts, whose lengths differ from rank to rank, and {ranks} (tensor-parallel · \
+         context-parallel) write the same one; nearest legal: {nearest}"
     )]
-    ExpertParallel(
+    Experts {
         /// The refused size.
-        usize,
-    ),
+        key: &'static str,
+        /// Its value.
+        size: usize,
+        /// Ranks that write the same text.
+        ranks: usize,
+        /// Legal values.
+        nearest: Nearest,
+    },
     /// A text is longer than the model generates texts.
     #[error(
         "a context of {prompt} tokens and {new} new ones: the model generates texts in at most {positions} positions; nearest \

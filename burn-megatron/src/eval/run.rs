@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use backend_dist::launch::Rank;
-use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh::{Axis, Mesh, Nearest, ParallelLayout};
 use models::layout::sequence_unit;
 use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
 use tokenizers::Tokenizer;
@@ -65,8 +65,8 @@ impl WithModel for Run<'_> {
         let Self { source, work, tokenizer, settings } = self;
         let Settings { layout, cluster, .. } = &settings.forward;
         check_layout(layout)?;
-        if layout.ep > 1 && !work.prompts.is_empty() {
-            return Err(EvalError::ExpertParallel(layout.ep));
+        if !work.prompts.is_empty() {
+            experts_write_together(layout)?;
         }
         for Prompt { tokens, max_new_tokens, .. } in &work.prompts {
             GenerateOptions::new(*max_new_tokens, Sampling::greedy()).check(config, tokens).map_err(too_long)?;
@@ -94,6 +94,20 @@ impl WithModel for Run<'_> {
             texts.into_iter().for_each(|(index, text)| answers.texts[index] = text);
         }
         Ok(answers)
+    }
+}
+
+/// Data-parallel ranks write texts of their own, so that none may wait for another in its experts.
+fn experts_write_together(layout: &ParallelLayout) -> Result<(), EvalError> {
+    let (within, etp) = (layout.tp * layout.cp, layout.expert_tp());
+    let refused = |key, size, total: usize| {
+        let nearest = Nearest::where_legal(size, size, |size| total.is_multiple_of(size));
+        Err(EvalError::Experts { key, size, ranks: within, nearest })
+    };
+    match layout.has_experts_within(within) {
+        true => Ok(()),
+        false if !within.is_multiple_of(etp) => refused("expert-tensor-parallel", etp, within),
+        false => refused("expert-parallel", layout.ep, within / etp),
     }
 }
 

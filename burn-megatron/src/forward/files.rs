@@ -19,6 +19,9 @@ pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
     let refuse = |what: String| ForwardError::Input { path: path.into(), what };
     let bytes = open(path)?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
+    if file.tensor("pixel_values").is_ok() {
+        return Err(refuse("tensor `pixel_values`: this model reads no images; legal: input_ids, labels".into()));
+    }
     let ids = file.tensor("input_ids").map_err(|_| refuse("tensor `input_ids` is missing".into()))?;
     let &[sequences, seq] = ids.shape() else {
         return Err(refuse(format!("tensor `input_ids` has shape {:?}, not [sequences, tokens]", ids.shape())));

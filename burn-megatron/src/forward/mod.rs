@@ -10,6 +10,7 @@ mod settings;
 
 pub use error::ForwardError;
 pub use files::{read_input, write_output};
+pub(crate) use module::read_module;
 pub use module::{ModuleOutputs, forward_module, read_module_inputs, write_module_outputs};
 pub use preference::{Preference, PreferenceOutput, preference, read_preference, write_preference};
 pub use run::forward;

@@ -67,23 +67,11 @@ fn run<M: HfModule + Sync + 'static>(
     inputs: &BTreeMap<String, HostInput>,
     settings: &Settings,
 ) -> Result<ModuleOutputs, ForwardError> {
-    let layout = &settings.layout;
-    check_axes(layout)?;
     if settings.gradients && !inputs.contains_key("labels") {
         return Err(ForwardError::NoLabels);
     }
-    let host = Device::flex();
-    let host = if settings.gradients { host.autodiff() } else { host };
-    let config = M::without_dropout(folder.config::<M>()?);
-    let module: M = folder.read(&config, settings.dtype, &host)?;
-    if layout.tp > 1 {
-        check(&module, &M::plan(), layout.tp, layout.sequence_parallel())?;
-    }
-    let adapter = folder.adapter(&module)?;
-    let module = match &adapter {
-        Some(Adapter { plan, tensors }) => with_adapters(module, plan, Some(tensors))?,
-        None => module,
-    };
+    let (module, adapter) = read_module::<M>(folder, settings)?;
+    let layout = &settings.layout;
     let on = |device: Device| ModuleInputs { tensors: inputs.clone(), device, dtype: settings.dtype };
     let mesh = Mesh::new(layout.clone())?;
     let teams = Teams::new(&mesh, Axis::Tp).sequence_parallel(layout.sequence_parallel());
@@ -108,6 +96,29 @@ fn run<M: HfModule + Sync + 'static>(
     Ok(first.expect("the first rank of a team gives its program's value"))
 }
 
+/// The model of a folder on the host, without dropout and with the adapter that goes with it. Fails if the layout has more
+/// than tensor and sequence parallelism or does not fit the model, or a file cannot be read.
+pub(crate) fn read_module<M: HfModule>(
+    folder: &ModuleFolder,
+    settings: &Settings,
+) -> Result<(M, Option<Adapter>), ForwardError> {
+    let layout = &settings.layout;
+    check_axes(layout)?;
+    let host = Device::flex();
+    let host = if settings.gradients { host.autodiff() } else { host };
+    let config = M::without_dropout(folder.config::<M>()?);
+    let module: M = folder.read(&config, settings.dtype, &host)?;
+    if layout.tp > 1 {
+        check(&module, &M::plan(), layout.tp, layout.sequence_parallel())?;
+    }
+    let adapter = folder.adapter(&module)?;
+    let module = match &adapter {
+        Some(Adapter { plan, tensors }) => with_adapters(module, plan, Some(tensors))?,
+        None => module,
+    };
+    Ok((module, adapter))
+}
+
 /// Refuses what shards the batch, the layers or the optimizer.
 fn check_axes(layout: &ParallelLayout) -> Result<(), ForwardError> {
     let sizes = [
@@ -123,14 +134,15 @@ fn check_axes(layout: &ParallelLayout) -> Result<(), ForwardError> {
     }
 }
 
-/// Reads all tensors of a file: whole numbers (I64, I32) and floats. Fails if the file cannot be read or has a tensor
-/// of another type.
+/// Reads the tensors of a file that a module may compute from: whole numbers (I64, I32) and floats. What it computed, so that
+/// others can compare (`logits`, `loss`, `grad.NAME`), is passed over, as for causal models. Fails if the file cannot be
+/// read or has a tensor of another type.
 pub fn read_module_inputs(path: &Path) -> Result<BTreeMap<String, HostInput>, ForwardError> {
     let refuse = |what: String| ForwardError::Input { path: path.into(), what };
     let bytes = open(path)?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
     let mut tensors = BTreeMap::new();
-    for (name, view) in file.iter() {
+    for (name, view) in file.iter().filter(|(name, _)| !is_output(name)) {
         let shape = view.shape().to_vec();
         let tensor = match Element::of(view.dtype()) {
             Some(element) => HostInput::Floats(HostTensor { shape, data: element.decode(view.data()) }),
@@ -139,6 +151,11 @@ pub fn read_module_inputs(path: &Path) -> Result<BTreeMap<String, HostInput>, Fo
         tensors.insert(name.to_string(), tensor);
     }
     Ok(tensors)
+}
+
+/// Whether a tensor is what a model computed; some files have the logits of the last positions only.
+fn is_output(name: &str) -> bool {
+    name == "loss" || name == "logits" || name.starts_with("logits_last") || name.starts_with("grad.")
 }
 
 /// Writes what a module computed: its tensors, `loss [1]` and `grad.NAME` for every gradient. Fails if the file cannot

@@ -15,8 +15,8 @@ pub struct Likely {
     pub logprob: f64,
 }
 
-/// The log-probability of a token after those before it, `log softmax` of the model's logits, before temperature and
-/// top-k.
+/// The log-probability of a token after those before it, `log softmax` of the model's logits, before penalty,
+/// temperature and top-k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
     /// Of the token itself.
@@ -34,6 +34,8 @@ pub enum Choice {
     Next {
         /// How it is chosen.
         sampling: Sampling,
+        /// The tokens before it, if the choice depends on them.
+        tokens: Vec<i64>,
         /// Which draw this is.
         index: u64,
         /// Log-probabilities of it and so many of the likeliest.
@@ -52,10 +54,15 @@ pub enum Choice {
 pub(crate) type Chosen = (i64, Option<TokenLogprobs>);
 
 impl Choice {
+    /// The token after these of prompt and text, as new token number `index`.
+    pub(crate) fn next(sampling: Sampling, tokens: &[i64], index: usize, logprobs: Option<usize>) -> Self {
+        let tokens = if sampling.penalises() { tokens.to_vec() } else { Vec::new() };
+        Self::Next { sampling, tokens, index: index as u64, logprobs }
+    }
+
     /// The likeliest token is all that is wanted, or nothing.
     fn is_argmax(&self) -> bool {
-        matches!(self, Self::Next { sampling, logprobs: None, .. } if sampling.temperature == 0.0)
-            || *self == Self::None
+        matches!(self, Self::Next { sampling, logprobs: None, .. } if sampling.is_argmax()) || *self == Self::None
     }
 
     fn of(&self, logits: &[f64]) -> Result<Chosen, f64> {
@@ -65,8 +72,8 @@ impl Choice {
         Ok(match self {
             Self::None => (0, None),
             Self::Known { token, top } => (*token, Some(logprobs(logits, *token, *top))),
-            Self::Next { sampling, index, logprobs: top } => {
-                let token = sampling.choose(logits, *index) as i64;
+            Self::Next { sampling, tokens, index, logprobs: top } => {
+                let token = sampling.choose(logits, tokens, *index) as i64;
                 (token, top.map(|top| logprobs(logits, token, top)))
             }
         })
@@ -119,7 +126,7 @@ mod tests {
     }
 
     fn greedy(logprobs: Option<usize>) -> Choice {
-        Choice::Next { sampling: Sampling::greedy(), index: 0, logprobs }
+        Choice::next(Sampling::greedy(), &[], 0, logprobs)
     }
 
     #[test]

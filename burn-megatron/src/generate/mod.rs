@@ -3,6 +3,7 @@
 
 mod choose;
 mod error;
+mod module;
 mod options;
 mod ranks;
 mod run;
@@ -15,10 +16,12 @@ mod texts;
 pub use choose::{Choice, Likely, TokenLogprobs};
 pub(crate) use choose::{Chosen, choose};
 pub use error::GenerateError;
+pub use module::{ModulePrompt, generate_module, module_images};
 pub use options::GenerateOptions;
 pub(crate) use ranks::ModelRanks;
 pub(crate) use run::generate_by;
 pub use run::{Generated, generate, generate_batch};
+pub(crate) use sampling::PENALTIES;
 pub use sampling::Sampling;
 pub use text::TextStream;
 pub use texts::Ended;

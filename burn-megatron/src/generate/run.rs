@@ -142,7 +142,7 @@ fn choose(
     let choice = |at: &usize| {
         let Text { seed, tokens, prompt, .. } = &texts[*at];
         let sampling = Sampling { seed: *seed, ..options.sampling };
-        Choice::Next { sampling, index: (tokens.len() - prompt) as u64, logprobs: None }
+        Choice::next(sampling, tokens, tokens.len() - prompt, None)
     };
     let choices: Vec<Choice> = at.iter().map(choice).collect();
     let next = |(at, chosen): (&usize, Result<Chosen, f64>)| {

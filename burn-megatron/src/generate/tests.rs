@@ -103,7 +103,7 @@ fn greedy_gpt_is_the_argmax_of_the_whole_forward_pass() {
 
 #[test]
 fn drawn_text_is_the_same_in_every_layout() {
-    let sampling = Sampling { temperature: 1.2, top_k: Some(40), top_p: Some(0.95), seed: 5 };
+    let sampling = Sampling { temperature: 1.2, top_k: Some(40), top_p: Some(0.95), seed: 5, ..Sampling::default() };
     let options = GenerateOptions::new(30, sampling);
     let first = write::<Llama>(&llama(), "TP1", &options).tokens;
     for layout in ["TP2", "TP4", "TP2 SP"] {
@@ -158,7 +158,7 @@ fn a_text_longer_than_the_window_goes_on_from_its_last_half() {
 #[test]
 fn texts_of_a_batch_are_what_each_is_alone() {
     let prompts = [&PROMPT[..], &[1, 2, 3, 4, 5, 6, 7], &PROMPT];
-    let sampling = Sampling { temperature: 1.0, top_k: None, top_p: None, seed: 3 };
+    let sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::greedy() };
     let mut options = GenerateOptions::new(12, sampling);
     let alone = |prompt: &[i64], seed: u64, options: &GenerateOptions| {
         let rank = Rank::single(Device::flex());
@@ -220,7 +220,7 @@ fn prompts_that_begin_alike_are_read_once() {
     let prompt = |len: usize, last: i64| (0..len as i64).map(|at| at * 7 % 60).chain([last]).collect::<Vec<i64>>();
     let prompts = [prompt(130, 1), prompt(130, 1), prompt(70, 2), prompt(127, 3), prompt(127, 3), prompt(20, 4)];
     let batch: Vec<(&[i64], u64)> = prompts.iter().zip(7..).map(|(prompt, seed)| (prompt.as_slice(), seed)).collect();
-    let sampling = Sampling { temperature: 1.0, top_k: None, top_p: None, seed: 3 };
+    let sampling = Sampling { temperature: 1.0, seed: 3, ..Sampling::greedy() };
     for layout in ["TP1", "TP2", "TP2 SP"] {
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
         let texts = |enable_prefix_caching: bool| {

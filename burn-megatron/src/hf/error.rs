@@ -26,6 +26,9 @@ pub enum HfFolderError {
     /// `config.json` describes a model that we do not have.
     #[error("{}/{source}", folder.display())]
     Config { folder: PathBuf, source: HfError },
+    /// There is no `config.json` for a model.
+    #[error(transparent)]
+    NotWritable(HfError),
     /// A file is not what it claims to be.
     #[error("{}: {what}", path.display())]
     File { path: PathBuf, what: String },

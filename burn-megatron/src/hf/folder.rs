@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use backend_dist::launch::BoxError;
 use backend_dist::shard::HostFloats;
-use models::hf::parse_config;
+use models::hf::{has_images, parse_config};
 use models::names::Foreign;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 use serde_json::Value;
@@ -15,6 +15,7 @@ use super::companions::Companions;
 use super::compressed::read_compressed;
 use super::distributed;
 use super::error::HfFolderError;
+use super::gemma3::language_model;
 use super::generation::GenerationConfig;
 use super::outputs::TensorReader;
 use super::plain::read_plain;
@@ -33,6 +34,8 @@ pub struct HfFolder {
     generation: GenerationConfig,
     companions: Companions,
     tensors: Tensors,
+    /// What of the folder is no part of the model, in words.
+    left_out: Option<String>,
     /// By our name: which elements of a tensor of Hugging Face's it is, and how that tensor is stored in this folder.
     sources: HashMap<String, (Foreign, Storage)>,
 }
@@ -56,11 +59,17 @@ impl HfFolder {
             FamilyConfig::from_hf(&raw).map_err(|source| HfFolderError::Config { folder: folder.clone(), source })?;
         let generation = GenerationConfig::read(&folder, &raw)?;
         let companions = Companions::read(&folder)?;
-        let tensors = Tensors::open(weights, &config)?;
+        let mut tensors = Tensors::open(weights, &config)?;
+        let left_out = if has_images(&raw) { Some(language_model(&folder, &mut tensors)?) } else { None };
         let config = tensors.present(config);
         let sources = sources(weights, &config, &tensors)?;
         unexpected(&config, &tensors, &sources)?;
-        Ok(Self { folder, config, generation, companions, tensors, sources })
+        Ok(Self { folder, config, generation, companions, tensors, left_out, sources })
+    }
+
+    /// What of the folder is no part of the model, in words: a Gemma 3 with images is read without them.
+    pub fn left_out(&self) -> Option<&str> {
+        self.left_out.as_deref()
     }
 
     /// The model.
@@ -112,7 +121,8 @@ impl HfFolder {
         without.dedup();
         let (folder, config) = (self.folder.clone(), self.config.clone());
         let (generation, companions) = (self.generation.clone(), self.companions.clone());
-        Ok((Self { folder, config, generation, companions, tensors, sources }, without))
+        let left_out = None;
+        Ok((Self { folder, config, generation, companions, tensors, left_out, sources }, without))
     }
 
     /// The optimizer's own weights, if there are any and they are more precise than the model's. Fails as

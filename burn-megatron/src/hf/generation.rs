@@ -25,7 +25,44 @@ pub struct GenerationConfig {
     pub top_k: Option<usize>,
     /// Only the likeliest tokens are drawn from that make up this share together.
     pub top_p: Option<f64>,
+    /// Only tokens are drawn that are at least so many times as likely as the likeliest.
+    pub min_p: Option<f64>,
+    /// Logits of tokens in prompt and text are divided by this, negative ones multiplied.
+    pub repetition_penalty: Option<f64>,
+    /// Other keys with which transformers chooses other tokens, and their values.
+    pub unsupported: Vec<(&'static str, Value)>,
 }
+
+/// Keys of transformers' `GenerationConfig` (5.24) that change its tokens and are not supported, with the number that changes
+/// nothing, if there is one. Nor do `null`, `false` and empty lists.
+const UNSUPPORTED: [(&str, Option<f64>); 26] = [
+    ("bad_words_ids", None),
+    ("begin_suppress_tokens", None),
+    ("diversity_penalty", Some(0.0)),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("epsilon_cutoff", Some(0.0)),
+    ("eta_cutoff", Some(0.0)),
+    ("exponential_decay_length_penalty", None),
+    ("force_words_ids", None),
+    ("forced_bos_token_id", None),
+    ("forced_decoder_ids", None),
+    ("forced_eos_token_id", None),
+    ("guidance_scale", Some(1.0)),
+    ("min_length", Some(0.0)),
+    ("min_new_tokens", Some(0.0)),
+    ("no_repeat_ngram_size", Some(0.0)),
+    ("num_beam_groups", Some(1.0)),
+    ("num_beams", Some(1.0)),
+    ("penalty_alpha", Some(0.0)),
+    ("sequence_bias", None),
+    ("stop_strings", None),
+    ("suppress_tokens", None),
+    ("token_healing", None),
+    ("top_h", None),
+    ("typical_p", Some(1.0)),
+    ("watermarking_config", None),
+];
 
 impl GenerationConfig {
     /// That of a folder, whose `config.json` need not be there. Fails if a file cannot be read or is wrong.
@@ -37,6 +74,17 @@ impl GenerationConfig {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::read(folder, &Value::Null),
             Err(error) => Err(HfFolderError::io("read", &path)(error)),
         }
+    }
+
+    /// What to tell who has texts written: that some keys have no effect.
+    pub fn note(&self) -> Option<String> {
+        let keys: Vec<String> = self.unsupported.iter().map(|(key, value)| format!("{key} = {value}")).collect();
+        (!keys.is_empty()).then(|| {
+            format!(
+                "note: generation_config.json has {}, by which transformers writes other texts: no effect here",
+                keys.join(", ")
+            )
+        })
     }
 
     /// Tokens before a text, the best first.
@@ -84,8 +132,24 @@ impl GenerationConfig {
             temperature: value(path, keys, "temperature", "a number")?,
             top_k: value(path, keys, "top_k", "a number of tokens")?,
             top_p: value(path, keys, "top_p", "a number")?,
+            min_p: value(path, keys, "min_p", "a number")?,
+            repetition_penalty: value(path, keys, "repetition_penalty", "a number")?,
+            unsupported: unsupported(keys),
         })
     }
+}
+
+fn unsupported(keys: &Map<String, Value>) -> Vec<(&'static str, Value)> {
+    let changes = |value: &Value, neutral: Option<f64>| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Array(values) => !values.is_empty(),
+        Value::Object(values) => !values.is_empty(),
+        value => neutral.is_none() || value.as_f64() != neutral,
+    };
+    let of = |(key, neutral): (&'static str, Option<f64>)| {
+        keys.get(key).filter(|value| changes(value, neutral)).map(|value| (key, value.clone()))
+    };
+    UNSUPPORTED.into_iter().filter_map(of).collect()
 }
 
 #[derive(Deserialize)]
@@ -133,5 +197,28 @@ mod tests {
             std::fs::write(folder.path().join("tokenizer_config.json"), json).unwrap();
             assert_eq!(found.stop_tokens(folder.path(), &tokenizer).unwrap(), expected, "{own}");
         }
+    }
+
+    #[test]
+    fn keys_without_effect_are_named_unless_they_change_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |config: Value| {
+            std::fs::write(folder.path().join("generation_config.json"), config.to_string()).unwrap();
+            GenerationConfig::read(folder.path(), &Value::Null).unwrap()
+        };
+        let neutral = read(serde_json::json!({
+            "repetition_penalty": 1.2, "min_p": 0.1, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0,
+            "no_repeat_ngram_size": 0, "suppress_tokens": [], "bad_words_ids": null, "num_beams": 1, "min_length": 0,
+            "token_healing": false, "max_new_tokens": 2048, "use_cache": true, "sequence_bias": {},
+        }));
+        assert_eq!((neutral.repetition_penalty, neutral.min_p, neutral.note()), (Some(1.2), Some(0.1), None));
+        let found = read(serde_json::json!({
+            "typical_p": 0.9, "suppress_tokens": [1, 2], "forced_bos_token_id": 0, "num_beams": 4, "min_new_tokens": 5,
+        }));
+        assert_eq!(
+            found.note().unwrap(),
+            "note: generation_config.json has forced_bos_token_id = 0, min_new_tokens = 5, num_beams = 4, suppress_tokens = [1,2], \
+             typical_p = 0.9, by which transformers writes other texts: no effect here"
+        );
     }
 }

@@ -12,6 +12,7 @@ mod distributed_writer;
 mod dp_reshardable;
 mod error;
 mod folder;
+mod gemma3;
 mod generation;
 mod module;
 mod optimizer;

@@ -1,5 +1,6 @@
 //! The tensors of a folder's safetensors files, or of its PyTorch DCP checkpoint, read where they are stored.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -95,8 +96,8 @@ pub(super) enum Tensors {
     Files {
         /// The files.
         files: Vec<TensorFile>,
-        /// Which of them holds a tensor.
-        file_of: BTreeMap<String, usize>,
+        /// Which of them holds a tensor, and under which name.
+        file_of: BTreeMap<String, (usize, String)>,
     },
     /// In a DCP checkpoint, and whether under Megatron-Core's names.
     Distributed(DcpFolder, bool),
@@ -130,7 +131,8 @@ impl Tensors {
             }
             (false, true) => {
                 let file = TensorFile::open(single)?;
-                let file_of = file.header.tensors.offset_keys().into_iter().map(|name| (name, 0)).collect();
+                let names = file.header.tensors.offset_keys().into_iter();
+                let file_of = names.map(|name| (name.clone(), (0, name))).collect();
                 Ok(Self::Files { files: vec![file], file_of })
             }
             (false, false) => {
@@ -168,13 +170,31 @@ impl Tensors {
                 let what = format!("is missing, although {INDEX} says that it is here");
                 return Err(HfFolderError::tensor(&files[at].path, tensor, what));
             }
-            file_of.insert(tensor.clone(), at);
+            file_of.insert(tensor.clone(), (at, tensor.clone()));
         }
         let stray = |file: &TensorFile| {
             let name = file.header.tensors.offset_keys().into_iter().find(|name| !weight_map.contains_key(name))?;
             Some(HfFolderError::tensor(&file.path, &name, format!("is not in {INDEX}")))
         };
         files.iter().find_map(stray).map_or(Ok(Self::Files { files, file_of }), Err)
+    }
+
+    /// Gives tensors of files the names that `called` has for them, and forgets those that it has none for: how many.
+    pub fn rename(&mut self, called: impl Fn(&str) -> Option<Cow<'_, str>>) -> Result<usize, HfFolderError> {
+        let Self::Files { files, file_of } = self else { return Ok(0) };
+        let (mut renamed, mut forgotten) = (BTreeMap::new(), 0);
+        for (name, place) in std::mem::take(file_of) {
+            let Some(called) = called(&name) else {
+                forgotten += 1;
+                continue;
+            };
+            if let Some((_, other)) = renamed.insert(called.to_string(), place.clone()) {
+                let path = &files[place.0].path;
+                return Err(HfFolderError::tensor(path, &name, format!("is there twice, also as `{other}`")));
+            }
+        }
+        *file_of = renamed;
+        Ok(forgotten)
     }
 
     /// All names, sorted.
@@ -189,8 +209,9 @@ impl Tensors {
     pub fn get(&self, name: &str) -> Option<Stored<'_>> {
         match self {
             Self::Files { files, file_of } => {
-                let file = &files[*file_of.get(name)?];
-                let info = file.header.tensors.info(name)?;
+                let (file, stored) = file_of.get(name)?;
+                let file = &files[*file];
+                let info = file.header.tensors.info(stored)?;
                 let (from, to) = info.data_offsets;
                 let place = Place::File(&file.file, file.header.start + from as u64);
                 Some(Stored { path: &file.path, dtype: info.dtype, shape: &info.shape, place, length: to - from })

@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use models::hf::HfError;
 use models::{FamilyConfig, ModelConfig};
 use serde_json::{Map, Value, json};
 
@@ -158,7 +159,10 @@ pub(super) fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
 pub(super) fn config_json(folder: &Path, what: &Export, outputs: &[Output]) -> Result<Value, HfFolderError> {
     let original = what.companions.config();
     let config = if let Some(original) = &original { what.config.to_hf_like(original) } else { what.config.to_hf() };
-    let mut config = config.map_err(|source| HfFolderError::Config { folder: folder.into(), source })?;
+    let mut config = config.map_err(|source| match source {
+        HfError::NotWritable(_) => HfFolderError::NotWritable(source),
+        source => HfFolderError::Config { folder: folder.into(), source },
+    })?;
     let mut elements: Vec<Element> = outputs.iter().map(|output| output.element).collect();
     elements.dedup();
     let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use backend_dist::process::Processes;
+use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, Distribution, FloatDType, Tensor};
 use burn::train::metric::store::EventStoreClient;
@@ -17,7 +18,7 @@ use super::items::Items;
 use super::processes::Together;
 use super::rank_loop::{RankSetup, Shared};
 use super::report::{Failure, Fit, Fitted, Training};
-use super::shares::{equal_shares, shares_of_first, split};
+use super::shares::{enough, equal_shares, shares_of_first, split};
 use super::stages::OnRank;
 use super::states::with_own_states;
 use super::tensor_parallel::TensorParallel;
@@ -46,6 +47,8 @@ pub(super) struct DataParallel<M> {
     pub sync_batch_norm: bool,
     /// To which gradients are clipped.
     pub max_grad_norm: Option<f64>,
+    /// Of random numbers on logical devices.
+    pub seed: u64,
     /// How each of them is a pipeline, or runs block by block.
     pub pipeline: Option<Arc<dyn OnRank<M>>>,
 }
@@ -55,6 +58,7 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
         let Training { components, learner, train, valid, .. } = &training;
         let together = Together::join(&self.mesh(), components, (train, valid)).and_then(|together| {
             together.check_pipelines(self.pipeline.as_ref().is_some_and(|pipeline| pipeline.crosses_processes()))?;
+            enough(train.num_items(), self.ranks)?;
             let devices = together.processes().attempt(|| self.training_devices(learner, together.processes()))?;
             Ok((together, devices))
         });
@@ -68,14 +72,13 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
 impl<M: LearnerModel> DataParallel<M> {
     fn fit_together(&self, training: Training<M>, (together, devices): (&Together, Vec<Device>)) -> Fitted<M> {
         let Training { mut components, mut learner, train, valid, starting_epoch } = training;
-        let seed = if self.is_logical() { drawn(&devices[0]) } else { 0 };
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
         // ZeRO 3, or sharded, the model may be too large for a device.
         if self.zero < 3 && !self.is_logical() {
             learner.fork(&devices[0]);
         }
-        let seed = match together.share(&mut learner, seed) {
-            Ok(seed) => seed,
+        let (seed, ids) = match together.share(&mut learner, self.seed) {
+            Ok(start) => start,
             Err(error) => return Fitted::failed(learner.model().fork(&devices[0]), components, error),
         };
         // The stages of a pipeline have owners of their own.
@@ -112,6 +115,7 @@ impl<M: LearnerModel> DataParallel<M> {
             reports: together.processes().is_first(),
             checkpoints: components.checkpointer.is_some(),
             seed,
+            ids: ids.clone(),
             max_grad_norm: self.max_grad_norm,
             waits_in_operations: self.sync_batch_norm
                 || self.is_logical() && (self.overlap.is_some() || self.zero == 3),
@@ -142,7 +146,7 @@ impl<M: LearnerModel> DataParallel<M> {
         let result = together.processes().launch(&launched, |rank| {
             ranks.lock().push(rank.clone());
             let run = |device: &Device| {
-                let of_stages = || start_of_stages.lock().clone();
+                let of_stages = || (start_of_stages.lock().clone(), ids.clone());
                 if let Some(pipeline) = self.pipeline.as_ref().filter(|_| rank.coords.pp > 0) {
                     return pipeline.follow(of_stages(), device, &rank, &store);
                 }
@@ -202,6 +206,7 @@ impl<M> DataParallel<M> {
             autocast: None,
             sync_batch_norm: false,
             max_grad_norm: None,
+            seed: 0,
             pipeline: None,
         }
     }
@@ -284,8 +289,10 @@ impl<M: LearnerModel> DataParallel<M> {
     }
 }
 
-/// A number of the device's generator.
-fn drawn(device: &Device) -> u64 {
-    let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &device.clone().inner());
+/// A seed for random numbers on logical devices, from the generator of the first of `devices`, or else of the model's. To be
+/// called before anything draws parameters: only a run that is not resumed does.
+pub(super) fn drawn<M: Module>(devices: &[Device], model: &M) -> u64 {
+    let device = devices.first().cloned().or_else(|| model.devices().first().cloned()).unwrap_or_default();
+    let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &device.inner());
     bits.into_data().iter::<f64>().fold(0, |seed, bits| seed << 24 | bits as u64)
 }

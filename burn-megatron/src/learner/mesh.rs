@@ -7,7 +7,7 @@ use burn::module::ModuleDisplay;
 use burn::tensor::{Device, FloatDType};
 use burn::train::{LearnerModel, TrainingStrategy};
 
-use super::data_parallel::DataParallel;
+use super::data_parallel::{DataParallel, drawn};
 use super::report::{Fit, Fitted, Training};
 use super::tensor_parallel::TensorParallel;
 use super::zero::{Units, running_states};
@@ -41,6 +41,7 @@ pub struct MeshStrategy {
     pub(super) autocast: Option<FloatDType>,
     pub(super) max_grad_norm: Option<f64>,
     pub(super) sync_batch_norm: bool,
+    pub(super) seeded: bool,
     pub(super) overlap: bool,
     pub(super) bucket: usize,
     pub(super) schedule: Option<ScheduleKind>,
@@ -59,6 +60,7 @@ impl MeshStrategy {
             autocast: None,
             max_grad_norm: None,
             sync_batch_norm: false,
+            seeded: false,
             overlap: false,
             bucket: BUCKET,
             schedule: None,
@@ -143,6 +145,13 @@ impl MeshStrategy {
         self
     }
 
+    /// Random numbers, as of dropout, follow from epoch and data-parallel rank also without tensor parallelism, where they are
+    /// those of the process else: a training that resumes has the same ones. An operation takes about 2 µs more of the host.
+    pub fn seeded(mut self) -> Self {
+        self.seeded = true;
+        self
+    }
+
     /// The order of the passes in a pipeline. Without it 1F1B, with VPP interleaved 1F1B; GPipe is the other. For models of
     /// [`stages`](Self::stages).
     pub fn schedule(mut self, schedule: ScheduleKind) -> Self {
@@ -210,7 +219,7 @@ impl MeshStrategy {
 
 impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
     fn from(strategy: MeshStrategy) -> Self {
-        let is_logical = strategy.autocast.is_some() || strategy.sync_batch_norm;
+        let is_logical = strategy.autocast.is_some() || strategy.sync_batch_norm || strategy.seeded;
         let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, is_logical);
         custom(OnMesh { tensor, strategy })
     }
@@ -268,6 +277,7 @@ impl<M: LearnerModel> OnMesh<M> {
 
 impl<M: LearnerModel> Fit<M> for OnMesh<M> {
     fn fit(&self, mut training: Training<M>) -> Fitted<M> {
+        let seed = self.tensor.as_ref().map_or(0, |_| drawn(&self.strategy.devices, &training.learner.model()));
         if let Err(message) = self.check(&training.learner.model()) {
             return training.fail(message);
         }
@@ -277,6 +287,7 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
+            seed,
             autocast,
             sync_batch_norm: self.strategy.sync_batch_norm,
             overlap: self.strategy.overlap.then_some(self.strategy.bucket),

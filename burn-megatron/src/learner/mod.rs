@@ -19,10 +19,13 @@ mod bert;
 mod data_parallel;
 mod devices;
 mod dp_rank;
+mod ids;
 mod items;
+mod loading;
 mod mesh;
 mod model_parallel;
 mod module_steps;
+mod module_training;
 mod processes;
 mod rank_loop;
 mod report;
@@ -54,6 +57,9 @@ pub use model_parallel::{
 };
 pub(crate) use model_parallel::{Tracer, Tracing};
 pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};
+pub(crate) use module_training::{
+    CHECKPOINT_PARTS, ModuleCheckpoints, ModuleEnd, ModuleTraining, ReadBatch, Steps, Trainable,
+};
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
 pub use stages::{Activation, Part, ProcessesStrategy, Sendable, Stages, StagesError, StagesStrategy, TrainBatch};
@@ -183,7 +189,8 @@ impl MegatronStrategy {
     ///   along the sequence, and so is all that is computed from it until a layer sharded by columns gathers it. A batch
     ///   whose sequences the ranks do not divide is not sharded so. A plan without such a layer is refused.
     /// - Random numbers, as of dropout, begin anew in every epoch: they follow from a number that is drawn from the
-    ///   generator of the model's device, from the epoch, and from the data-parallel rank.
+    ///   generator of the model's device, from the epoch, and from the data-parallel rank. It is drawn before parameters
+    ///   that have no values yet, because a run that resumes draws none.
     /// - Checkpoints, metrics, early stopping and the interrupter work as on one device, and checkpoints are those of
     ///   one device. The trained model is in host memory.
     /// - A layout or plan that does not fit ends the training before it starts, with the nearest legal one.

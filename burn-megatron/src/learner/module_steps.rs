@@ -106,7 +106,7 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
             }
             dp_rank.average_states();
             let is_whole = dp.rank() == 0 || !dp_rank.is_fully_sharded();
-            let trace = dp_rank.into_model().trace(losses);
+            let trace = dp_rank.into_model()?.trace(losses);
             Ok(if is_whole { trace } else { ModuleTrace { parameters: Named::new(), ..trace } })
         };
         let traces = launch(&mesh, &[Device::flex()], |rank| match &teams {

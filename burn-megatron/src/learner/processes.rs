@@ -14,6 +14,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::devices::host;
+use super::ids::{FirstIds, Ids};
+use super::loading::{load, loaded};
 
 /// How many processes the launcher has started; 1 where it says nothing that can be understood, which
 /// [`Together::join`] reports.
@@ -24,8 +26,8 @@ pub(super) fn count() -> usize {
 /// What the first process tells the others before the first step.
 #[derive(Serialize, Deserialize)]
 struct Start {
-    /// Ids and values of the parameters.
     model: Bytes,
+    ids: Ids,
     seed: u64,
 }
 
@@ -72,24 +74,26 @@ impl Together {
         Err(format!("layout {layout} over {count} processes: {why}; nearest legal: {nearest} processes, {or}").into())
     }
 
-    /// Gives `learner`, in host memory, the parameters of the first process, with their ids; the first's seed too.
-    pub fn share<M: LearnerModel>(&self, learner: &mut Learner<M>, seed: u64) -> Result<u64, BoxError> {
+    /// Gives `learner`, in host memory, the values of the first process; the first's seed and ids too.
+    pub fn share<M: LearnerModel>(&self, learner: &mut Learner<M>, seed: u64) -> Result<(u64, FirstIds), BoxError> {
         if self.processes.count() == 1 {
-            return Ok(seed);
+            return Ok((seed, FirstIds::default()));
         }
         learner.fork(&host());
-        let start = || Ok(Start { model: learner.model().into_record().into_bytes()?, seed });
+        let own = Ids::of(&learner.model());
+        let start = || Ok(Start { model: learner.model().into_record().into_bytes()?, ids: own.clone(), seed });
         let start = self.processes.from_first::<_, BoxError>("the model of the first process", start)?;
         self.processes.attempt(|| {
             let record = ModuleRecord::from_bytes(start.model)?;
-            // Before `load_model`, which panics where the processes have different models.
-            let model = learner.model().try_load_record(record).map_err(|error| {
+            // Before `load`, which panics where the processes have different models.
+            let model = loaded(learner.model(), record).map_err(|error| {
                 format!("the model of process {} is not that of the first: {error}", self.processes.process())
             })?;
-            learner.load_model(model.into_record());
+            load(learner, own.given_to(model).into_record());
             Ok::<_, BoxError>(())
         })?;
-        Ok(start.seed)
+        let first = if self.processes.is_first() { FirstIds::default() } else { FirstIds::new(own, start.ids) };
+        Ok((start.seed, first))
     }
 
     /// Gives all processes the model that rank 0 has trained. Every rank must call it, at its end.
@@ -108,7 +112,9 @@ impl Together {
     pub fn received<M: LearnerModel>(&self, learner: &Learner<M>) -> Result<Option<M>, BoxError> {
         let received = self.received.lock().take();
         let Some(bytes) = received.filter(|_| !self.processes.is_first()) else { return Ok(None) };
-        Ok(Some(learner.model().fork(&host()).try_load_record(ModuleRecord::from_bytes(bytes)?)?))
+        let model = learner.model();
+        let own = Ids::of(&model);
+        Ok(Some(own.given_to(loaded(model.fork(&host()), ModuleRecord::from_bytes(bytes)?)?)))
     }
 }
 

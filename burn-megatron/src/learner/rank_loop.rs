@@ -16,6 +16,7 @@ use burn::train::{
 use parking_lot::Mutex;
 
 use super::dp_rank::DpRank;
+use super::ids::FirstIds;
 use super::items::Items;
 use super::rounds::{aggregate, next, uneven};
 use super::tensor_parallel::Placing;
@@ -39,6 +40,7 @@ pub(super) struct Shared<M: LearnerModel> {
     pub reports: bool,
     /// Of random numbers on logical devices.
     pub seed: u64,
+    pub ids: FirstIds,
     pub max_grad_norm: Option<f64>,
     /// Whether ranks wait for each other within operations. Nobody may read outputs meanwhile: who does waits for the
     /// rank that computed them, and the first rank for the metrics.
@@ -85,7 +87,7 @@ impl<M: LearnerModel> RankSetup<M> {
         shared: &Shared<M>,
     ) -> Result<M, BoxError> {
         let dp_rank = DpRank::new(self.learner.clone(), device, self.zero.take(), group, placing)?;
-        let dp_rank = dp_rank.clipping(shared.max_grad_norm);
+        let dp_rank = dp_rank.clipping(shared.max_grad_norm).with_first_ids(shared.ids.clone());
         self.run_as(Box::new(OneModel::new(dp_rank)), device, group, shared)
     }
 

@@ -97,7 +97,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
             // Dropping the dashboard restores the terminal; only then can a message be seen.
             drop(std::mem::replace(&mut result.renderer, Box::new(CliMetricsRenderer::new())));
             // A terminal that has gone takes no words.
-            let _ = writeln!(io::stderr(), "\ntraining failed: {}", failure.message);
+            let _ = writeln!(io::stderr(), "error: training failed: {}", failure.message);
             result.interrupted = None;
             result.error = Some(Arc::new(training_error(&failure)));
         }

@@ -5,6 +5,18 @@ use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
 
+/// Refuses so few training items that [`equal_shares`] are empty.
+pub(super) fn enough(items: usize, ranks: usize) -> Result<(), String> {
+    if items >= ranks {
+        return Ok(());
+    }
+    let nearest = if items > 0 { format!("{items} data-parallel ranks, or ") } else { String::new() };
+    Err(format!(
+        "the training set has {items} items, and each of {ranks} data-parallel ranks trains on an equal share; nearest legal: \
+         {nearest}{ranks} items"
+    ))
+}
+
 /// `ranks` contiguous ranges of the same length; the last `items % ranks` items are in none of them.
 pub(super) fn equal_shares(items: usize, ranks: usize) -> Vec<Range<usize>> {
     let share = items / ranks;

@@ -100,6 +100,6 @@ impl<M: LearnerModel> Trained<M> for OneModel<M> {
     }
 
     fn into_model(self: Box<Self>) -> Result<M, BoxError> {
-        Ok(self.rank.into_model())
+        self.rank.into_model()
     }
 }

@@ -7,6 +7,7 @@ use backend_dist::collective::one_shot_sums;
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
 use burn::tensor::Tensor;
+use models::layers::paged::{Chunk, Outputs, Step};
 use models::{CausalLm, PagedKvCache};
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +63,19 @@ pub fn run<M: CausalLm>(
     config: SchedulerConfig,
     queue: Option<Queue>,
 ) -> Result<(), SchedulerError> {
+    run_from(rank, models, config, queue, || ())
+}
+
+/// [`run`], and calls `ready` on every rank before the first request is taken: when the cache has its memory, so that what
+/// there is no memory for ends a server that has promised nothing.
+pub fn run_from<M: CausalLm>(
+    rank: &Rank,
+    models: &[M],
+    config: SchedulerConfig,
+    queue: Option<Queue>,
+    ready: impl FnOnce(),
+) -> Result<(), SchedulerError> {
+    config.check()?;
     let shares = models.iter().all(CausalLm::shares_prefixes);
     let config = SchedulerConfig { enable_prefix_caching: config.enable_prefix_caching && shares, ..config };
     let group = rank.group(Axis::Tp);
@@ -79,6 +93,10 @@ pub fn run<M: CausalLm>(
         }),
         _ => None,
     };
+    if let Some(model) = models.first() {
+        allocate(model, &mut cache);
+    }
+    ready();
     loop {
         let command = first.as_mut().map(First::next);
         let passes = match group.broadcast_host(command, 0) {
@@ -96,6 +114,14 @@ pub fn run<M: CausalLm>(
             }
         }
     }
+}
+
+/// Reads a token that is no sequence's: the pools of all layers are made with their first step.
+fn allocate<M: CausalLm>(model: &M, cache: &mut PagedKvCache) {
+    let any = Chunk { tokens: vec![0], positions: 0..1, blocks: vec![0], outputs: Outputs::Last };
+    // Its numbers say that everything before them was done.
+    model.extend(&Step::new(vec![any]), cache).into_data();
+    cache.release(&[0]);
 }
 
 /// The first rank: where requests come from, and the sequences that they became.
@@ -142,10 +168,10 @@ impl First {
 
     /// Chooses after a pass.
     fn take(&mut self, pass: &Pass, logits: Tensor<2>) {
-        let choices = self.sequences.choices(pass);
-        let chosen = choose(logits, &choices.iter().map(|(_, choice)| choice.clone()).collect::<Vec<_>>());
-        for ((place, choice), chosen) in choices.into_iter().zip(chosen) {
-            self.sequences.take(place, &choice, chosen);
+        let (places, choices): (Vec<_>, Vec<_>) = self.sequences.choices(pass).into_iter().unzip();
+        let chosen = choose(logits, &choices);
+        for ((place, choice), chosen) in places.into_iter().zip(&choices).zip(chosen) {
+            self.sequences.take(place, choice, chosen);
         }
     }
 }

@@ -16,7 +16,7 @@ mod stop;
 mod tests;
 
 pub use crate::generate::{Likely, TokenLogprobs};
-pub use engine::run;
+pub use engine::{run, run_from};
 pub use queue::{Queue, Requests, Statistics, Stopped, Ticket};
 pub use request::{Event, Finish, Request, RequestError};
 pub use scheduler::{Scheduled, Scheduler, SchedulerConfig, SchedulerError};

@@ -54,7 +54,7 @@ impl Sequence {
     fn choice(&self, position: usize) -> Choice {
         let Request { sampling, logprobs, .. } = self.request;
         match self.tokens.get(position + 1) {
-            None => Choice::Next { sampling, index: self.new_tokens() as u64, logprobs },
+            None => Choice::next(sampling, &self.tokens, self.new_tokens(), logprobs),
             // After a preemption some are known.
             Some(&token) if self.reads_logprobs() && position >= self.prompt_logprobs.len() => {
                 Choice::Known { token, top: logprobs.unwrap_or(0) }

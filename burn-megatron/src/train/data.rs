@@ -11,21 +11,40 @@ use tokenizers::Tokenizer;
 
 use super::TrainError;
 use super::run_data::{RunData, fits};
+use super::token_ids::{self, CheckedSequences, Vocabulary};
 use crate::config::RunConfig;
 use crate::data::preprocess::{
     PreprocessOptions, Progress, TextDocuments, TokenizerChoice, end_of_document, prepare, vocab_size,
 };
-use crate::data::{Blend, GptSplit, GptSplits, Sample, SampleError, TokenDataset, read_tokenizer};
+use crate::data::{Blend, GptSplit, GptSplits, SampleError, TokenDataset, read_tokenizer};
 use crate::grpo::Reward;
 
 /// Tokens on disk.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub(super) struct Tokens {
-    blend: Blend,
+    /// Of training, or of all that `data.split` divides.
+    train: Option<Part>,
+    /// Of validation and test, where they have files of their own.
+    own: [Option<Part>; 2],
     tokenizer: Option<PathBuf>,
     eod_id: Option<i64>,
+    /// A line about them for the user.
+    note: Option<String>,
+}
+
+/// Files of tokens.
+#[derive(Clone, Serialize, Deserialize)]
+struct Part {
+    blend: Blend,
     /// Hash of all tokens, where they were made from text.
     content: Option<String>,
+}
+
+impl Part {
+    fn of(prefixes: &[PathBuf], weights: &Option<Vec<f64>>) -> Option<Self> {
+        let blend = Blend { prefixes: prefixes.to_vec(), weights: weights.clone() };
+        (!prefixes.is_empty()).then_some(Self { blend, content: None })
+    }
 }
 
 impl RunData {
@@ -59,32 +78,41 @@ impl RunData {
             return super::grpo::open(config, reward);
         }
         let (training, evaluation) = (&config.training, &config.evaluation);
+        let [train, valid, test] = tokens.parts();
         // A weighted blend has no end of its own.
         let most = evaluation.batches.max(evaluation.final_batches) * training.global_batch;
-        let validation = tokens.blend.weights.as_ref().map(|_| most);
-        let parts = config.data.samples(training.seq_length, validation, tokens.eod_id);
-        let parts = GptSplits::build(&tokens.blend, &parts)?;
+        let wanted = [valid, test].map(|part| part.and_then(|part| part.blend.weights.as_ref()).map(|_| most));
+        let parts = config.data.samples(training.seq_length, wanted, tokens.eod_id);
+        let parts = match (tokens.is_divided(), train) {
+            (true, Some(all)) => GptSplits::build(&all.blend, &parts)?,
+            _ => GptSplits::build_each([train, valid, test].map(|part| part.map(|part| &part.blend)), &parts)?,
+        };
 
         let vocabulary = config.model.config.vocab_size();
-        let open = |data: Option<Arc<GptSplit>>, name: &'static str, most: usize| match data {
+        let open = |data: Option<Arc<GptSplit>>, from: Option<&Part>, name: &'static str, most: usize| match data {
             Some(data) if !data.is_empty() => {
-                let content = tokens.content.clone();
+                let content = from.and_then(|part| part.content.clone());
                 let sequences = CheckedSequences { sequences: data.len().min(most), data, vocabulary, content };
-                sequences.spot_check(name)?;
                 Ok(Arc::new(sequences) as Arc<dyn TokenDataset>)
             }
             _ => Err(TrainError::NoSequence { part: name, seq_length: training.seq_length }),
         };
-        let train = open(parts.train, "training", usize::MAX)?;
-        let valid = match evaluation.batches {
-            0 => train.clone(),
-            _ => open(parts.valid.clone(), "validation", usize::MAX)?,
+        let learned = open(parts.train, train, "training", usize::MAX)?;
+        let watched = match evaluation.batches {
+            0 => learned.clone(),
+            _ => open(parts.valid.clone(), valid, "validation", usize::MAX)?,
         };
         let most = evaluation.final_batches * training.global_batch;
-        let tests = parts.test.filter(|test| !test.is_empty()).or(parts.valid);
-        let last = tests.filter(|tests| most > 0 && !tests.is_empty());
-        let last = last.map(|last| open(Some(last), "test", most)).transpose()?;
-        Ok(Self { train, valid, last, tokenizer: tokens.tokenizer, notes: vec![], grpo: None })
+        let is_some = |data: &Arc<GptSplit>| most > 0 && !data.is_empty();
+        let last = match (parts.test.filter(is_some), parts.valid.filter(is_some)) {
+            // Files that are named for the test are not replaced by others because they are short.
+            (None, _) if most > 0 && tokens.own[1].is_some() => Some(open(None, test, "test", most)?),
+            (Some(last), _) => Some(open(Some(last), test, "test", most)?),
+            (None, Some(last)) => Some(open(Some(last), valid, "test", most)?),
+            (None, None) => None,
+        };
+        let notes = tokens.note.into_iter().collect();
+        Ok(Self { train: learned, valid: watched, last, tokenizer: tokens.tokenizer, notes, grpo: None })
     }
 }
 
@@ -109,9 +137,39 @@ impl Tokens {
     /// Those of the prepared data, or of the text, which is tokenized.
     pub fn find(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<Self, TrainError> {
         match (config.has_conversations(), config.data.text.is_empty()) {
-            (true, _) => Ok(Self { blend: config.data.blend(), tokenizer: None, eod_id: None, content: None }),
+            (true, _) => Ok(Self::default()),
             (false, true) => indexed(config),
             (false, false) => tokenize(config, progress),
+        }
+    }
+
+    /// Whether `data.split` divides the files of training.
+    fn is_divided(&self) -> bool {
+        self.own.iter().all(Option::is_none)
+    }
+
+    /// What a user should know about them.
+    pub fn note(self) -> Option<String> {
+        self.note
+    }
+
+    /// The same, with what there is to say about their ids. Fails if the model, or the tokenizer, lacks some.
+    fn check_ids(mut self, config: &RunConfig, tokenizer: Option<&Vocabulary>) -> Result<Self, TrainError> {
+        let train = if config.data.text.is_empty() { "data.prefixes" } else { "data.text" };
+        let keys = [train, "data.validation", "data.test"];
+        let parts = keys.into_iter().zip([&self.train, &self.own[0], &self.own[1]]);
+        let parts = parts.filter_map(|(key, part)| Some((key, part.as_ref()?)));
+        let files = parts.flat_map(|(key, part)| part.blend.prefixes.iter().map(move |prefix| (key, prefix.as_path())));
+        self.note = token_ids::check(config, &files.collect::<Vec<_>>(), tokenizer)?;
+        Ok(self)
+    }
+
+    /// Where training, validation and test come from.
+    fn parts(&self) -> [Option<&Part>; 3] {
+        let train = self.train.as_ref();
+        match self.is_divided() {
+            true => [train; 3],
+            false => [train, self.own[0].as_ref(), self.own[1].as_ref()],
         }
     }
 }
@@ -140,31 +198,51 @@ fn tokenize(config: &RunConfig, progress: &mut (dyn FnMut(Progress) + Send)) -> 
     let prefix = text_prefix(config);
     let folder = prefix.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(|cause| TrainError::Io { path: folder.into(), cause })?;
-    let options = PreprocessOptions {
-        text_documents,
-        eod_id: data.eod_id,
-        ..PreprocessOptions::new(data.text.clone(), prefix, tokenizer)
+    let mut written = |key: &'static str, files: &[PathBuf], prefix: PathBuf, tokenizer: TokenizerChoice| {
+        let options = PreprocessOptions {
+            text_documents,
+            eod_id: data.eod_id,
+            ..PreprocessOptions::new(files.to_vec(), prefix, tokenizer)
+        };
+        let report = prepare(&options, progress).map_err(|cause| TrainError::Text { key, cause })?;
+        let output = report.outputs.first().expect("one key is asked for");
+        let (blend, content) = (Blend::single(&output.prefix), Some(output.summary.content.clone()));
+        Ok::<_, TrainError>((Part { blend, content }, report))
     };
-    let report = prepare(&options, progress)?;
+    let (train, report) = written("data.text", &data.text, prefix.clone(), tokenizer.clone())?;
     if let Some(size) = report.vocab_size {
         fits(config, size, report.tokenizer.as_deref())?;
     }
-    let output = report.outputs.first().expect("one key is asked for");
-    let (blend, content) = (Blend::single(&output.prefix), Some(output.summary.content.clone()));
-    Ok(Tokens { blend, tokenizer: report.tokenizer, eod_id: report.eod_id, content })
+    // A tokenizer that was made is made from the text of training alone.
+    let tokenizer = report.tokenizer.clone().map_or(tokenizer, TokenizerChoice::File);
+    let mut own = |key: &'static str, files: &[PathBuf], name: &str| {
+        let part = (!files.is_empty()).then(|| written(key, files, prefix.with_file_name(name), tokenizer.clone()));
+        part.transpose().map(|part| part.map(|(part, _)| part))
+    };
+    let own = [own("data.validation", &data.validation, "validation")?, own("data.test", &data.test, "test")?];
+    let tokens = Tokens { train: Some(train), own, tokenizer: report.tokenizer, eod_id: report.eod_id, note: None };
+    // Documents may be token ids already.
+    tokens.check_ids(config, None)
 }
 
-fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
+/// Tokens that are on disk already, with what belongs to them.
+pub(super) fn indexed(config: &RunConfig) -> Result<Tokens, TrainError> {
     let data = &config.data;
-    let mut eod_id = data.eod_id;
+    let (mut eod_id, mut vocabulary) = (data.eod_id, None);
     if let Some((path, tokenizer)) = tokenizer_file(config)? {
+        // An end-of-document token of its own need not be the tokenizer's.
+        let last = eod_id.and_then(|id| usize::try_from(id).ok()).map_or(0, |id| id + 1);
+        vocabulary = Some((path.clone(), vocab_size(&tokenizer).max(last)));
         eod_id = eod_id.or_else(|| end_of_document(&tokenizer, None));
         if eod_id.is_none() && !data.needs_end_of_document().is_empty() {
             let what = "no end-of-document token is known; name its id with data.eod-id".into();
             return Err(TrainError::Tokenizer { path, what });
         }
     }
-    Ok(Tokens { blend: data.blend(), tokenizer: data.tokenizer.as_ref().map(PathBuf::from), eod_id, content: None })
+    let train = Part::of(&data.prefixes, &data.weights);
+    let own = [Part::of(&data.validation, &data.validation_weights), Part::of(&data.test, &data.test_weights)];
+    let tokens = Tokens { train, own, tokenizer: data.tokenizer.as_ref().map(PathBuf::from), eod_id, note: None };
+    tokens.check_ids(config, vocabulary.as_ref())
 }
 
 /// The file of `data.tokenizer`, if it is one, and what it holds: a tokenizer that is not too large for the model.
@@ -175,68 +253,4 @@ pub(super) fn tokenizer_file(config: &RunConfig) -> Result<Option<(PathBuf, Toke
         read_tokenizer(&path).map_err(|error| TrainError::Tokenizer { path: path.clone(), what: error.to_string() })?;
     fits(config, vocab_size(&tokenizer), Some(&path))?;
     Ok(Some((path, tokenizer)))
-}
-
-/// The first sequences of a part of the data, each checked against the model's vocabulary when it is read.
-struct CheckedSequences {
-    data: Arc<GptSplit>,
-    sequences: usize,
-    vocabulary: usize,
-    /// Hash of all tokens, if it is known.
-    content: Option<String>,
-}
-
-/// Sequences of a part that are checked before the run starts.
-const SPOT_CHECKS: usize = 1000;
-
-impl CheckedSequences {
-    fn outside(&self, sample: &Sample) -> Option<i64> {
-        let known = 0..self.vocabulary as i64;
-        sample.tokens.iter().chain(&sample.labels).find(|id| !known.contains(*id)).copied()
-    }
-
-    /// Looks for tokens that the model lacks in sequences from all over the part.
-    fn spot_check(&self, part: &'static str) -> Result<(), TrainError> {
-        let every = self.sequences.div_ceil(SPOT_CHECKS).max(1);
-        for sequence in (0..self.sequences).step_by(every).chain([self.sequences / 2, self.sequences.saturating_sub(1)])
-        {
-            if let Some(id) = self.outside(&self.data.try_sample(sequence).map_err(TrainError::Sample)?) {
-                return Err(TrainError::Token { part, sequence, id, vocabulary: self.vocabulary });
-            }
-        }
-        Ok(())
-    }
-}
-
-impl TokenDataset for CheckedSequences {
-    fn len(&self) -> usize {
-        self.sequences
-    }
-
-    fn seq_length(&self) -> usize {
-        self.data.seq_length()
-    }
-
-    fn content(&self) -> Result<Option<String>, SampleError> {
-        if let Some(content) = &self.content { Ok(Some(content.clone())) } else { self.data.content() }
-    }
-
-    fn sample(&self, index: usize) -> Sample {
-        self.try_sample(index).unwrap_or_else(|error| panic!("{error}"))
-    }
-
-    /// # Errors
-    /// Also if a token is none of the model's: its embedding would silently be zero.
-    fn try_sample(&self, index: usize) -> Result<Sample, SampleError> {
-        let sample = self.data.try_sample(index)?;
-        if let Some(id) = self.outside(&sample) {
-            let vocabulary = self.vocabulary;
-            let what = "they do not belong together";
-            return Err(format!(
-                "sequence {index} of the data has token {id}, but model.vocab-size = {vocabulary}: {what}"
-            )
-            .into());
-        }
-        Ok(sample)
-    }
 }

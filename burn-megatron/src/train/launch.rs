@@ -66,6 +66,7 @@ impl WithModel for Launch<'_> {
         let mut description = Description {
             model: json(serde_json::to_value(&config.model.config)),
             config: json(serde_json::to_value(config)),
+            begun_from: plan.start.as_ref().and_then(|start| start.begun_from),
         };
         // What came with a model goes with its checkpoints, also where the run no longer names its folder.
         let before = plan.start.as_ref().map(|start| Checkpoint::open(&start.path)).transpose()?;
@@ -109,9 +110,10 @@ impl WithModel for Launch<'_> {
         if let Some(grpo) = data.grpo {
             run = run.grpo(grpo);
         }
-        // Without adapters there is nothing to switch off, and those of DoRA cannot be.
+        // Without adapters there is nothing to switch off, and those of DoRA cannot be: new ones change nothing, and let
+        // the base be stored as the policy's.
         if config.grpo.is_used() && (config.lora.rank.is_none() || config.lora.dora) {
-            run = run.reference(stage_builder::<M>(sizes, &config.without_adapters(), plan.weights(), None));
+            run = run.reference(stage_builder::<M>(sizes, config, plan.weights(), None));
         }
         if let Some(processes) = processes {
             run = run.processes(processes);

@@ -7,6 +7,7 @@ mod data;
 mod fp8;
 mod grpo;
 mod launch;
+mod module;
 mod plan;
 mod preference;
 mod resume;
@@ -17,6 +18,7 @@ mod teach;
 mod templated;
 #[cfg(test)]
 mod tests;
+mod token_ids;
 
 use std::error::Error as _;
 use std::io;
@@ -32,6 +34,7 @@ use crate::checkpoint::{CheckpointError, lock_output};
 use crate::config::ConfigErrors;
 use crate::console::say;
 use crate::data::chat::ChatError;
+use crate::data::masked::MaskedError;
 use crate::data::preprocess::{PreprocessError, Progress};
 use crate::data::{DataError, SampleError};
 use crate::eval::EvalError;
@@ -41,6 +44,7 @@ use crate::refusal::{Access, advice};
 use data::Tokens;
 pub(crate) use launch::stage_builder;
 pub use launch::{STOPPED, TrainReport};
+pub use module::{ModuleReport, ModuleRun, check_module, train_module};
 pub use plan::Plan;
 pub use resume::ResumePoint;
 pub use run_data::RunData;
@@ -57,8 +61,8 @@ pub enum TrainError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Text cannot be tokenized.
-    #[error("data.text: {0}")]
-    Text(#[from] PreprocessError),
+    #[error("{key}: {cause}")]
+    Text { key: &'static str, cause: PreprocessError },
     /// A data set cannot be opened.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -74,6 +78,12 @@ pub enum TrainError {
     /// The pattern of answers is none.
     #[error("grpo.answer-pattern: {0}")]
     Reward(String),
+    /// Sentences make no samples.
+    #[error("[masked]: {0}")]
+    Masked(#[from] MaskedError),
+    /// A plain Burn module cannot be trained so.
+    #[error("{0}")]
+    Module(String),
     /// Tasks cannot be used.
     #[error("evaluation.tasks: {0}")]
     Tasks(#[from] EvalError),
@@ -102,13 +112,14 @@ pub enum TrainError {
     #[error("{} has {tokens} tokens, but model.vocab-size = {vocabulary}; {advice}", path.display())]
     Vocabulary { path: PathBuf, tokens: usize, vocabulary: usize, advice: String },
     /// The data has a token that the model does not have.
-    #[error(
-        "sequence {sequence} of the {part} data has token {id}, but model.vocab-size = {vocabulary}: they do not belong together"
-    )]
-    Token { part: &'static str, sequence: usize, id: i64, vocabulary: usize },
+    #[error("{key}: {} has token {id}, but model.vocab-size = {vocabulary}; {advice}", prefix.display())]
+    Token { key: &'static str, prefix: PathBuf, id: i64, vocabulary: usize, advice: String },
+    /// The data has a token that the tokenizer does not have.
+    #[error("data.tokenizer = {} has {tokens} tokens, {key} have {ids}; name the tokenizer that wrote them", path.display())]
+    OtherTokenizer { path: PathBuf, tokens: usize, key: &'static str, ids: i64 },
     /// A part of the data has not even one sequence.
     #[error(
-        "there is no {part} sequence of {seq_length} + 1 tokens; give it a larger share in data.split, more data, or a \
+        "there is no {part} sequence of {seq_length} + 1 tokens; give it a larger share in data.split, more files, or a \
          smaller training.seq-length; several text files are divided whole unless data.text-documents = paragraph"
     )]
     NoSequence { part: &'static str, seq_length: usize },
@@ -190,7 +201,11 @@ pub fn train_among(
     let with_teacher = || teach::taught(config, data.train.clone());
     data.train = if let Some(processes) = processes { processes.attempt(with_teacher)? } else { with_teacher()? };
     if processes.is_none_or(Processes::is_first) {
-        let label = if config.grpo.is_used() { "grpo" } else { "chat" };
+        let label = match config.has_conversations() {
+            true if config.grpo.is_used() => "grpo",
+            true => "chat",
+            false => "hint",
+        };
         data.notes.iter().for_each(|note| say(format_args!("{label:<12} {note}")));
     }
     let launch = launch::Launch { plan, processes: processes.cloned(), devices, data };

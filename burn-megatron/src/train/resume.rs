@@ -17,6 +17,9 @@ pub struct ResumePoint {
     pub step: u64,
     /// Layout of the run that saved it.
     pub layout: ParallelLayout,
+    /// The step in `checkpoint.directory` that the run was told to begin with, then or before; see
+    /// [`RunState::begun_from`](crate::checkpoint::RunState::begun_from).
+    pub begun_from: Option<u64>,
     /// What the user should know: it is not the one that `latest` names.
     pub warning: Option<String>,
 }
@@ -46,9 +49,13 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
             }
             opened => opened,
         },
-        (path, root) => Checkpoint::open(path).map(|named| later(root.as_deref(), named)),
+        (path, root) => later(root.as_deref(), Path::new(path)),
     };
-    let checkpoint = checkpoint.map_err(|error| one(format!("checkpoint.resume = {}: {error}", section.resume)))?;
+    let is_word =
+        section.resume != "if-present" && !section.resume.contains('/') && !Path::new(&section.resume).is_dir();
+    let legal = if is_word { "; legal: if-present, never, or the path of a checkpoint" } else { "" };
+    let checkpoint =
+        checkpoint.map_err(|error| one(format!("checkpoint.resume = {}: {error}{legal}", section.resume)))?;
     let state = checkpoint.state();
     let (path, step, steps) = (checkpoint.path().to_path_buf(), state.step, config.training.steps);
     let mut problems = config.check_changes(&state.config, allowed).err().map_or(Vec::new(), |errors| errors.0);
@@ -65,7 +72,10 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
         let own = format!("{} is later than checkpoint.resume = {}", path.display(), section.resume);
         warning = Some(warning.map_or(own.clone(), |warning| format!("{own}; {warning}")));
     }
-    if problems.is_empty() { Ok(Some(ResumePoint { path, step, layout, warning })) } else { Err(problems) }
+    let is_own = section.directory.as_deref().is_some_and(|root| is_within(&path, root));
+    let is_named = resolved(&path) == resolved(Path::new(&section.resume));
+    let begun_from = if is_named { Some(step) } else { state.begun_from }.filter(|_| is_own);
+    if problems.is_empty() { Ok(Some(ResumePoint { path, step, layout, begun_from, warning })) } else { Err(problems) }
 }
 
 /// Whether a storage is this folder.
@@ -82,10 +92,19 @@ fn is_within(path: &Path, folder: &Path) -> bool {
     resolved(path).zip(resolved(folder)).is_some_and(|(path, folder)| path.starts_with(folder))
 }
 
-/// The checkpoint that a run is told to resume from, or a later one that it has saved since: the same command continues it.
-fn later(root: Option<&Path>, named: Checkpoint) -> Checkpoint {
-    let own = root.filter(|root| !is_within(named.path(), root)).and_then(|root| Checkpoint::open(root).ok());
-    own.filter(|own| own.state().step > named.state().step).unwrap_or(named)
+/// The checkpoint that a run is told to resume from, or a later one that it has saved since: the same command continues it. In
+/// the run's own folder later ones may also be of a run that was given up for this one.
+fn later(root: Option<&Path>, path: &Path) -> Result<Checkpoint, CheckpointError> {
+    let named = Checkpoint::open(path);
+    let Some((root, own)) = root.and_then(|root| Some((root, Checkpoint::open(root).ok()?))) else { return named };
+    let state = own.state();
+    let began_here = |step: u64| step < state.step && resolved(path) == resolved(&Checkpoint::folder_of(root, step));
+    let continues = match &named {
+        Ok(named) if !is_within(named.path(), root) => named.state().step < state.step,
+        // It may be deleted by now.
+        _ => state.begun_from.is_some_and(began_here),
+    };
+    if continues { Ok(own) } else { named }
 }
 
 /// A run whose checkpoints are only in their storage must not begin again without saying so, and one that starts anew must not

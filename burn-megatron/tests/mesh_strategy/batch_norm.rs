@@ -195,6 +195,11 @@ fn synchronized_statistics_are_those_of_one_device_with_all_images() {
             let gap = difference(&run(mesh.clone().sync_batch_norm().overlap_grad_reduce()), &alone);
             assert!(gap < 1e-10, "{layout}, gradients reduced during the backward pass: {gap}");
         }
+        if layout.tp == 1 {
+            // A plan that knows none of these layers, as nobody shards them.
+            let gap = difference(&run(mesh.clone().plan(Plan::auto()).sync_batch_norm()), &alone);
+            assert!(gap < 1e-10, "{layout}, without a plan: {gap}");
+        }
         if ranks > 1 {
             assert!(difference(&run(mesh), &alone) > 1e-6, "{layout}: there is nothing to synchronize");
         }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{ModuleMapper, ModuleVisitor, Param};
+use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamGroup};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use burn::nn::{BatchNorm, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::train::{ClassificationOutput, InferenceStep, Interrupter, TrainOutput, TrainStep};
@@ -28,6 +28,8 @@ pub const CLASSES: usize = 4;
 pub struct Classifier {
     tokens: Embedding,
     encoder: TransformerEncoder,
+    /// Of what goes into the head.
+    pub norm: Option<BatchNorm>,
     pub head: Linear,
     #[module(skip)]
     pub trap: Trap,
@@ -65,15 +67,33 @@ impl Classifier {
 
     pub fn deep(layers: usize, dropout: f64, trap: Trap) -> Self {
         let _generator = generator();
+        Self::not_drawn(layers, dropout, trap).map(&mut Known::default())
+    }
+
+    /// As Burn makes a model: its parameters are drawn when they are first used.
+    pub fn not_drawn(layers: usize, dropout: f64, trap: Trap) -> Self {
         let device = &cpu().autodiff();
         let encoder = TransformerEncoderConfig::new(WIDTH, 32, 4, layers).with_norm_first(true).with_dropout(dropout);
-        let model = Self {
+        Self {
             tokens: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
             encoder: encoder.init(device),
+            norm: None,
             head: LinearConfig::new(WIDTH, CLASSES).init(device),
             trap,
-        };
-        model.map(&mut Known::default())
+        }
+    }
+
+    /// With a frozen embedding and frozen first blocks.
+    pub fn frozen(mut self, blocks: usize) -> Self {
+        self.tokens = self.tokens.freeze();
+        let layers = self.encoder.layers.into_iter().enumerate();
+        self.encoder.layers = layers.map(|(i, layer)| if i < blocks { layer.freeze() } else { layer }).collect();
+        self
+    }
+
+    /// The encoder's parameters, by their ids.
+    pub fn ids_of_encoder(&self) -> ParamGroup {
+        ParamGroup::ids_from_module(self.encoder.clone())
     }
 
     /// Before every training step.
@@ -160,7 +180,7 @@ impl Stages for Classifier {
     }
 
     fn owner(&self, path: &str) -> Option<Part> {
-        Part::by_path(path, "tokens", "encoder.layers", "head")
+        Part::by_path(path, "tokens", "encoder.layers", "norm|head")
     }
 
     fn first(&self, batch: &Batch) -> Tensor<3> {
@@ -179,6 +199,7 @@ impl Stages for Classifier {
         let passes = self.trap.passes.as_ref().filter(|_| is_training);
         let [count, _, _] = x.dims();
         let x = x.slice([0..count, 0..1]).reshape([count, WIDTH]);
+        let x = if let Some(norm) = &self.norm { norm.forward(x) } else { x };
         let output = self.head.forward(passes.map_or(x.clone(), |passes| passes.past_head(x)));
         let classes = batch.classes.clone();
         let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), classes.clone());

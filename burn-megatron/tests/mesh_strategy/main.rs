@@ -8,6 +8,7 @@ mod batch_norm;
 mod classifier;
 mod clip_grad_norm;
 mod clipping;
+mod columns;
 mod overlap;
 mod passes;
 mod processes;

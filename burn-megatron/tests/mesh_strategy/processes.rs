@@ -42,6 +42,7 @@ fn strategy(words: &str, processes: usize) -> TrainingStrategy<Classifier> {
 fn setup(words: &str) -> Setup {
     let has = |word: &str| words.split(',').any(|other| other == word);
     let mut setup = Setup { layers: if has("stages") || has("across") { 2 } else { 1 }, ..Setup::default() };
+    (setup.groups, setup.norm) = (has("groups"), has("norm"));
     if has("checkpoints") {
         setup.checkpoints = Some(None);
     }
@@ -130,6 +131,10 @@ fn several_processes_train_as_one() {
         ("PP2 DP2 ZeRO1,stages", 2),
         ("PP2 DP2 ZeRO3,stages", 2),
         ("PP2,across", 2),
+        ("DP2 ZeRO1,groups", 2),
+        ("DP2 ZeRO3,groups", 2),
+        ("PP2,across,groups", 2),
+        ("PP2,across,norm", 2),
         ("TP2 PP2 DP2 ZeRO2,across", 4),
     ] {
         let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -142,6 +147,8 @@ fn several_processes_train_as_one() {
         // The first process reads all of the validation set, so early stopping sees what one device would see.
         let losses = |folder: &Path| metric(&folder.join("run"), "Loss", 2, Split::Valid);
         let (seen, expected) = (losses(many.path()), losses(one.path()));
+        let without = Setup { groups: false, ..setup(words) }.numbers(strategy(words, 1));
+        assert_eq!(setup(words).groups, difference(&alone, &without) > 1e-3, "{words}");
         let readers = (layout(words).dp / processes).max(1);
         assert_eq!(seen.len(), validation_batches(readers), "{words}");
         if matches!(words, "TP2" | "PP2,across") {

@@ -8,13 +8,14 @@ use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::InMemDataset;
 use burn::grad_clipping::GradientClippingConfig;
+use burn::nn::BatchNormConfig;
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{Learner, LearningResult, SupervisedTraining, TrainingStrategy};
 
-use crate::classifier::{Batch, CLASSES, Classifier, LENGTH, Trap, VOCABULARY, generator};
+use crate::classifier::{Batch, CLASSES, Classifier, LENGTH, Trap, VOCABULARY, WIDTH, generator};
 use crate::cpu;
 
 struct Numbered;
@@ -77,6 +78,14 @@ pub struct Setup {
     pub dropout: f64,
     /// Of the CPU's generator.
     pub seed: Option<u64>,
+    /// Whether parameters are as Burn draws them, in the training.
+    pub drawn_late: bool,
+    /// Whether what goes into the head is normalized by batch.
+    pub norm: bool,
+    /// First blocks that are frozen, with the embedding.
+    pub frozen: usize,
+    /// Whether the encoder has an optimizer of its own, in a group by ids.
+    pub groups: bool,
     pub trap: Trap,
     /// Of the optimizer.
     pub clipping: Option<GradientClippingConfig>,
@@ -95,6 +104,10 @@ impl Default for Setup {
             layers: 2,
             dropout: 0.0,
             seed: None,
+            drawn_late: false,
+            norm: false,
+            frozen: 0,
+            groups: false,
             trap: Trap::default(),
             clipping: None,
             checkpoints: None,
@@ -131,6 +144,8 @@ impl Setup {
         }
         let mut model = Classifier::deep(self.layers, self.dropout, self.trap.clone());
         model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(factor).detach().require_grad());
+        model.norm = self.norm.then(|| BatchNormConfig::new(WIDTH).init(&cpu().autodiff()));
+        model = if self.frozen > 0 { model.frozen(self.frozen) } else { model };
         if let Some(resume) = self.checkpoints {
             training = training.with_default_checkpointers();
             if let Some(epoch) = resume {
@@ -139,8 +154,15 @@ impl Setup {
                 model.head.weight = model.head.weight.map(|weight| weight.mul_scalar(0.5));
             }
         }
-        let optimizer = AdamWConfig::new().with_weight_decay(0.1).with_grad_clipping(self.clipping.clone());
-        (training, Learner::new(model, optimizer.init(), 0.003))
+        (training, self.learner(model))
+    }
+
+    fn learner(&self, model: Classifier) -> Learner<Classifier> {
+        let optimizer = AdamWConfig::new().with_weight_decay(0.1).with_grad_clipping(self.clipping.clone()).init();
+        let of_encoder = || AdamWConfig::new().with_weight_decay(10.0).build();
+        let optimizer =
+            if self.groups { optimizer.with_group(model.ids_of_encoder(), of_encoder(), None) } else { optimizer };
+        Learner::new(model, optimizer, 0.003)
     }
 
     pub fn run(&self, directory: &Path, strategy: TrainingStrategy<Classifier>) -> LearningResult<Classifier> {
@@ -157,7 +179,8 @@ impl Setup {
         let (training, learner) = self.training_from(directory, strategy, factor);
         let _generator = generator();
         self.seed.iter().for_each(|seed| cpu().seed(*seed));
-        training.launch(learner)
+        let not_drawn = || self.learner(Classifier::not_drawn(self.layers, self.dropout, self.trap.clone()));
+        training.launch(if self.drawn_late { not_drawn() } else { learner })
     }
 
     /// [`run`](Self::run) of a training that fails, which takes less than `seconds`. Other tests are not waited for.

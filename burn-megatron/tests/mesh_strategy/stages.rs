@@ -8,7 +8,7 @@ use burn_megatron::prelude::*;
 use crate::classifier::{Classifier, Trap};
 use crate::cpu;
 use crate::setup::{Order, Setup, difference, interleaved};
-use crate::training::{mesh, metric, trains_as};
+use crate::training::{mesh, metric, one_device, trains_as};
 
 #[test]
 fn pipelines_train_as_one_device_with_accumulation() {
@@ -32,6 +32,25 @@ fn pipelines_train_as_one_device_with_accumulation() {
         let strategy = mesh(layout).micro_batches(2);
         let strategy = schedule.map_or(strategy.clone(), |schedule| strategy.schedule(schedule));
         trains_as(&alone, &setup(), strategy.stages().into(), ranks, layout);
+    }
+}
+
+#[test]
+fn a_stage_whose_parameters_are_all_frozen_hands_gradients_on() {
+    let setup = |batch| Setup { batch, layers: 4, frozen: 2, ..Setup::default() };
+    let alone = |ranks, frozen| {
+        let items = interleaved(18, ranks, 4 / ranks);
+        Setup { items, accumulation: Some(2), frozen, ..setup(4) }.numbers(one_device())
+    };
+    assert!(difference(&alone(1, 0), &alone(1, 2)) > 1e-3, "nothing is frozen");
+    for layout in ["TP1", "PP2", "PP4", "PP2 VPP2", "PP2 DP2 ZeRO1", "PP2 DP2 ZeRO2", "PP2 DP2 ZeRO3", "TP2 PP2"] {
+        let ranks = layout.parse::<ParallelLayout>().unwrap().dp;
+        let single = alone(ranks, 2);
+        for recompute in [Recompute::default(), Recompute::full()] {
+            let strategy = mesh(layout).micro_batches(2).recompute(recompute).max_grad_norm(1e9);
+            let gap = difference(&setup(4 / ranks).numbers(strategy.stages().into()), &single);
+            assert!(gap < 1e-10, "{layout}: {gap}");
+        }
     }
 }
 
@@ -131,6 +150,7 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
         (mesh("PP4"), "4 stages of a model with 2 blocks; nearest legal: pipeline-parallel 2"),
         (mesh("PP2 ZeRO3"), "nearest legal: PP2"),
         (mesh("PP2 DP2").overlap_grad_reduce(), "overlap_grad_reduce with stages"),
+        (mesh("PP2 DP2 ZeRO3").reshard_after_forward(false), "reshard_after_forward(false) with stages"),
         (mesh("PP2").schedule(ScheduleKind::ZbH1), "nearest legal: 1f1b"),
         (mesh("PP2").micro_batches(0), "micro_batches 0: a step takes at least 1 batch; nearest legal: 1"),
         (MegatronStrategy::mesh_on("PP2".parse().unwrap(), vec![cpu(); 3]), "nearest legal: 2"),

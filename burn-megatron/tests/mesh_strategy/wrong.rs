@@ -62,6 +62,18 @@ fn devices_and_micro_batches_are_counted() {
 }
 
 #[test]
+fn fewer_items_than_ranks_are_refused() {
+    for (items, ranks, nearest) in [(3, 4, "3 data-parallel ranks, or 4 items"), (0, 2, "nearest legal: 2 items")] {
+        let strategies = [mesh(&format!("DP{ranks} ZeRO1")).into(), MegatronStrategy::data_parallel(ranks)];
+        for strategy in strategies {
+            let setup = Setup { items: (0..items).collect(), ..Setup::default() };
+            let text = error_of(&setup, strategy);
+            assert!(text.contains(&format!("the training set has {items} items")) && text.contains(nearest), "{text}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_panics_ends_the_training_with_its_error() {
     // With overlap the other rank of DP2 reduces gradients then.
     let meshes = [mesh("TP2"), mesh("TP2 DP2 ZeRO3"), mesh("DP2").overlap_grad_reduce()]

@@ -127,6 +127,18 @@ fn a_run_that_saves_needs_no_sample_that_the_teachers_file_lacks() {
     assert_eq!(steps.iter().filter(|line| line["kind"] == "train").count(), 5, "{steps:?}");
     // What a teacher says is not part of the data: the run resumes with the teacher itself.
     trained(folder.path(), "resumes", &[("checkpoint.directory", checkpoints.as_str())]);
+    // But not with neither, nor may one come later.
+    let alone = [("distill.teacher", "none"), ("checkpoint.directory", &checkpoints)];
+    let of = |keys: &[(&str, &str)], allowed: &[String]| {
+        Plan::new(&config(folder.path(), "none", keys), allowed).map(drop).map_err(|error| error.to_string())
+    };
+    says!(of(&alone, &[]).unwrap_err(), "distill.logits was \"", "now it is none", "--allow-change distill.logits");
+    assert_eq!(of(&alone, &["distill".into()]), Ok(()));
+    let other = folder.path().join("other").display().to_string();
+    let other = [("distill.teacher", "none"), ("checkpoint.directory", other.as_str())];
+    trained(folder.path(), "plain", &other);
+    says!(of(&other[1..], &[]).unwrap_err(), "distill.teacher was none when the checkpoint was saved");
+    assert_eq!(of(&other[1..], &["distill".into()]), Ok(()));
 }
 
 #[test]

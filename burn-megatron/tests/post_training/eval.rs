@@ -223,9 +223,21 @@ fn what_cannot_be_evaluated_is_refused_with_file_and_line() {
     );
     assert!(refuse(std::slice::from_ref(&good), "--tensor-parallel 3").contains("nearest legal"));
     assert!(refuse(std::slice::from_ref(&good), "--limit 0").contains("--limit 0"));
+    assert!(fail(folder.path(), "eval --hf .").contains("--task FILE or --perplexity FILE says what to evaluate"));
     assert!(refuse(std::slice::from_ref(&good), "--apply-chat-template").contains("there is no chat template"));
     let answer = json!({"context": "w3", "target": "w4"});
     assert!(refuse(&[answer], "").contains("max_new_tokens: 256 leave no room"));
+    let short = json!({"context": "w3", "target": "w4", "max_new_tokens": 2});
+    for (flags, words) in [
+        (
+            "--data-parallel 2 --expert-tensor-parallel 2",
+            "expert-tensor-parallel 2: tasks with a `target` generate texts",
+        ),
+        ("--data-parallel 4 --tensor-parallel 2 --expert-tensor-parallel 4", "write the same one; nearest legal: 2"),
+        ("--data-parallel 2 --expert-parallel 2", "expert-parallel 2: tasks with a `target` generate texts"),
+    ] {
+        says!(refuse(std::slice::from_ref(&short), flags), words);
+    }
     fs::remove_file(folder.path().join("tokenizer.json")).unwrap();
     assert!(refuse(&[good], "").contains("tokenizer.json: there is no such file"));
 }

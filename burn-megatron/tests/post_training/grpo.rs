@@ -153,6 +153,50 @@ fn experts_and_stages_on_other_ranks_draw_the_same() {
         let other = rewarded(folder.path(), &format!("experts{at}"), &[&own[..], layout].concat());
         assert_same(&format!("{layout:?}"), &other, &one);
     }
+    // Experts that are shared beyond a tensor-parallel group, by ranks of which one ends before the other.
+    let long = [
+        ("training.global-batch", "2"),
+        ("training.micro-batch", "1"),
+        ("training.seq-length", "16"),
+        ("grpo.num-generations", "2"),
+        ("grpo.max-completion-length", "12"),
+    ];
+    let own = [&own[..], &long].concat();
+    let one = rewarded(folder.path(), "long", &own);
+    let shared = |size| ("parallel.expert-tensor-parallel", size);
+    for (at, layout) in [
+        vec![("parallel.dp", "2"), shared("2")],
+        vec![("parallel.cp", "2"), shared("2")],
+        vec![("parallel.tp", "2"), ("parallel.dp", "2"), shared("4")],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let other = rewarded(folder.path(), &format!("long{at}"), &[&own[..], layout].concat());
+        assert_same(&format!("{layout:?}"), &other, &one);
+    }
+}
+
+/// The load-balancing loss of a sequence weighs the same, however long its completion is.
+#[test]
+fn completions_of_experts_are_balanced_in_every_micro_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path(), (0..10).map(|digit| (format!("{digit}{}", &"+="[digit % 2..]), digit)));
+    for kind in ["dapo", "dr-grpo"] {
+        let own = [
+            ("model.family", "mixtral"),
+            ("model.num-experts", "4"),
+            ("model.num-experts-per-tok", "2"),
+            ("model.router-aux-loss-coef", "0.5"),
+            ("model.router-balance", "sequence"),
+            ("grpo.temperature", "2.0"),
+            ("grpo.loss-type", kind),
+        ];
+        let run = |micro: &'static str| {
+            rewarded(folder.path(), &format!("{kind}{micro}"), &[&own[..], &[("training.micro-batch", micro)]].concat())
+        };
+        assert_same(kind, &run("1"), &run("4"));
+    }
 }
 
 #[test]
@@ -233,4 +277,25 @@ fn a_model_of_a_folder_starts_at_its_reference() {
     train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
     let run = steps(folder.path(), "dora");
     assert!(number(&run[0], "kl").abs() < 1e-12 && number(&run[1], "kl") > 0.0, "{run:?}");
+}
+
+/// The reference has the policy's frozen weights, also those that are stored in few bits.
+#[test]
+fn adapters_of_weights_in_few_bits_start_at_their_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path(), (0..10).map(|digit| (format!("{digit}="), digit)));
+    for dora in ["false", "true"] {
+        let own = [
+            ("model.hidden-size", "64"),
+            ("model.intermediate-size", "64"),
+            ("model.head-dim", "16"),
+            ("training.dtype", "f32"),
+            ("training.steps", "2"),
+            ("lora.rank", "4"),
+            ("lora.dora", dora),
+            ("lora.base", "nf4"),
+        ];
+        let run = rewarded(folder.path(), &format!("dora-{dora}"), &own);
+        assert!(number(&run[0], "kl").abs() < 1e-10 && number(&run[1], "kl") > 0.0, "{dora}: {run:?}");
+    }
 }

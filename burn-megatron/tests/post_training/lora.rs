@@ -248,6 +248,11 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
     assert_eq!(on(&moved, &[]), Ok(()));
     says!(on(&merged, &[]).unwrap_err(), "model.hf has other weights than when", "--allow-change model.hf");
     assert_eq!(on(&merged, &["model.hf".into()]), Ok(()));
+    let mut random = config(folder.path(), "half", &[("lr.decay", "8 steps")]);
+    random.model.hf = None;
+    let on_none = |allowed: &[String]| Plan::new(&random, allowed).map(drop).map_err(|error| error.to_string());
+    says!(on_none(&[]).unwrap_err(), "model.hf was \"", "now it is none", "--allow-change model.hf");
+    assert_eq!(on_none(&["model.hf".into()]), Ok(()));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::eval::model;
 use super::preference::settings;
-use super::{Line, assert_same, log, parse};
+use super::{Line, assert_same, golden, log, parse, succeed};
 
 /// What assistants say is learned, with the `w4` that ends it.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}w3 w7 {% generation %}{{ m.content }} w4 \
@@ -96,6 +96,27 @@ fn every_loss_learns_the_same_in_every_layout() {
                 &format!("{loss} {:?}", layouts[at]),
             );
         }
+    }
+}
+
+/// KTO's divergence is of a whole batch, in the last evaluation too.
+#[test]
+fn the_last_loss_of_pairs_is_the_same_in_every_layout() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let pairs = folder.path().join("pairs.jsonl").display().to_string();
+    let last = |name: &str, layout: &[(&str, &str)]| {
+        let own = [("preference.loss", "kto"), ("preference.validation", &pairs), ("evaluation.final-batches", "4")];
+        super::last_loss(&config(folder.path(), name, &[&own, layout].concat()))
+    };
+    let one = last("one", &[]);
+    for (name, layout) in [
+        ("four", &[("training.micro-batch", "4")][..]),
+        ("ranks", &[("parallel.dp", "2"), ("parallel.cp", "2")]),
+        ("stages", &[("parallel.pp", "2"), ("parallel.dp", "4"), ("training.micro-batch", "1")]),
+    ] {
+        let other = last(name, layout);
+        assert!((other - one).abs() < 1e-10 * one, "{name}: {other} {one}");
     }
 }
 
@@ -195,14 +216,76 @@ fn a_run_that_resumes_knows_its_reference_again() {
             .concat(),
         )
     };
-    let whole = run("whole", &[]);
-    run("parts", &[("training.steps", "3")]);
-    let parts = run("parts", &[]);
-    let steps = |lines: &[Line]| -> Vec<_> { lines.iter().filter(|line| line["kind"] == "train").cloned().collect() };
-    let (whole, parts) = (steps(&whole), steps(&parts));
-    assert_eq!(parts.len(), 6);
-    for (a, b) in parts.iter().zip(&whole) {
-        assert_eq!(COMPARED.map(|key| &a[key]), COMPARED.map(|key| &b[key]));
+    let adapter = golden("lora/lora_all/adapter").display().to_string();
+    // A scale follows the weights of one step alone, and must not follow those of the reference.
+    let fp8 = [
+        ("fp8.format", "hybrid"),
+        ("fp8.recipe", "delayed"),
+        ("fp8.amax-history-len", "1"),
+        ("lr.max", "2e-2"),
+        ("optimizer.weight-decay", "5.0"),
+    ];
+    let lora = [("lora.rank", "4"), ("lora.alpha", "8"), ("lora.adapter", adapter.as_str()), ("lr.max", "2e-2")];
+    for (name, own) in [("whole", &[][..]), ("fp8", &fp8), ("lora", &lora)] {
+        let whole = run(name, own);
+        let half = format!("half-{name}");
+        run(&half, &[own, &[("training.steps", "3")]].concat());
+        let parts = run(&half, own);
+        let steps = |lines: &[Line]| lines.iter().filter(|line| line["kind"] == "train").cloned().collect::<Vec<_>>();
+        let (whole, parts) = (steps(&whole), steps(&parts));
+        assert_eq!(parts.len(), 6);
+        for (a, b) in parts.iter().zip(&whole) {
+            assert_eq!(COMPARED.map(|key| &a[key]), COMPARED.map(|key| &b[key]), "{name}: {a:?}");
+        }
+    }
+
+    // Without its model, or the adapter that this begins with, the reference would be another.
+    let again = |name: &str, own: &[(&str, &str)], change: &dyn Fn(&mut RunConfig)| {
+        let saves = folder.path().join(name).join("checkpoints").display().to_string();
+        let of_run = [("checkpoint.directory", saves.as_str()), ("data.samples", "24"), ("lr.decay", "6 steps")];
+        let mut config = config(folder.path(), name, &[own, &of_run].concat());
+        change(&mut config);
+        Plan::new(&config, &[]).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(again("lora", &lora, &|_| ()), Ok(()));
+    let said = again("whole", &[], &|config| config.model.hf = None).unwrap_err();
+    says!(said, "model.hf was \"", "now it is none", "--allow-change model.hf");
+    let said = again("lora", &lora, &|config| config.lora.adapter = None).unwrap_err();
+    says!(said, "lora.adapter was \"", "now it is none", "--allow-change lora.adapter");
+    succeed(folder.path(), "export --checkpoint lora/checkpoints --adapter learned");
+    let learned = folder.path().join("learned");
+    let said = again("lora", &lora, &|config| config.lora.adapter = Some(learned.clone())).unwrap_err();
+    says!(said, "lora.adapter has other weights than when", "--allow-change lora.adapter");
+}
+
+/// The load-balancing loss of a sequence weighs the same however many pairs are in it, and whoever computes it.
+#[test]
+fn sequences_of_experts_are_balanced_in_every_micro_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    prepared(folder.path());
+    let tokenizer = folder.path().join("tokenizer.json").display().to_string();
+    let template = folder.path().join("chat_template.jinja").display().to_string();
+    let run = |name: &str, overrides: &[(&str, &str)]| {
+        let text = format!(
+            "[model]\nfamily = \"mixtral\"\nvocab-size = 160\nhidden-size = 32\nintermediate-size = 32\n\
+             num-hidden-layers = 2\nnum-attention-heads = 4\nnum-key-value-heads = 2\nhead-dim = 8\nnum-experts = 4\n\
+             num-experts-per-tok = 2\nrouter-aux-loss-coef = 0.5\nrouter-balance = \"sequence\"\ninitializer-range = 0.2\n\
+             [training]\nsteps = 3\nglobal-batch = 4\nseq-length = 64\ndtype = \"f64\"\nclip = \"none\"\n[lr]\nmax = 2e-3\n\
+             [data]\ntokenizer = {tokenizer:?}\n[evaluation]\nbatches = 0\nfinal-batches = 0\n[checkpoint]\n\
+             directory = \"none\"\n[preference]\ntrain = [{:?}]\ntemplate = {template:?}\n[output]\ndirectory = {:?}\n",
+            folder.path().join("pairs.jsonl"),
+            folder.path().join(name)
+        );
+        super::trained(&parse(&text, overrides));
+        log(folder.path(), name)
+    };
+    let one = run("one", &[("training.micro-batch", "1")]);
+    for (name, layout) in [
+        ("four", &[("training.micro-batch", "4")][..]),
+        ("ranks", &[("parallel.dp", "2"), ("parallel.ep", "2"), ("training.micro-batch", "2")]),
+        ("stages", &[("parallel.pp", "2"), ("parallel.cp", "2"), ("training.micro-batch", "2")]),
+    ] {
+        assert_same(&run(name, layout), &one, &COMPARED, 1e-10, name);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod about;
 mod hf;
+mod nearest;
 mod registered;
 mod sizes;
 

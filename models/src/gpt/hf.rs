@@ -143,7 +143,10 @@ impl GptConfig {
     /// If the model has no biases, which GPT-2 cannot say.
     pub fn to_hf(&self) -> Result<Value, HfError> {
         if !self.bias {
-            return Err(HfError::Unsupported { key: "bias".into(), value: "false".into(), legal: "true".into() });
+            return Err(HfError::NotWritable(
+                "model.bias = false: Hugging Face's GPT-2 always has biases, so this model cannot be written as a folder; \
+                 `generate --checkpoint DIR` runs it",
+            ));
         }
         Ok(json!({
             "architectures": [ARCHITECTURE.class],
@@ -162,5 +165,17 @@ impl GptConfig {
             "resid_pdrop": self.hidden_dropout,
             "embd_pdrop": self.hidden_dropout,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_without_biases_is_no_gpt2() {
+        assert!(GptConfig::tiny().to_hf().is_ok());
+        let said = GptConfig { bias: false, ..GptConfig::tiny() }.to_hf().unwrap_err().to_string();
+        assert!(said.starts_with("model.bias = false: Hugging Face's GPT-2 always has biases"), "{said}");
     }
 }

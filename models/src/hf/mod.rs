@@ -3,6 +3,7 @@
 
 pub(crate) mod backbone;
 pub(crate) mod decoder;
+pub(crate) mod gemma3;
 mod input_error;
 mod inputs;
 pub(crate) mod layers;
@@ -10,12 +11,15 @@ mod module;
 mod python_json;
 mod reader;
 pub(crate) mod rope;
+mod writes;
 
+pub use gemma3::{has_images, name_in_language_model};
 pub use input_error::InputError;
 pub use inputs::{HostInput, IGNORED, ModuleInputs};
 pub use module::{ForeignParam, HfModule, ModuleNames, ModuleOutput, module_classes};
 pub use python_json::parse_config;
 pub(crate) use reader::ConfigReader;
+pub use writes::{ImageInput, WritingModule};
 
 use std::fmt;
 
@@ -42,11 +46,20 @@ pub enum HfError {
     #[error("config.json: `{key}` is {value}, not {expected}")]
     Type { key: String, value: String, expected: &'static str },
     /// The file describes a model that is not here.
+    #[error("config.json: there is no model for `model_type` {kind}; nearest legal: {nearest}; legal: {legal}")]
+    ModelType { kind: String, nearest: &'static str, legal: String },
+    /// The file is of state-spaces' own code.
+    #[error(
+        "config.json: `ssm_cfg` without `model_type`: this is a file of state-spaces' own code (mamba_ssm), which calls keys and \
+         weights otherwise than transformers; nearest legal: a folder with `model_type` mamba2"
+    )]
+    StateSpaces,
+    /// The file describes another model of this type.
     #[error("config.json: there is no model for `{key}` {value}; supported: {supported}")]
     Architecture { key: &'static str, value: String, supported: String },
     /// The file describes a model that trains and runs as a Burn module, not in the engine.
     #[error(
-        "config.json: `model_type` {kind} is a plain Burn module here: `burn-megatron forward` and `MegatronStrategy::mesh` \
+        "config.json: `model_type` {kind} is a plain Burn module here: `burn-megatron forward`, `generate` and `MegatronStrategy::mesh` \
          run it; models of the engine: {supported}"
     )]
     Module { kind: String, supported: String },
@@ -72,6 +85,9 @@ pub enum HfError {
     /// The configuration asks for something the model does not do.
     #[error("config.json: `{key}` is {value}, which this model does not have; nearest legal: {legal}")]
     Unsupported { key: String, value: String, legal: String },
+    /// A model that Hugging Face's classes cannot be.
+    #[error("{0}")]
+    NotWritable(&'static str),
 }
 
 impl HfError {
@@ -83,7 +99,13 @@ impl HfError {
             | Self::Unknown { key, .. }
             | Self::TooLarge { key, .. }
             | Self::Unsupported { key, .. } => *key = format!("{object}.{key}"),
-            Self::Architecture { .. } | Self::Module { .. } | Self::Quantised { .. } | Self::Sizes(_) => {}
+            Self::ModelType { .. }
+            | Self::StateSpaces
+            | Self::Architecture { .. }
+            | Self::Module { .. }
+            | Self::Quantised { .. }
+            | Self::NotWritable(_)
+            | Self::Sizes(_) => {}
         }
         self
     }

@@ -31,6 +31,9 @@ impl Family for LlamaConfig {
     }
 
     fn write_hf(&self) -> Result<Value, HfError> {
+        if self.variant.has("query_pre_attn_scalar") {
+            self.whole_scalar()?;
+        }
         Ok(self.to_hf())
     }
 

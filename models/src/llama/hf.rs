@@ -105,7 +105,8 @@ impl LlamaConfig {
         Ok(read)
     }
 
-    /// The `config.json` of this model, in the form of transformers 5.
+    /// The `config.json` of this model, in the form of transformers 5. A `query_pre_attn_scalar` that is no whole number is
+    /// written as it is, which transformers does not read.
     pub fn to_hf(&self) -> Value {
         let (of, ours) = (self.variant.architecture(), serde_json::to_value(self).expect("plain data"));
         let mut rope = rope::written(self.rope_theta, self.rope_scaling);
@@ -128,10 +129,26 @@ impl LlamaConfig {
                 "no_rope_layer_interval" => config["no_rope_layers"] = json!(self.no_rope_layers()),
                 "partial_rotary_factor" => config[*key] = json!(share),
                 "rope_local_base_freq" => {}
+                "query_pre_attn_scalar" => {
+                    config[*key] = self.whole_scalar().map_or(ours[*key].clone(), |of| json!(of))
+                }
                 key => config[key] = ours[key].clone(),
             }
         }
         config
+    }
+
+    /// What attention scores are divided by the square root of, as transformers has it: never `null`, and a whole number.
+    ///
+    /// # Errors
+    /// If it has a fraction.
+    pub(super) fn whole_scalar(&self) -> Result<u64, HfError> {
+        let (key, scalar) = ("query_pre_attn_scalar", self.query_pre_attn_scalar.unwrap_or(self.head_dim as f64));
+        let whole = scalar.round().max(1.0);
+        if whole == scalar {
+            return Ok(whole as u64);
+        }
+        Err(HfError::Unsupported { key: key.into(), value: scalar.to_string(), legal: whole.to_string() })
     }
 
     /// Hugging Face's word for the attention of each layer.

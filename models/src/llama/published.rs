@@ -17,7 +17,11 @@ impl LlamaConfig {
             ("llama3-70b", Self::llama3_70b()),
             ("mistral-7b", Self::mistral_7b()),
             ("qwen2.5-0.5b", qwen2_5_0_5b()),
+            ("qwen2.5-1.5b", qwen2_5_1_5b()),
+            ("qwen2.5-3b", qwen2_5_3b()),
             ("qwen2.5-7b", qwen2_5_7b()),
+            ("qwen2.5-14b", qwen2_5_14b()),
+            ("qwen2.5-32b", qwen2_5_32b()),
             ("qwen2.5-72b", qwen2_5_72b()),
             ("qwen3-0.6b", Self::qwen3_0_6b()),
             ("smollm3-3b", smollm3_3b()),
@@ -25,9 +29,12 @@ impl LlamaConfig {
             ("olmo2-7b", olmo2_7b()),
             ("gemma2-2b", gemma2_2b()),
             ("gemma2-9b", gemma2_9b()),
+            ("gemma2-27b", gemma2_27b()),
             ("gemma3-270m", gemma3_270m()),
             ("gemma3-1b", gemma3_1b()),
             ("gemma3-4b", gemma3_4b()),
+            ("gemma3-12b", gemma3_12b()),
+            ("gemma3-27b", gemma3_27b()),
             ("phi3-mini", phi3_mini()),
             ("phi4", phi4()),
             ("glm4-9b", glm4_9b()),
@@ -43,12 +50,36 @@ fn qwen2_5_0_5b() -> LlamaConfig {
     }
 }
 
+fn qwen2_5_1_5b() -> LlamaConfig {
+    sized! { qwen2_5_0_5b();
+        hidden_size: 1536, intermediate_size: 8960, num_hidden_layers: 28, num_attention_heads: 12, head_dim: 128,
+        max_position_embeddings: 131_072
+    }
+}
+
+fn qwen2_5_3b() -> LlamaConfig {
+    sized! { qwen2_5_0_5b();
+        hidden_size: 2048, intermediate_size: 11_008, num_hidden_layers: 36, num_attention_heads: 16, head_dim: 128
+    }
+}
+
 fn qwen2_5_7b() -> LlamaConfig {
     sized! { qwen2_5_0_5b();
         vocab_size: 152_064, hidden_size: 3584, intermediate_size: 18_944, num_hidden_layers: 28,
         num_attention_heads: 28, num_key_value_heads: 4, head_dim: 128, max_position_embeddings: 131_072,
         tie_word_embeddings: false
     }
+}
+
+fn qwen2_5_14b() -> LlamaConfig {
+    sized! { qwen2_5_7b();
+        hidden_size: 5120, intermediate_size: 13_824, num_hidden_layers: 48, num_attention_heads: 40,
+        num_key_value_heads: 8, rms_norm_eps: 1e-5
+    }
+}
+
+fn qwen2_5_32b() -> LlamaConfig {
+    LlamaConfig { intermediate_size: 27_648, num_hidden_layers: 64, ..qwen2_5_14b() }
 }
 
 fn qwen2_5_72b() -> LlamaConfig {
@@ -97,6 +128,13 @@ fn gemma2_9b() -> LlamaConfig {
     }
 }
 
+fn gemma2_27b() -> LlamaConfig {
+    sized! { gemma2_2b();
+        hidden_size: 4608, intermediate_size: 36_864, num_hidden_layers: 46, num_attention_heads: 32,
+        num_key_value_heads: 16, head_dim: 128, query_pre_attn_scalar: Some(144.0)
+    }
+}
+
 fn gemma3_1b() -> LlamaConfig {
     sized! { gemma2_2b();
         variant: LlamaVariant::Gemma3, vocab_size: 262_144, hidden_size: 1152, intermediate_size: 6912,
@@ -110,12 +148,26 @@ fn gemma3_270m() -> LlamaConfig {
     LlamaConfig { hidden_size: 640, intermediate_size: 2048, num_hidden_layers: 18, ..gemma3_1b() }
 }
 
-/// The language model of the 4 billion parameters, without its images.
+/// The language model of the 4 billion parameters, without its images, as those of 12 and 27.
 fn gemma3_4b() -> LlamaConfig {
     sized! { gemma3_1b();
         vocab_size: 262_208, hidden_size: 2560, intermediate_size: 10_240, num_hidden_layers: 34,
         num_attention_heads: 8, num_key_value_heads: 4, max_position_embeddings: 131_072, sliding_window: Some(1024),
         rope_scaling: Some(RopeScaling::Linear(LinearScaling { factor: 8.0 }))
+    }
+}
+
+fn gemma3_12b() -> LlamaConfig {
+    sized! { gemma3_4b();
+        hidden_size: 3840, intermediate_size: 15_360, num_hidden_layers: 48, num_attention_heads: 16,
+        num_key_value_heads: 8
+    }
+}
+
+fn gemma3_27b() -> LlamaConfig {
+    sized! { gemma3_4b();
+        hidden_size: 5376, intermediate_size: 21_504, num_hidden_layers: 62, num_attention_heads: 32,
+        num_key_value_heads: 16, head_dim: 128, query_pre_attn_scalar: Some(168.0)
     }
 }
 
@@ -163,7 +215,11 @@ mod tests {
                 "llama3-70b" => 70_553_706_496,
                 "mistral-7b" => 7_241_732_096,
                 "qwen2.5-0.5b" => 494_032_768,
+                "qwen2.5-1.5b" => 1_543_714_304,
+                "qwen2.5-3b" => 3_085_938_688,
                 "qwen2.5-7b" => 7_615_616_512,
+                "qwen2.5-14b" => 14_770_033_664,
+                "qwen2.5-32b" => 32_763_876_352,
                 "qwen2.5-72b" => 72_706_203_648,
                 "qwen3-0.6b" => 596_049_920,
                 "smollm3-3b" => 3_075_098_624,
@@ -171,9 +227,12 @@ mod tests {
                 "olmo2-7b" => 7_298_617_344,
                 "gemma2-2b" => 2_614_341_888,
                 "gemma2-9b" => 9_241_705_984,
+                "gemma2-27b" => 27_227_128_320,
                 "gemma3-270m" => 268_098_176,
                 "gemma3-1b" => 999_885_952,
                 "gemma3-4b" => 3_880_263_168,
+                "gemma3-12b" => 11_766_034_176,
+                "gemma3-27b" => 27_009_346_304,
                 "phi3-mini" => 3_821_079_552,
                 "phi4" => 14_659_507_200,
                 "glm4-9b" => 9_400_279_040,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use backend_dist::shard::HostTensor;
 use burn::tensor::FloatDType;
+use models::hf::{has_images, name_in_language_model};
 use models::layers::moe::RoutingReplay;
 use models::{CausalLm, FamilyConfig, ModelConfig, WithModel};
 use safetensors::{Dtype, SafeTensors};
@@ -19,8 +20,9 @@ const LOGITS: f64 = 1e-12;
 const LOGITS_OF_DEEPSEEK: f64 = 2e-7;
 /// Gemma 2's eager attention, the only one of transformers' with a soft cap, has its softmax in fp32.
 const LOGITS_OF_GEMMA2: f64 = 1e-6;
-/// transformers computes the delta rule and the gate of its output in fp32. The loss follows from these logits.
-const LOGITS_OF_QWEN3_NEXT: f64 = 1e-6;
+/// transformers computes the delta rule and the gate of its output in fp32, and norms. The loss follows from these logits.
+/// Without these casts (`unrounded.safetensors`) there is nothing between us but [`LOGITS`], and [`GRADIENTS`] in fp32.
+const LOGITS_OF_QWEN3_NEXT: f64 = 2e-6;
 /// transformers computes the recurrence of Mamba-2 in fp32, in Mamba-2 alone the residual stream too, in Nemotron-H logits.
 const LOGITS_OF_MAMBA2: f64 = 1e-6;
 /// [`LOGITS_OF_MAMBA2`] next to [`LOGITS_OF_DEEPSEEK`]: Nemotron 3 has both. Without these casts to fp32
@@ -55,7 +57,7 @@ fn tensors(bytes: &[u8]) -> BTreeMap<String, HostTensor> {
 }
 
 struct Transformers<'a> {
-    weights: &'a [u8],
+    weights: BTreeMap<String, HostTensor>,
     oracle: &'a [u8],
     /// How far logits may be from the oracle's.
     logits: f64,
@@ -76,7 +78,7 @@ impl WithModel for Transformers<'_> {
 
     fn with<M: CausalLm + 'static>(self, config: &M::Config) {
         let (oracle, unrounded) = (tensors(self.oracle), self.unrounded.map(tensors));
-        let weights = config.hf_names().import(&tensors(self.weights)).unwrap();
+        let weights = config.hf_names().import(&self.weights).unwrap();
         let ids: Vec<i64> = oracle["input_ids"].data.iter().map(|id| *id as i64).collect();
         let [samples, seq] = oracle["input_ids"].shape[..] else { panic!("input_ids is no matrix") };
         let vocab = config.vocab_size();
@@ -117,6 +119,11 @@ impl WithModel for Transformers<'_> {
                 gradients.insert(name.to_string(), HostTensor { data: vec![0.0; shape.iter().product()], shape });
             }
             let gradients = config.hf_names().export(&gradients).unwrap();
+            let exact = unrounded.iter().flatten().filter_map(|(name, of)| Some((name.strip_prefix("grad.")?, of)));
+            for (name, expected) in exact {
+                let what = format!("{layout}: gradient of {name} without rounding");
+                assert_within(&what, &gradients[name].data, &expected.data, GRADIENTS, 1e-6);
+            }
             let mut compared = 0;
             for (name, expected) in &oracle {
                 let Some(name) = name.strip_prefix("grad.") else { continue };
@@ -148,14 +155,18 @@ macro_rules! is_transformers {
             let file = |name: &str| std::fs::read(format!(
                 "{}/../tests/golden/hf/{}/{name}", env!("CARGO_MANIFEST_DIR"), $folder
             )).unwrap();
-            let config = serde_json::from_slice(&file("config.json")).unwrap();
+            let config: serde_json::Value = serde_json::from_slice(&file("config.json")).unwrap();
             let (weights, oracle) = (file("model.safetensors"), file("oracle.safetensors"));
-            let (config, names) = (FamilyConfig::from_hf(&config).unwrap(), tensors(&weights));
-            let config = config.hf_present(|name| names.contains_key(name));
+            let called = |(name, tensor): (String, HostTensor)| match has_images(&config) {
+                true => Some((name_in_language_model(&name)?.into_owned(), tensor)),
+                false => Some((name, tensor)),
+            };
+            let weights: BTreeMap<_, _> = tensors(&weights).into_iter().filter_map(called).collect();
+            let config = FamilyConfig::from_hf(&config).unwrap().hf_present(|name| weights.contains_key(name));
             // transformers has the router's GEMM in fp32, in Nemotron 3 what Mamba-2 has too.
             let unrounded = match $folder {
                 "deepseek_v3" | "glm4_moe" => Some(file("router_fp64.safetensors")),
-                "nemotron3" => Some(file("unrounded.safetensors")),
+                "nemotron3" | "qwen3_next" => Some(file("unrounded.safetensors")),
                 _ => None,
             };
             let logits = match $folder {
@@ -171,9 +182,9 @@ macro_rules! is_transformers {
                 _ => (LOSS, GRADIENTS, HALF),
             };
             let unrounded = unrounded.as_deref();
-            // Nemotron 3's norms multiply with their weight in fp32, which ours do not.
-            let fp32_norms = $folder != "nemotron3";
-            let (weights, oracle) = (&weights, &oracle);
+            // Nemotron 3's norms multiply with their weight in fp32, which ours do not; without rounding ours are fp64.
+            let fp32_norms = !["nemotron3", "qwen3_next"].contains(&$folder);
+            let oracle = &oracle;
             config.visit(Transformers { weights, oracle, logits, loss, gradients, half, fp32_norms, unrounded });
         }
     )+};
@@ -190,6 +201,7 @@ is_transformers! {
     olmo2_is_transformers: "olmo2",
     gemma2_is_transformers: "gemma2",
     gemma3_is_transformers: "gemma3",
+    gemma3_images_is_transformers: "gemma3_images",
     phi3_is_transformers: "phi3",
     phi3_longrope_is_transformers: "phi3_longrope",
     glm4_is_transformers: "glm4",

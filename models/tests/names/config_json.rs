@@ -7,8 +7,8 @@ use models::{
 use serde_json::{Value, json};
 
 use crate::{
-    GEMMA2, GEMMA3, GLM4, GPT_OSS, GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, PHI3, PHI3_LONGROPE, QWEN2, QWEN3,
-    QWEN3_MOE, QWEN3_NEXT, SMOLLM3, parse,
+    GEMMA2, GEMMA3, GEMMA3_IMAGES, GLM4, GPT_OSS, GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, PHI3, PHI3_LONGROPE,
+    QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT, SMOLLM3, parse,
 };
 
 pub(super) fn llama(text: &str) -> LlamaConfig {
@@ -112,12 +112,16 @@ fn an_architecture_that_is_not_here_is_refused() {
     let message = refuse(LLAMA3, "model_type", json!("mamba"));
     assert_eq!(
         message,
-        "config.json: there is no model for `model_type` mamba; supported: llama (LlamaForCausalLM), \
-         mistral (MistralForCausalLM), qwen2 (Qwen2ForCausalLM), qwen3 (Qwen3ForCausalLM), \
-         smollm3 (SmolLM3ForCausalLM), olmo2 (Olmo2ForCausalLM), gemma2 (Gemma2ForCausalLM), \
-         gemma3_text (Gemma3ForCausalLM), phi3 (Phi3ForCausalLM), glm4 (Glm4ForCausalLM), mixtral (MixtralForCausalLM), \
-         qwen2_moe (Qwen2MoeForCausalLM), qwen3_moe (Qwen3MoeForCausalLM), qwen3_next (Qwen3NextForCausalLM), glm4_moe (Glm4MoeForCausalLM), gpt_oss (GptOssForCausalLM), gpt2 (GPT2LMHeadModel), deepseek_v3 (DeepseekV3ForCausalLM), kimi_k2 (DeepseekV3ForCausalLM), mamba2 (Mamba2ForCausalLM), nemotron_h (NemotronHForCausalLM)"
+        "config.json: there is no model for `model_type` mamba; nearest legal: mamba2; legal: llama, mistral, qwen2, qwen3, \
+         smollm3, olmo2, gemma2, gemma3_text, gemma3, phi3, glm4, mixtral, qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, gpt_oss, \
+         gpt2, deepseek_v3, kimi_k2, mamba2, nemotron_h"
     );
+    assert!(refuse(LLAMA3, "model_type", json!("lama3")).contains("nearest legal: llama; legal"));
+    let of_state_spaces = json!({"d_model": 2560, "n_layer": 64, "ssm_cfg": {"layer": "Mamba2"}});
+    let message = FamilyConfig::from_hf(&of_state_spaces).unwrap_err().to_string();
+    assert!(message.contains("file of state-spaces' own code (mamba_ssm)"), "{message}");
+    let message = FamilyConfig::from_hf(&json!({"d_model": 2560})).unwrap_err().to_string();
+    assert_eq!(message, "config.json: `model_type` is missing");
     let message = refuse(LLAMA3, "architectures", json!(["LlamaForSequenceClassification"]));
     assert!(message.contains("`architectures` LlamaForSequenceClassification; supported: llama"), "{message}");
 }
@@ -198,6 +202,56 @@ fn gemmas_soft_caps_and_scale_have_the_defaults_of_their_class() {
         assert_eq!(read(without), absent);
         assert_eq!(read(|config| KEYS.iter().for_each(|key| config[*key] = Value::Null)), [None; 3]);
     }
+}
+
+/// transformers' Gemmas refuse `null` and `256.0`.
+#[test]
+fn gemmas_scale_is_written_as_a_whole_number() {
+    let gemma = || llama(GEMMA3);
+    for (scalar, written) in [(None, json!(16)), (Some(256.0), json!(256))] {
+        let config = FamilyConfig::Llama(LlamaConfig { query_pre_attn_scalar: scalar, ..gemma() });
+        assert_eq!(config.to_hf().unwrap()["query_pre_attn_scalar"].to_string(), written.to_string());
+    }
+    let fraction = FamilyConfig::Llama(LlamaConfig { query_pre_attn_scalar: Some(24.6), ..gemma() });
+    let refused = fraction.to_hf().unwrap_err().to_string();
+    assert!(
+        refused.contains("`query_pre_attn_scalar` is 24.6, which this model does not have; nearest legal: 25"),
+        "{refused}"
+    );
+}
+
+/// Of a Gemma 3 with images the language model is read, and what is written of it is one.
+#[test]
+fn gemma_3_with_images_is_its_language_model() {
+    let original = parse(GEMMA3_IMAGES);
+    let config = llama(GEMMA3_IMAGES);
+    assert_eq!(
+        (config.variant, config.sliding_window, config.query_pre_attn_scalar),
+        (LlamaVariant::Gemma3, Some(8), Some(256.0))
+    );
+    assert_eq!((config.max_position_embeddings, config.rope_local_base_freq), (131_072, Some(1e4)));
+    assert_eq!(
+        (0..6).map(|layer| config.window(layer).is_none()).collect::<Vec<_>>(),
+        [false, false, false, false, false, true]
+    );
+    let family = FamilyConfig::Llama(config);
+    let written = family.to_hf_like(&original).unwrap();
+    assert_eq!(
+        (&written["model_type"], &written["architectures"]),
+        (&json!("gemma3_text"), &json!(["Gemma3ForCausalLM"]))
+    );
+    assert!(written.get("vision_config").is_none() && written.get("text_config").is_none(), "{written}");
+    assert_eq!(FamilyConfig::from_hf(&written), Ok(family));
+    let refused = |key: &str, value: Value| {
+        let mut file = original.clone();
+        file["text_config"][key] = value;
+        FamilyConfig::from_hf(&file).unwrap_err().to_string()
+    };
+    assert!(
+        refused("use_bidirectional_attention", json!(true))
+            .contains("`text_config.use_bidirectional_attention` is true")
+    );
+    assert!(refused("altup_num_inputs", json!(4)).contains("`text_config.altup_num_inputs` is not a key"));
 }
 
 #[test]

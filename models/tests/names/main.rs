@@ -25,6 +25,7 @@ const SMOLLM3: &str = hf!("smollm3");
 const OLMO2: &str = hf!("olmo2");
 const GEMMA2: &str = hf!("gemma2");
 const GEMMA3: &str = hf!("gemma3");
+const GEMMA3_IMAGES: &str = hf!("gemma3_images");
 const PHI3: &str = hf!("phi3");
 const PHI3_LONGROPE: &str = hf!("phi3_longrope");
 const GPT_OSS: &str = hf!("gpt_oss");

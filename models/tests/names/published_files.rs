@@ -1,14 +1,14 @@
 //! `config.json` of published models, as in `tests/golden/published`: read, with the published number of parameters, or
 //! refused as its table says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
 use models::encoders::{Bert, T5};
 use models::hf::{HfError, HfModule, parse_config};
 use models::images::Llava;
-use models::{FamilyConfig, ModelConfig};
+use models::{FamilyConfig, LlamaConfig, ModelConfig};
 use serde_json::Value;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/published");
@@ -73,6 +73,31 @@ fn published_files_are_read_or_refused_by_name() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Presets are the published models, apart from a vocabulary that may be padded.
+#[test]
+fn presets_are_the_published_files() {
+    let presets: BTreeMap<_, _> = FamilyConfig::presets().into_iter().collect();
+    for (name, model) in [
+        ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B"),
+        ("qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B"),
+        ("qwen2.5-3b", "Qwen/Qwen2.5-3B"),
+        ("qwen2.5-7b", "Qwen/Qwen2.5-7B"),
+        ("qwen2.5-14b", "Qwen/Qwen2.5-14B"),
+        ("qwen2.5-32b", "Qwen/Qwen2.5-32B"),
+        ("gemma2-2b", "google/gemma-2-2b-it"),
+        ("gemma2-9b", "google/gemma-2-9b"),
+        ("gemma2-27b", "google/gemma-2-27b-it"),
+        ("gemma3-1b", "google/gemma-3-1b-it"),
+        ("gemma3-4b", "google/gemma-3-4b-it"),
+        ("gemma3-12b", "google/gemma-3-12b-it"),
+        ("gemma3-27b", "google/gemma-3-27b-it"),
+    ] {
+        let FamilyConfig::Llama(preset) = presets[name].clone() else { panic!("{name}") };
+        let unpadded = LlamaConfig { make_vocab_size_divisible_by: 1, ..preset };
+        assert_eq!(FamilyConfig::from_hf(&file(model)).unwrap(), FamilyConfig::Llama(unpadded), "{name}");
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@ stopped after ten steps, with the states of AdamW, and in `losses.json` what the
 torch 2.6 on a CPU, gloo, in this folder: `python make_megatron_optimizer.py make NAME`, with megatron-core 0.16.1 for
 `megatron_reshardable`, `megatron_experts` (distributed optimizer, `fully_reshardable`), `megatron_buckets` (`dp_reshardable`, a
 smaller model on two ranks) and `megatron_plain` (no distributed optimizer), with 0.12.3 for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
-a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on; its losses must be those of the file. With
-experts a third word is the number of expert-parallel ranks, 2 without it.
+a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on for twenty steps; its losses must be those of
+the run that the file's folder is of, which continues first, with the file's losses. With experts a third word is the number of expert-parallel ranks, 2 without it.
 """
 
 import json
@@ -24,6 +24,7 @@ import torch.multiprocessing as mp
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS = (10, 30)
+BACK = 20  # steps after those that ours has done
 SIZES = dict(num_layers=2, hidden_size=16, ffn_hidden_size=32, num_attention_heads=4, num_query_groups=2)
 VOCAB, LENGTH, BATCH = 64, 16, 8
 ADAM = dict(lr=1e-2, min_lr=1e-3, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-8, clip_grad=1.0)
@@ -133,9 +134,9 @@ def built(tp, distributed, more, engine_names=False):
     return model, optimizer, scheduler
 
 
-def tokens():
-    """Each follows from the one before it, but for a fifth of them."""
-    random = torch.Generator().manual_seed(3)
+def tokens(seed=3):
+    """Of steps up to the last one that is recorded. Each follows from the one before it, but for a fifth of them."""
+    random = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCAB, (STEPS[1], BATCH, LENGTH + 1), generator=random)
     follows = torch.rand(ids.shape, generator=random) < 0.8
     for at in range(LENGTH):
@@ -149,7 +150,7 @@ def train(model, optimizer, scheduler, steps):
 
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     losses = []
-    for batch in tokens()[steps[0]:steps[1]]:
+    for batch in torch.cat([tokens(), tokens(seed=4)])[steps[0]:steps[1]]:
         model.zero_grad_buffer()
         optimizer.zero_grad()
         mine = batch.chunk(size)[rank]
@@ -203,29 +204,43 @@ def make(name):
             json.dump(told, file)
 
 
-def check(folder, file, ranks=2):
+def loaded(folder, tp, more, sharding, engine_names=False):
+    """The run of a folder, and its steps."""
     from megatron.core import dist_checkpointing
 
-    sharding = "fully_reshardable"
-    with open(file) as opened:
-        told = json.load(opened)
-    # The folder is of one expert-parallel rank, or of several.
-    experts = {**EXPERTS, "expert_model_parallel_size": int(ranks)} if "num_moe_experts" in told["model"] else {}
-    parts = built(1 if experts else 2, True, experts, engine_names=True)
-    for optimizer in parts[1].chained_optimizers:
+    parts = built(tp, True, more, engine_names)
+    for optimizer in getattr(parts[1], "chained_optimizers", [parts[1]]):
         # Without TransformerEngine, a new optimizer has no step that it could tell.
         optimizer._init_optimizer_states_with_dummy_values()
-    loaded = dist_checkpointing.load(state(*parts, sharding, True), folder)
-    parts[0].module.load_state_dict(loaded["model"], strict=False)
-    parts[1].load_state_dict(loaded["optimizer"])
-    parts[2].load_state_dict(loaded["opt_param_scheduler"])
-    expected = told["losses"]
-    done = loaded["iteration"]
-    losses = train(*parts, (done, STEPS[1]))
-    expected = expected[len(expected) - len(losses):]
+    told = dist_checkpointing.load(state(*parts, sharding, True), folder)
+    parts[0].module.load_state_dict(told["model"], strict=False)
+    parts[1].load_state_dict(told["optimizer"])
+    parts[2].load_state_dict(told["opt_param_scheduler"])
+    return parts, told["iteration"]
+
+
+def check(folder, file, ranks=2):
+    from megatron.core import parallel_state
+
+    with open(file) as opened:
+        told = json.load(opened)
+    experts = "num_moe_experts" in told["model"]
+    tp, _, sharding, more = KINDS["megatron_experts" if experts else "megatron_reshardable"]
+    parts, first = loaded(os.path.dirname(file), tp, more, sharding)
+    expected = train(*parts, (first, STEPS[1] + BACK))
+    again = max(abs(loss / recorded - 1) for loss, recorded in zip(expected, told["losses"]))
+    parallel_state.destroy_model_parallel()
+
+    # The folder is of one expert-parallel rank, or of several.
+    more = {**EXPERTS, "expert_model_parallel_size": int(ranks)} if experts else {}
+    parts, done = loaded(folder, tp, more, sharding, engine_names=True)
+    losses = train(*parts, (done, done + BACK))
+    expected = expected[done - first:][:BACK]
+    assert len(losses) == len(expected) == BACK
     worst = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
     if dist.get_rank() == 0:
-        print(f"{folder}: {len(losses)} steps from step {done}, largest relative difference of losses {worst:.1e}")
+        print(f"{folder}: {BACK} steps from step {done}, largest relative difference of losses {worst:.1e}")
+        print(f"the run that it comes from, again: {again:.1e} from {file}")
 
 
 def run(rank, size, job, *arguments):

@@ -76,6 +76,12 @@ impl ParallelLayout {
         self.etp.unwrap_or(self.tp)
     }
 
+    /// Whether all ranks that a token's experts are on are among the same `ranks` neighbours: those of a tensor-parallel
+    /// group, or times `cp` those of a data-parallel rank.
+    pub fn has_experts_within(&self, ranks: usize) -> bool {
+        ranks.is_multiple_of(self.expert_tp() * self.ep)
+    }
+
     /// Whether activations are really sharded along the sequence: `sp` changes nothing on one tensor parallel rank.
     pub fn sequence_parallel(&self) -> bool {
         self.sp && self.tp > 1

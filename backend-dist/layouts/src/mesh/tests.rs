@@ -55,6 +55,13 @@ fn expert_tensor_parallel_ranks_are_the_fastest() {
 }
 
 #[test]
+fn experts_are_within_neighbours() {
+    let within = |layout: &str, ranks| layout.parse::<ParallelLayout>().unwrap().has_experts_within(ranks);
+    assert!(within("TP4 EP2 ETP2", 4) && within("TP2", 2) && within("TP2 DP2 ETP1", 2) && within("CP2 ETP2", 2));
+    assert!(!within("DP2 EP2", 1) && !within("DP2 ETP2", 1) && !within("TP2 DP2 ETP4", 2) && !within("CP2 ETP2", 1));
+}
+
+#[test]
 fn expert_tp_follows_tp() {
     let mesh = mesh("TP2 DP4 EP2");
     assert_eq!(mesh.groups(Axis::Etp), mesh.groups(Axis::Tp));

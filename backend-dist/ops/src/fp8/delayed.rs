@@ -118,6 +118,12 @@ impl DelayedScaling {
         }
     }
 
+    /// Drops the amax of weights that are no more, or not those that are trained; the next pass looks at all weights again.
+    /// To be called with every change of them.
+    pub fn forget_weights(&self) {
+        self.layers.iter().for_each(|layer| layer.slots.lock().found[Operand::Weight as usize] = None);
+    }
+
     /// The format's maximum less the margin, for each tensor.
     fn largest(&self) -> Vec<f64> {
         let of = |layer: &Layer| {
@@ -178,9 +184,11 @@ impl DelayedScaling {
         self.names().into_iter().map(of).collect()
     }
 
-    /// Restores the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`. If a layer is
-    /// missing, all histories start anew.
+    /// Restores the histories of a run of any layout, in tensors of `dtype` (at least f32) on `device`, in place of what
+    /// there is. If a layer is missing, all histories start anew.
     pub fn restore(&mut self, state: &BTreeMap<String, LayerHistory>, device: &Device, dtype: DType) {
+        (self.histories, self.scales) = (None, None);
+        self.layers.iter().for_each(|layer| *layer.slots.lock() = AmaxSlots::default());
         let names = self.names();
         let found: Option<Vec<&LayerHistory>> = names.iter().map(|(name, _)| state.get(name)).collect();
         let Some(found) = found.filter(|found| !found.is_empty()) else { return };

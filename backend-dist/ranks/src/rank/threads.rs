@@ -29,6 +29,7 @@ impl Rank {
             if let Err(payload) = catch_unwind(AssertUnwindSafe(&mut work)) {
                 fail_with(&world, rank, &device, payload.as_ref());
             }
+            world.note_left();
         };
         let started = std::thread::Builder::new().name(format!("rank {rank} {name}")).spawn(run);
         started.unwrap_or_else(|error| panic!("its thread `{name}`: {}", thread_error(&error)));

@@ -7,23 +7,64 @@ use super::disk::Files;
 use super::error::Result;
 use super::names::Folder;
 
-/// The steps whose checkpoints are no longer wanted, of those that are there: all but the last `keep_last` up to
+/// The checkpoints that a run's state comes from: those that were there up to where it began, and those that it has saved. Others
+/// are of a run that was given up when this one began at an older checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Lineage {
+    begin: u64,
+    saved: BTreeSet<u64>,
+}
+
+impl Lineage {
+    /// Of a run that begins with the state after a step.
+    pub fn from(begin: u64) -> Self {
+        Self { begin, saved: BTreeSet::new() }
+    }
+
+    /// The run has saved a step.
+    pub fn add(&mut self, step: u64) {
+        self.saved.insert(step);
+    }
+
+    /// The run continues from the checkpoint of a step.
+    pub fn go_back_to(&mut self, step: u64) {
+        self.begin = self.begin.min(step);
+        self.saved.retain(|saved| *saved <= step);
+    }
+
+    pub fn has(&self, step: u64) -> bool {
+        step <= self.begin || self.saved.contains(&step)
+    }
+}
+
+/// Of a run that does not say where it begins: all that are there.
+impl Default for Lineage {
+    fn default() -> Self {
+        Self::from(u64::MAX)
+    }
+}
+
+/// The steps whose checkpoints are no longer wanted, of those that are there: all but the last `keep_last` of the lineage up to
 /// `latest` and the multiples of `keep_every`. Without `keep_last` all are kept. Also those that are `retired`.
 ///
-/// Never `latest` itself, and of what comes after it only what is retired: a run that went back to an older checkpoint leaves the
-/// later ones alone until it reaches their steps.
+/// Never `latest` itself, and of what comes after it only what is retired: a run that began at an older checkpoint leaves the
+/// later ones alone until it has passed their steps.
 pub(super) fn unwanted(
     present: &[u64],
     latest: u64,
     keep_last: Option<usize>,
     keep_every: Option<u64>,
     retired: &BTreeSet<u64>,
+    lineage: &Lineage,
 ) -> Vec<u64> {
-    let keep_last = keep_last.unwrap_or(usize::MAX);
-    let mut earlier: Vec<u64> = present.iter().copied().filter(|&step| step < latest).collect();
+    // Before its first save a run has not passed anything.
+    let is_own = lineage.has(latest);
+    let before = present.iter().copied().filter(|&step| is_own && step < latest);
+    let (mut earlier, passed): (Vec<u64>, Vec<u64>) = before.partition(|&step| lineage.has(step));
     earlier.sort_unstable();
     // `latest` is the first of the last.
-    earlier.truncate(earlier.len().saturating_sub(keep_last.saturating_sub(1)));
+    earlier.truncate(earlier.len().saturating_sub(keep_last.unwrap_or(usize::MAX).saturating_sub(1)));
+    earlier.extend(passed.into_iter().filter(|_| keep_last.is_some()));
     earlier.retain(|step| keep_every.is_none_or(|every| !step.is_multiple_of(every)));
     earlier.extend(present.iter().filter(|&step| *step != latest && retired.contains(step)));
     earlier.sort_unstable();
@@ -59,7 +100,7 @@ mod tests {
     use super::*;
 
     fn unwanted(present: &[u64], latest: u64, keep_last: Option<usize>, keep_every: Option<u64>) -> Vec<u64> {
-        super::unwanted(present, latest, keep_last, keep_every, &BTreeSet::new())
+        super::unwanted(present, latest, keep_last, keep_every, &BTreeSet::new(), &Lineage::default())
     }
 
     #[test]

@@ -42,6 +42,10 @@ pub struct RunState {
     /// Losses and gradient norms that spikes are measured by; null if an older program saved.
     #[serde(default)]
     pub anomalies: Value,
+    /// Where the run was told to begin: the step of a checkpoint in the folder that this one is in. Later ones there that
+    /// do not say the same are of a run that was given up. `None` if it was not told so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun_from: Option<u64>,
 }
 
 impl RunState {
@@ -62,6 +66,7 @@ impl RunState {
             ("loss_scale", self.loss_scale == other.loss_scale),
             ("fp8", self.fp8 == other.fp8),
             ("anomalies", self.anomalies == other.anomalies),
+            ("begun_from", self.begun_from == other.begun_from),
         ];
         fields.into_iter().find(|(_, equal)| !equal).map(|(field, _)| field)
     }

@@ -39,6 +39,11 @@ impl SplitRatios {
     /// Everything for training.
     pub const TRAIN_ONLY: SplitRatios = SplitRatios([1.0, 0.0, 0.0]);
 
+    /// Everything for one split.
+    pub fn only(split: Split) -> Self {
+        Self(Split::ALL.map(|other| if other == split { 1.0 } else { 0.0 }))
+    }
+
     /// The share of each split; their sum is 1.
     pub fn shares(&self) -> [f64; 3] {
         let shares = numpy::normalize(&self.0);

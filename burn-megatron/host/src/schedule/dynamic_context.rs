@@ -37,7 +37,7 @@ pub struct DynamicContext {
 /// No block of ranks can hold a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a sequence of {length} tokens over {ranks} ranks is more than max-seqlen-per-dp-cp-rank {most} on each; nearest legal: \
+    "a sequence of {length} tokens over {ranks} ranks is more than context.max-tokens-per-rank {most} on each; nearest legal: \
      {nearest}"
 )]
 pub struct TooLong {

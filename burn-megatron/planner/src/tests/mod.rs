@@ -11,7 +11,7 @@ use layouts::mesh::ParallelLayout;
 use layouts::recompute::{Granularity, Method, Module, Recompute};
 
 use super::gpus::{self, Hardware};
-use super::known::{deepseek_v3, llama3_1b, llama3_8b, mamba2_130m, mixtral_8x7b, qwen3_30b_a3b};
+use super::known::{deepseek_v3, llama3_1b, llama3_8b, mamba2, mamba2_130m, mixtral_8x7b, qwen3_30b_a3b};
 use super::*;
 use host::flops::AttentionCount;
 use host::schedule::stages::Split;

@@ -49,14 +49,16 @@ impl<'a> Line<'a> {
 /// Messages, as roles and contents.
 pub(super) struct Conversation {
     tokenizer: ChatTokenizer,
+    /// Tokens that the model knows.
+    vocab_size: usize,
     /// Most tokens of all messages.
     room: usize,
     messages: Vec<(String, String)>,
 }
 
 impl Conversation {
-    pub fn new(tokenizer: ChatTokenizer, room: usize, system: Option<String>) -> Self {
-        let mut conversation = Self { tokenizer, room, messages: Vec::new() };
+    pub fn new(tokenizer: ChatTokenizer, vocab_size: usize, room: usize, system: Option<String>) -> Self {
+        let mut conversation = Self { tokenizer, vocab_size, room, messages: Vec::new() };
         conversation.begin(system.as_deref());
         conversation
     }
@@ -111,6 +113,12 @@ impl Conversation {
         let text = self.tokenizer.prompt(messages)?;
         let encoded = self.tokenizer.tokenizer().encode_fast(text, false);
         let ids = encoded.map_err(|error| format!("the text has no tokens: {error}"))?;
+        if let Some(id) = ids.get_ids().iter().find(|id| **id as usize >= self.vocab_size) {
+            let (text, most) = (self.tokenizer.tokenizer().id_to_token(*id).unwrap_or_default(), self.vocab_size);
+            return Err(format!(
+                "the text has token {id}, `{text}`, the model knows 0..{most}: its tokenizer has more tokens"
+            ));
+        }
         Ok(ids.get_ids().iter().map(|id| i64::from(*id)).collect())
     }
 }
@@ -138,6 +146,10 @@ mod tests {
 
     /// A token per letter; a message has its role's first letter, its text and a newline.
     fn conversation(room: usize, system: Option<&str>) -> Conversation {
+        conversation_of(27, room, system)
+    }
+
+    fn conversation_of(vocab_size: usize, room: usize, system: Option<&str>) -> Conversation {
         let folder = tempfile::tempdir().unwrap();
         let vocab: serde_json::Map<String, serde_json::Value> =
             ('a'..='z').chain(['\n']).enumerate().map(|(id, letter)| (letter.to_string(), id.into())).collect();
@@ -145,7 +157,7 @@ mod tests {
         fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
         let template = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}a{% endif %}";
         fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
-        Conversation::new(ChatTokenizer::open(folder.path(), None).unwrap(), room, system.map(String::from))
+        Conversation::new(ChatTokenizer::open(folder.path(), None).unwrap(), vocab_size, room, system.map(String::from))
     }
 
     fn text(turn: &[i64]) -> String {
@@ -175,5 +187,17 @@ mod tests {
         says!(refused, "there is room for 14");
         talk.answered("yo");
         assert_eq!(text(&talk.say("b").unwrap().0), "sxx.ub.a", "what was refused is forgotten");
+    }
+
+    /// A token `<image>` or another that was added later, and for which the model has no embedding.
+    #[test]
+    fn tokens_that_the_model_does_not_have_are_refused() {
+        let mut talk = conversation_of(25, 100, None);
+        let refused = "the text has token 25, `z`, the model knows 0..25: its tokenizer has more tokens";
+        // The newline after a message is token 26.
+        assert_eq!(talk.say("az").unwrap_err(), refused);
+        says!(talk.say("a").unwrap_err(), "the text has token 26");
+        let mut talk = conversation_of(27, 100, None);
+        assert_eq!(text(&talk.say("az").unwrap().0), "uaz.a");
     }
 }

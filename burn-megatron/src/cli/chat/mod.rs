@@ -22,6 +22,7 @@ use self::terminal::Terminal;
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::generate::{cache_bytes, memory};
+use super::open_folder;
 use super::processes::alone;
 use super::sampling::SamplingArgs;
 use crate::data::chat::ChatTokenizer;
@@ -68,7 +69,7 @@ pub struct Args {
 /// the model, its tokenizer or its chat template cannot be used; before the first message is read.
 pub fn run(args: Args) -> Result<ExitCode> {
     alone("chat")?;
-    let folder = HfFolder::open(&args.hf)?;
+    let folder = open_folder(&args.hf, None)?;
     let tokenizer = ChatTokenizer::open(&args.hf, args.chat_template.as_deref())?;
     let positions = positions(folder.config());
     let usual = positions.map_or(512, |positions| (positions / 2).clamp(1, 512));
@@ -94,6 +95,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ..GenerateOptions::new(max_new_tokens, args.sampling.over(folder.generation()))
     };
     options.check(folder.config(), &[0])?;
+    folder.generation().note().into_iter().for_each(|note| eprintln!("{note}"));
     // A conversation may need all positions, as far as there is memory for their keys and values.
     let each = cache_bytes(folder.config(), args.device, args.dtype, args.tensor_parallel);
     let fitting =
@@ -122,7 +124,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         turns: &ranks,
         answers: Mutex::new(answers),
     };
-    let conversation = Conversation::new(tokenizer, room, args.system.clone());
+    let conversation = Conversation::new(tokenizer, folder.config().vocab_size(), room, args.system.clone());
     // It is in a read of standard input for most of its life, and ends with the program.
     std::thread::spawn(move || Terminal { conversation, turns, answered, adapters: names }.run());
     folder.config().visit(job)?;

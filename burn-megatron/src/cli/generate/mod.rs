@@ -1,9 +1,11 @@
 //! `burn-megatron generate`: continue a text with a trained model.
 
+mod module;
+mod source;
 mod writer;
 
 use parking_lot::Mutex;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -15,19 +17,17 @@ use backend_dist::startup::{self, Phase, phase};
 use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
 use tokenizers::Tokenizer;
 
+pub(super) use self::source::tokenizer;
+use self::source::{Source, open};
 use self::writer::Writer;
 use super::device::DeviceKind;
-use super::export::adapters;
 use super::forward::Precision;
 use super::refused;
 use super::sampling::SamplingArgs;
-use crate::checkpoint::Checkpoint;
 use crate::config::decoder_of;
-use crate::data::preprocess::end_of_document;
-use crate::data::{read_tokenizer, readable_tokenizer};
 use crate::forward::{Settings, build};
 use crate::generate::{Ended, GenerateOptions, Generated, generate};
-use crate::hf::{GenerationConfig, HfFolder, model_of, read_adapter};
+use crate::hf::{GenerationConfig, ModuleFolder, read_adapter};
 use crate::host_memory;
 use crate::refusal::Access;
 
@@ -52,6 +52,9 @@ pub struct Args {
     /// Token ids to continue; the new ids are printed. Needs no tokenizer
     #[arg(long, value_name = "ID,..", value_delimiter = ',', value_parser = token, conflicts_with = "prompt")]
     tokens: Option<Vec<i64>>,
+    /// Image that the model sees, PNG or JPEG, in place of `<image>` in the prompt; may be given several times
+    #[arg(long = "image", value_name = "FILE", requires = "hf")]
+    images: Vec<PathBuf>,
     /// Most tokens to write. Default: 128, or as many as the model has positions for
     #[arg(long, alias = "max-tokens", value_name = "N")]
     max_new_tokens: Option<usize>,
@@ -75,22 +78,22 @@ pub struct Args {
     tensor_parallel: usize,
 }
 
-/// A model on disk and what comes with it.
-struct Source {
-    config: FamilyConfig,
-    weights: Box<dyn WeightSource>,
-    tokenizer: Option<Tokenizer>,
-    generation: GenerationConfig,
-}
-
 /// Writes the text to standard output as it comes and the speed to standard error. Fails if the model or its tokenizer
 /// cannot be read, or cannot do what is asked for; before anything is written.
 pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
+    if let Some(dir) = &args.hf
+        && ModuleFolder::is_one(dir)?
+    {
+        return module::run(&args, dir, cluster);
+    }
+    if let Some(image) = args.images.first() {
+        bail!("--image {}: the model reads no images; nearest legal: none", image.display());
+    }
     let source = open(&args, cluster)?;
     let (tokens, writer) = match read_prompt(&args)? {
         Prompt::Tokens(tokens) => (tokens, Writer::ids()),
         Prompt::Text(text) => {
-            let lacking = "the model comes without a tokenizer.json: give token ids, --tokens 1,2,3";
+            let lacking = "the model comes without a tokenizer.json: give token ids, --tokens 1,2,3, or copy its tokenizer.json into the folder";
             let tokenizer = source.tokenizer.as_ref().context(lacking)?;
             let tokens = encode(&text, tokenizer)?;
             let writer = Writer::text(tokenizer, text, &tokens);
@@ -109,7 +112,8 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
         None => fits?,
     }
     let note = beyond_positions(&source.config, tokens.len(), &options).filter(|_| cluster.is_first());
-    note.into_iter().for_each(|note| eprintln!("{note}"));
+    let keys = source.generation.note().filter(|_| cluster.is_first());
+    keys.into_iter().chain(note).for_each(|note| eprintln!("{note}"));
 
     let writer = Mutex::new(writer);
     let settings = Settings {
@@ -149,45 +153,6 @@ pub(super) fn memory(device: DeviceKind) -> Option<u64> {
     }
 }
 
-fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
-    if let Some(dir) = &args.hf {
-        let folder = HfFolder::open(dir)?;
-        // Ids need none.
-        let path = match args.tokens {
-            Some(_) => readable_tokenizer(dir).unwrap_or_default(),
-            None => folder.tokenizer_path(),
-        };
-        let tokenizer = path.map(|path| tokenizer(&path)).transpose()?;
-        let (config, generation) = (folder.config().clone(), folder.generation().clone());
-        return Ok(Source { config, weights: Box::new(folder), tokenizer, generation });
-    }
-    let dir = args.checkpoint.as_ref().context("--hf DIR or --checkpoint DIR says where the model is")?;
-    let checkpoint = Checkpoint::open(dir)?;
-    checkpoint.verify(0, 1)?;
-    if let Some(warning) = checkpoint.warning().filter(|_| cluster.is_first()) {
-        eprintln!("{}: {warning}", checkpoint.path().display());
-    }
-    let config = model_of(&checkpoint)?;
-    if adapters(&checkpoint, &config)?.is_some() {
-        bail!(
-            "{} has adapters only: `burn-megatron export --adapter DIR` writes them, `merge` adds them to their base, and --hf \
-             takes the result",
-            checkpoint.path().display()
-        );
-    }
-    let tokenizer = checkpoint.tokenizer().map(|path| tokenizer(&path)).transpose()?;
-    let end = tokenizer.as_ref().and_then(|tokenizer| end_of_document(tokenizer, None));
-    let generation = GenerationConfig {
-        eos_token_id: end.and_then(|id| u32::try_from(id).ok()).into_iter().collect(),
-        ..GenerationConfig::default()
-    };
-    Ok(Source { config, weights: Box::new(checkpoint), tokenizer, generation })
-}
-
-pub(super) fn tokenizer(path: &Path) -> Result<Tokenizer> {
-    read_tokenizer(path).map_err(|error| anyhow!("{}: {error}", path.display()))
-}
-
 /// What is to be continued.
 enum Prompt {
     Text(String),
@@ -215,11 +180,22 @@ fn encode(text: &str, tokenizer: &Tokenizer) -> Result<Vec<i64>> {
     Ok(encoded.get_ids().iter().map(|id| i64::from(*id)).collect())
 }
 
+/// Those of the flags, or else the model's.
+fn stop_tokens(
+    args: &Args,
+    generation: &GenerationConfig,
+    vocabulary: Option<usize>,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Vec<i64>> {
+    match args.stop_tokens.is_empty() {
+        true => Ok(generation.eos_token_id.iter().map(|id| i64::from(*id)).collect()),
+        false => args.stop_tokens.iter().map(|text| token_id(text, vocabulary, tokenizer)).collect(),
+    }
+}
+
 fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOptions> {
-    let stop_tokens = match args.stop_tokens.is_empty() {
-        true => source.generation.eos_token_id.iter().map(|id| i64::from(*id)).collect(),
-        false => args.stop_tokens.iter().map(|text| token_id(text, source)).collect::<Result<_>>()?,
-    };
+    let vocabulary = Some(source.config.vocab_size());
+    let stop_tokens = stop_tokens(args, &source.generation, vocabulary, source.tokenizer.as_ref())?;
     let positions = source.config.cached_positions().filter(|_| args.window.is_none());
     let room = positions.map_or(128, |positions| (positions + 1).saturating_sub(prompt).clamp(1, 128));
     Ok(GenerateOptions {
@@ -242,15 +218,14 @@ fn beyond_positions(config: &FamilyConfig, prompt: usize, options: &GenerateOpti
     })
 }
 
-fn token_id(text: &str, source: &Source) -> Result<i64> {
+fn token_id(text: &str, vocabulary: Option<usize>, tokenizer: Option<&Tokenizer>) -> Result<i64> {
     if let Ok(id) = text.parse::<i64>() {
-        let most = source.config.vocab_size() as i64 - 1;
-        if !(0..=most).contains(&id) {
+        if let Some(most) = vocabulary.map(|size| size as i64 - 1).filter(|most| !(0..=*most).contains(&id)) {
             eprintln!("note: --stop-token {id} never comes: the model's tokens are 0 to {most}");
         }
         return Ok(id);
     }
-    let id = source.tokenizer.as_ref().and_then(|tokenizer| tokenizer.token_to_id(text));
+    let id = tokenizer.and_then(|tokenizer| tokenizer.token_to_id(text));
     id.map(i64::from).with_context(|| format!("--stop-token {text}: the model's tokenizer has no such token"))
 }
 

@@ -13,6 +13,7 @@ use strsim::damerau_levenshtein;
 use tokenizers::Tokenizer;
 
 use super::{print, refused};
+use crate::checkpoint::Checkpoint;
 use crate::data::indexed::IndexedDataset;
 use crate::data::{
     Blend, DataError, EpochPlan, GptDataConfig, GptSplit, GptSplits, Sample, Split, SplitRatios, TokenDataset, npy,
@@ -95,7 +96,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if args.verify {
-        bail!("--verify compares the hashes of a checkpoint; give its folder");
+        bail!("--verify compares the hashes of a checkpoint{}", instead(args.prefix.as_deref()));
     }
     let blend = match (&args.blend, &args.prefix) {
         (Some(blend), _) => blend.clone(),
@@ -148,6 +149,16 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     show(&args, &splits)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where to look for a checkpoint in place of what was given.
+fn instead(given: Option<&Path>) -> String {
+    let Some(path) = given.filter(|path| !path.exists() && !path.with_added_extension("idx").exists()) else {
+        return "; give its folder".into();
+    };
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let newest = Checkpoint::open(parent).ok().map(|newest| format!("; the newest is {}", newest.path().display()));
+    format!(", and {}: there is no such folder{}", path.display(), newest.unwrap_or_default())
 }
 
 /// Whether a folder has a model of Hugging Face, and nothing of a run.

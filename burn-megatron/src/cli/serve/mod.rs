@@ -26,13 +26,15 @@ use super::chat::adapters;
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::generate::tokenizer;
+use super::open_folder;
 use super::processes::alone;
+use super::sampling::suggested;
 use crate::console::say;
 use crate::data::chat::ChatTokenizer;
 use crate::forward::Settings;
 use crate::hf::HfFolder;
 use crate::serve::http::{App, Server};
-use crate::serve::{Queue, Requests, SchedulerConfig, run as serve};
+use crate::serve::{Queue, Requests, SchedulerConfig, run_from as serve};
 
 /// Arguments of `serve`.
 #[derive(Debug, clap::Args)]
@@ -78,7 +80,7 @@ pub struct Args {
 /// be used, sizes do not fit or the port is taken; before anything is served.
 pub fn run(args: Args) -> Result<ExitCode> {
     alone("serve")?;
-    let folder = args.hf.as_deref().map(HfFolder::open).transpose()?;
+    let folder = args.hf.as_deref().map(|folder| open_folder(folder, None)).transpose()?;
     let config = match (&folder, &args.preset) {
         (Some(folder), _) => folder.config().clone(),
         (None, Some(name)) => preset(name)?,
@@ -154,6 +156,9 @@ fn app(
             None
         }
     };
+    let defaults = suggested(folder.generation());
+    defaults.check().with_context(|| format!("{}: generation_config.json", dir.display()))?;
+    folder.generation().note().into_iter().for_each(|note| eprintln!("{note}"));
     let stop_tokens = folder.generation().stop_tokens(dir, &tokenizer)?;
     let of_folder = || dir.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.served_model_name.clone().or_else(of_folder).unwrap_or_else(|| "model".into());
@@ -167,7 +172,7 @@ fn app(
         longest_token: tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(1),
         tokenizer,
         chat,
-        defaults: folder.generation().clone(),
+        defaults,
         stop_tokens,
         vocab_size: folder.config().vocab_size(),
         max_model_len: scheduler.max_model_len,
@@ -207,7 +212,7 @@ struct Job<'a> {
     adapters: &'a [Option<Adapter>],
     scheduler: SchedulerConfig,
     queue: Mutex<Option<Queue>>,
-    /// Called when the weights are there.
+    /// Called when the weights are there, and the memory of the cache.
     ready: &'a (dyn Fn() + Sync),
 }
 
@@ -229,10 +234,12 @@ impl WithModel for Job<'_> {
                     0 => self.queue.lock().take(),
                     _ => None,
                 };
-                if rank.rank == 0 {
-                    (self.ready)();
-                }
-                Ok::<_, BoxError>(serve(&rank, &models, self.scheduler, queue)?)
+                let ready = || {
+                    if rank.rank == 0 {
+                        (self.ready)();
+                    }
+                };
+                Ok::<_, BoxError>(serve(&rank, &models, self.scheduler, queue, ready)?)
             })
             .map(drop)
             .context("the ranks ended")

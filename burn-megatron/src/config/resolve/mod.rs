@@ -1,6 +1,7 @@
 //! One configuration from defaults, file and command line; each overrides the one before it.
 
 mod length;
+mod module;
 mod unknown;
 
 use std::collections::BTreeMap;
@@ -12,14 +13,13 @@ use super::decoder::decoder_of;
 use super::foreign::{belongs, decided, decider, defaults, owners, words};
 use super::keys::{KEYS, find};
 use super::kind::{AUTO as ANY_SIZE, NONE};
-use super::layer::{Entry, read_file, read_overrides};
+use super::layer::{Entry, read_file, read_overrides, read_text};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem};
 use super::run::RunConfig;
-use super::sections::SECTIONS;
+use super::sections::{MASKED, SECTIONS};
 use super::world::{WorldSize, unknown as unknown_world};
 use crate::data::{find_tokenizer, readable_tokenizer};
-use crate::refusal::{Access, advice};
 use crate::schedule::AUTO;
 pub(super) use unknown::unknown;
 
@@ -39,11 +39,7 @@ impl RunConfig {
         overrides: &[(String, String)],
         world: WorldSize<'_>,
     ) -> Result<Self, ConfigErrors> {
-        let Some(path) = file else { return Self::parse_on("train.toml", "", overrides, world) };
-        let name = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Problem::new(format!("{name}: {error}{}", advice(Access::Read, &error))))
-            .map_err(|problem| ConfigErrors(vec![problem]))?;
+        let (name, text) = read_text(file).map_err(|problem| ConfigErrors(vec![problem]))?;
         Self::parse_on(&name, &text, overrides, world)
     }
 
@@ -60,15 +56,7 @@ impl RunConfig {
         overrides: &[(String, String)],
         world: WorldSize<'_>,
     ) -> Result<Self, ConfigErrors> {
-        let mut values = Values::defaults();
-        match read_file(name, text) {
-            Ok(entries) => values.layer(entries),
-            Err(problem) => values.problems.push(problem),
-        }
-        values.layer(read_overrides(overrides));
-        let stem = Path::new(name).file_stem().unwrap_or_default();
-        values.derive(&Path::new("runs").join(stem));
-        values.finish(world)
+        Values::of(name, text, overrides).finish(world)
     }
 }
 
@@ -83,6 +71,19 @@ struct Values {
 }
 
 impl Values {
+    /// Of a file called `name` and a command line.
+    fn of(name: &str, text: &str, overrides: &[(String, String)]) -> Self {
+        let mut values = Self::defaults();
+        match read_file(name, text) {
+            Ok(entries) => values.layer(entries),
+            Err(problem) => values.problems.push(problem),
+        }
+        values.layer(read_overrides(overrides));
+        let stem = Path::new(name).file_stem().unwrap_or_default();
+        values.derive(&Path::new("runs").join(stem));
+        values
+    }
+
     fn defaults() -> Self {
         let with_default = KEYS.iter().filter(|key| !key.default.is_empty());
         let values = with_default.map(|key| (key.path, key.default_value())).collect();
@@ -182,6 +183,8 @@ impl Values {
             self.values.insert("weight-decay.length", format!("{steps} steps").into());
         }
         self.fill("data.text-documents", documents.into());
+        let apart = self.files("data.validation") + self.files("data.test") > 0;
+        self.fill("data.split", if apart { "1,0,0" } else { "95,5,0" }.into());
         self.fill("data.samples", samples.into());
         // Megatron's generator of sample orders takes 32 bits.
         self.fill("data.seed", (self.number("training.seed") as u32).into());
@@ -213,6 +216,7 @@ impl Values {
                 format!("{path} = {value} has no meaning with {decider} = {decided}; only with {}", owners(path));
             self.problems.push(Problem { origin: origin.clone(), what });
         }
+        self.given = given;
         let kind = self.text("optimizer.kind").unwrap_or_default();
         for (name, value) in defaults(&kind).as_object().into_iter().flatten() {
             if let Some(key) = find(&format!("optimizer.{name}")) {
@@ -254,6 +258,7 @@ impl Values {
         if fills_world {
             self.values.insert("parallel.data-parallel", 1.into());
         }
+        self.refuse_masked();
         let family = self.text("model.family");
         let seq_length = self.number("training.seq-length") as usize;
         let hints = Hints { vocabulary: self.vocabulary(), seq_length };
@@ -277,6 +282,7 @@ impl Values {
             _ => Value::Null,
         };
         sections["model"] = model;
+        sections.remove(MASKED);
         let config = serde_json::from_value(Value::Object(sections));
         let mut config: RunConfig = config.map_err(|error| ConfigErrors(vec![Problem::new(error)]))?;
         // Sizes that cannot be trained are refused by name later.

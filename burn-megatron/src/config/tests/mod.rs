@@ -66,6 +66,11 @@ fn what_is_printed_reads_the_same() {
         good("[model]\npreset = \"llama3-1b\"\nrope-scaling = \"none\"\n", &[("training.clip", "none")]),
         good("[model]\npreset = \"llama3-1b\"\n", &[("lr.form", "{ wsd = { tail = 5, form = \"minus-sqrt\" } }")]),
         good("[data]\nprefixes = [\"a b\", \"c\"]\nweights = [0.3, 1]\neod-id = 0\n", &[("optimizer.eps", "1e-15")]),
+        good(
+            "[data]\nprefixes = \"a\"\nvalidation = \"b\"\n",
+            &[("data.validation-weights", "2"), ("data.test", "c,d")],
+        ),
+        good("[anomaly]\nspike = \"roll-back\"\nroll-back-steps = 20\n", &[("checkpoint.directory", "none")]),
         good(TEXT, &[("model.hf", &hf), ("checkpoint.keep-every", "500"), ("parallel.sp", "true")]),
         good("[optimizer]\nkind = \"muon\"\nscale = \"unit-rms\"\n", &[("log.trace", "trace.json")]),
         good("[training]\ndtype = \"f16\"\n[loss-scale]\ninit = 1024\n", &[("optimizer.kind", "sgd")]),
@@ -105,7 +110,9 @@ fn every_key_is_printed_with_its_meaning() {
     let selective = good("[recompute]\ngranularity = \"selective\"\n", &[("optimizer.kind", "muon")]);
     let rewards = good("[grpo]\ntrain = \"q.jsonl\"\n", &[]);
     let texts = [good(adamw, &[]), selective, pairs("simpo"), pairs("kto"), rewards];
-    let texts = texts.map(|config| config.to_toml());
+    let bert = "[model]\npreset = \"bert-base\"\n[data]\nprefixes = [\"a\"]\ntokenizer = \"t.json\"\n";
+    let bert = ModuleConfig::parse("bert.toml", bert, &[]).unwrap().expect("it is one");
+    let texts = texts.iter().map(RunConfig::to_toml).chain([bert.to_toml()]).collect::<Vec<_>>();
     for key in KEYS.iter().filter(|key| !key.is_resolved_away()) {
         let mut lines = texts.iter().flat_map(|text| text.lines());
         let line = lines.find(|line| line.ends_with(key.doc) && line.starts_with(key.name()));

@@ -39,13 +39,16 @@ fn a_key_that_another_one_leaves_without_meaning_is_refused() {
         ("context.max-tokens-per-rank", "64", "context.dynamic = false; only with true"),
         ("context.hierarchical-sizes", "2,2", "context.comm-type = p2p; only with a2a+p2p"),
         ("checkpoint.storage", "/copies", "checkpoint.directory = none; only with a folder"),
+        ("checkpoint.every", "5", "checkpoint.directory = none; only with a folder"),
+        ("checkpoint.keep-last", "3", "checkpoint.directory = none; only with a folder"),
+        ("checkpoint.async", "false", "checkpoint.directory = none; only with a folder"),
         ("fp8.amax-history-len", "16", "fp8.recipe = tensorwise; only with delayed"),
         ("fp8.experts", "false", "fp8.format = none; only with e4m3, hybrid"),
         ("fp8.num-layers-at-start-in-bf16", "2", "fp8.first-last-layers-bf16 = false; only with true"),
     ] {
         let file = match key {
             "fp8.experts" => "",
-            "checkpoint.storage" => "[checkpoint]\ndirectory = \"none\"\n",
+            key if key.starts_with("checkpoint.") => "[checkpoint]\ndirectory = \"none\"\n",
             _ => "[fp8]\nformat = \"hybrid\"\n",
         };
         says!(refusal(file, &[(key, value)]), &format!("has no meaning with {with}"));
@@ -60,6 +63,10 @@ fn a_key_that_another_one_leaves_without_meaning_is_refused() {
                 num-layers-at-end-in-bf16 = 2\n";
     assert!(good(file, &[("fp8.format", "none")]).fp8.format.is_none());
     assert!(contradiction(&format!("{file}{TEXT}")).contains("leave none of 2 layers in FP8"));
+    let kept = "[checkpoint]\nevery = 5\nkeep-last = \"none\"\ndirectory = ";
+    says!(refusal(&format!("{kept}\"none\"\n"), &[]), "run.toml:2: checkpoint.every = 5 has no meaning");
+    assert!(good(&format!("{kept}\"saved\"\n"), &[("checkpoint.directory", "none")]).checkpoint.directory.is_none());
+    assert!(parse("[checkpoint]\ndirectory = \"none\"\nkeep-last = \"none\"\nresume = \"never\"\n", &[]).is_ok());
     let copied = good("[checkpoint]\nstorage = \"/copies\"\n", &[]);
     assert_eq!(copied.checkpoint.storage.as_deref(), Some("/copies"), "the folder follows from the output's");
 }
@@ -125,6 +132,15 @@ fn contradictions_are_found_together() {
     for (keys, part) in [
         ("cpu-offload = true\noffload-fraction = 0", "optimizer.offload-fraction = 0 is not above 0 and at most 1"),
         ("offload-fraction = 0.5", "optimizer.offload-fraction = 0.5 without optimizer.cpu-offload"),
+        (
+            "[anomaly]\nspike = \"roll-back\"\n[checkpoint]\nevery = \"none\"",
+            "roll-back needs checkpoints before the last step, and checkpoint.every = none; nearest legal: auto",
+        ),
+        ("[anomaly]\nroll-back-steps = 5", "anomaly.roll-back-steps = 5, and no bad step rolls back; nearest legal: 0"),
+        (
+            "[anomaly]\nspike = \"roll-back\"\nroll-back-steps = 25\n[checkpoint]\nevery = 10",
+            "checkpoint.keep-last = 2 no checkpoint is that old; nearest legal: 20, or checkpoint.keep-last = 3",
+        ),
         ("[anomaly]\nspike = \"skip\"\nwindow = 1", "anomaly.window = 1: one step has no standard deviation"),
         ("cpu-offload = true\n[training]\nema-decay = 0.999", "optimizer.cpu-offload = true with training.ema-decay"),
     ] {

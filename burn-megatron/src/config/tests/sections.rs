@@ -78,9 +78,9 @@ fn context_parallelism_is_written_as_in_megatron() {
     let said = contradiction(&format!("{file}[training]\nseq-length = 60\n"));
     says!(said, "sequence length 60 is not a multiple of 8", "nearest legal: 56, 64");
     let said = contradiction("[parallel]\ncp = 2\n[context]\ncomm-type = [\"p2p\", \"a2a\", \"p2p\"]\n");
-    says!(said, "context: cp-comm-type has 3 entries");
+    says!(said, "context.comm-type has 3 entries");
     let dynamic = "[parallel]\ndp = 4\n[context]\nhybrid-context-parallel = true\n";
-    says!(contradiction(dynamic), "needs max-seqlen-per-dp-cp-rank", "data.reset-position-ids");
+    says!(contradiction(dynamic), "needs context.max-tokens-per-rank", "data.reset-position-ids");
     let limit = good(dynamic, &[("context.max-seqlen-per-dp-cp-rank", "32")]).context;
     assert_eq!((limit.dynamic, limit.max_tokens_per_rank), (true, Some(32)));
 }

@@ -32,7 +32,9 @@ impl<M: CausalLm> RankEngine<M> {
     pub fn extends_together(&self) -> Option<Group> {
         let layout = self.rank.mesh.layout();
         let whole = self.chunks.iter().all(|chunk| chunk.has_whole_weights());
-        (layout.ep > 1 || !whole).then(|| self.rank.group(Axis::World))
+        // Tensor-parallel ranks read the same tokens anyway.
+        let alone = whole && layout.has_experts_within(layout.tp);
+        (!alone).then(|| self.rank.group(Axis::World))
     }
 
     /// [`CausalLm::extend`] of the whole model; only the ranks of its last stage get the logits. All ranks of a pipeline call

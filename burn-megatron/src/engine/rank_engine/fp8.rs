@@ -17,8 +17,8 @@ impl<M: CausalLm> RankEngine<M> {
         self.weights_changed();
     }
 
-    /// Quantised weights of the last step are stale. Under ZeRO 3, where trained weights are here only while they are used,
-    /// none of them is kept; where the configuration says so, none at all.
+    /// Quantised weights of the last step are stale, and so is their amax. Under ZeRO 3, where trained weights are here only
+    /// while they are used, none of them is kept; where the configuration says so, none at all.
     pub(super) fn weights_changed(&self) {
         let layout = self.rank.mesh.layout();
         let come_and_go = self.model_parallel.iter().any(|(grid, _)| layout.zero_stage(*grid) == 3);
@@ -27,6 +27,7 @@ impl<M: CausalLm> RankEngine<M> {
             false => Fp8Layers::weights_may_change,
         };
         self.chunks.iter().for_each(|chunk| report(chunk.model().registry().fp8()));
+        self.fp8.forget_weights();
     }
 
     /// Moves the histories of delayed scaling on. They belong to the next step's scales, also where this one was

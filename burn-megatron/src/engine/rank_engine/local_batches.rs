@@ -51,17 +51,23 @@ impl<M: CausalLm> RankEngine<M> {
     /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the
     /// division by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not, but for
     /// padding (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so
-    /// so that the loss of a sequence does not depend on how the batch is split.
+    /// that the loss of a sequence does not depend on how the batch is split.
     pub(super) fn auxiliary_grad(&self, batch: &TokenBatch, local: &LocalBatch) -> f64 {
-        let units = self.units(local);
         let tokens = match self.config.loss {
-            // What is minimized is a mean over pairs or completions.
-            LossMean::PerToken if units.is_some() => units.unwrap_or_default() as usize,
             LossMean::PerToken => {
                 batch.sequences * local.micro_batch.filled_from.unwrap_or(batch.seq).clamp(1, batch.seq)
             }
             LossMean::PerMicroBatch => local.counted.max(1),
         };
         self.loss_grad(local) * tokens as f64
+    }
+
+    /// The same where the loss is a mean over `units` of the global batch, pairs or those of GRPO: a sequence has its share
+    /// of them, however many are in it.
+    pub(super) fn share_units(&self, units: u64, local_batches: &mut [LocalBatch]) {
+        for local in local_batches {
+            let share = units as f64 * local.tokens.sequences as f64 / self.plan.global() as f64;
+            local.micro_batch.auxiliary = self.loss_grad(local) * share;
+        }
     }
 }

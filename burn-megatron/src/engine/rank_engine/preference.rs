@@ -22,6 +22,11 @@ struct Mean {
 }
 
 impl<M: CausalLm> RankEngine<M> {
+    /// Whether what is minimized is a loss of pairs of answers.
+    pub(crate) fn learns_pairs(&self) -> bool {
+        self.config.preference.is_some()
+    }
+
     /// The log-probability under this model of every answer of a batch, by sequence; all ranks get all of them. The
     /// number of sequences may be any multiple of micro-batch times data-parallel size.
     pub fn log_probabilities(&mut self, batch: &TokenBatch) -> Result<Vec<Vec<f64>>, EngineError> {
@@ -138,7 +143,7 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// The same of a micro-batch, over all ranks that share its sequences.
-    pub(super) fn units(&self, local: &LocalBatch) -> Option<u64> {
+    fn units(&self, local: &LocalBatch) -> Option<u64> {
         match (self.config.preference, self.config.grpo) {
             (Some(config), _) => Some(local.answers.as_ref().map_or(0, |answers| answers.count(&config) as u64)),
             (_, Some(config)) => Some(local.completions.as_ref().map_or(0, |completions| completions.units(&config))),

@@ -84,14 +84,18 @@ impl<M: CausalLm> RankEngine<M> {
                 .map(|(at, batch)| self.training_batch(at, batch, rollouts.get(at)))
                 .collect()
         };
-        let local_batches: Vec<LocalBatch> = dealt.unwrap_or_else(parts);
+        let mut local_batches: Vec<LocalBatch> = dealt.unwrap_or_else(parts);
+        let units = self.count_units(&local_batches);
+        if let Some(units) = units {
+            self.share_units(units, &mut local_batches);
+        }
         let local_batches = local_batches.as_slice();
         self.follow(local_batches.len())?;
         let (losses, scores) = self.passes(local_batches)?;
         // A GPU waits for the host from the norm to the update: the other communication happens before or
         // after.
         let tokens = LossSum { loss: 0.0, tokens: counted(local_batches) }.total(&self.dp_ranks).tokens;
-        let units = self.count_units(local_batches).unwrap_or(tokens);
+        let units = units.unwrap_or(tokens);
         let mark = self.recorder.begin();
         let (norm, squares) = self.optimizer.norm_and_squares(&self.model_parallel);
         let zeros = self.config.num_zeros_in_grad.then(|| self.optimizer.zeros_in_grad(&self.model_parallel));

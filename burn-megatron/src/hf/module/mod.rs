@@ -87,6 +87,11 @@ impl ModuleFolder {
         self.original["model_type"].as_str().unwrap_or_default()
     }
 
+    /// Whether the files have a tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.tensors.get(name).is_some()
+    }
+
     /// The sizes of the model.
     ///
     /// # Errors
@@ -94,7 +99,7 @@ impl ModuleFolder {
     pub fn config<M: HfModule>(&self) -> Result<M::Config, HfFolderError> {
         let wrong = |source| HfFolderError::Config { folder: self.folder.clone(), source };
         let config = M::from_hf(&self.original).map_err(wrong)?;
-        Ok(M::present(config, &|name| self.tensors.get(name).is_some()))
+        Ok(M::present(config, &|name| self.has(name)))
     }
 
     /// The model with the folder's weights, in `dtype` on `device`.

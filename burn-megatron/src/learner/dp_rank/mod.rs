@@ -8,13 +8,15 @@ use backend_dist::launch::BoxError;
 use backend_dist::local::Recent;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::{GradientsAccumulator, GradientsParams, OptimizerRecord};
-use burn::tensor::Device;
+use burn::tensor::{Bytes, Device};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 
 use own::Own;
 
 use super::devices::host;
+use super::ids::FirstIds;
+use super::loading::{load, loaded};
 use super::processes::gather_to_first;
 use super::states::average_states;
 use super::tensor_parallel::Placing;
@@ -34,6 +36,7 @@ pub(super) struct DpRank<M: LearnerModel> {
     max_grad_norm: Option<f64>,
     /// Of a model on a logical device: the group along whose axis its parameters are sharded.
     within: Option<Group>,
+    ids: FirstIds,
 }
 
 impl<M: LearnerModel> DpRank<M> {
@@ -52,8 +55,14 @@ impl<M: LearnerModel> DpRank<M> {
             Some(_) => learner.fork(&host()),
         }
         let (device, within) = (device.clone(), placing.map(Placing::group));
-        let (accumulator, group) = (GradientsAccumulator::new(), group.clone());
-        Ok(Self { learner, own, accumulator, group, device, max_grad_norm: None, within })
+        let (accumulator, group, ids) = (GradientsAccumulator::new(), group.clone(), FirstIds::default());
+        Ok(Self { learner, own, accumulator, group, device, max_grad_norm: None, within, ids })
+    }
+
+    /// In a process whose model has other ids than the first's.
+    pub fn with_first_ids(mut self, ids: FirstIds) -> Self {
+        self.ids = ids;
+        self
     }
 
     /// Clips gradients by the norm of all of them together.
@@ -177,6 +186,11 @@ impl<M: LearnerModel> DpRank<M> {
         optimizer_record(&self.learner, store)
     }
 
+    /// The same for the first process.
+    fn states_for_first(&self, store: &EventStoreClient) -> Result<Bytes, BoxError> {
+        Ok(self.ids.of_states(self.states(store).into_bytes()?)?)
+    }
+
     /// The learner with the whole model and the optimizer states of all ranks, on rank 0. Every rank must call it.
     pub fn whole(&self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
         let first = self.group.rank() == 0;
@@ -187,16 +201,16 @@ impl<M: LearnerModel> DpRank<M> {
         if zero.stage == 0 {
             let mut whole = self.learner.clone();
             if first {
-                whole.load_model(model.clone().into_record());
+                load(&mut whole, model.clone().into_record());
             }
             return Ok(first.then_some(whole));
         }
         // Of stage 3 a collective.
         let model = model.clone().into_record();
-        let Some(states) = gather_to_first(self.states(store).into_bytes()?, &self.group) else { return Ok(None) };
+        let Some(states) = gather_to_first(self.states_for_first(store)?, &self.group) else { return Ok(None) };
         let states = join(states, &zero.owners)?;
         let mut whole = self.learner.clone();
-        whole.load_model(model);
+        load(&mut whole, model);
         whole.load_optim(states);
         Ok(Some(whole))
     }
@@ -212,38 +226,38 @@ impl<M: LearnerModel> DpRank<M> {
         let first = self.group.rank() == 0;
         // Of stage 3 a collective.
         let model = model.clone().into_record();
-        let own = if zero.stage > 0 || first { Some(self.states(store).into_bytes()?) } else { None };
+        let own = if zero.stage > 0 || first { Some(self.states_for_first(store)?) } else { None };
         let Some(states) = gather_to_first(own, &self.group) else { return Ok(None) };
         let states = join(states.into_iter().flatten(), &zero.owners)?;
         let mut whole = self.learner.clone();
         whole.fork(&host());
-        whole.load_model(model);
+        load(&mut whole, model);
         whole.load_optim(states);
         Ok(Some(whole))
     }
 
     /// The trained model, whole on rank 0. Every rank must call it.
-    pub fn into_model(self) -> M {
+    pub fn into_model(self) -> Result<M, BoxError> {
         if !self.is_fully_sharded() {
             // A logical device ends with its rank.
             let is_read = self.within.is_some() && self.group.rank() == 0;
             let model = match &self.own {
                 Some(own) if own.has_hooks() => {
-                    self.learner.model().fork(&self.device).load_record(own.model.clone().into_record())
+                    loaded(self.learner.model().fork(&self.device), own.model.clone().into_record())?
                 }
                 _ => self.model(),
             };
-            return if is_read { model.fork(&host()) } else { model };
+            return Ok(if is_read { model.fork(&host()) } else { model });
         }
         let record = self.model().into_record();
         let model = self.learner.model();
         let first = self.group.rank() == 0;
         // The optimizer's states make way for the model.
         drop((self.learner, self.own, self.accumulator));
-        match self.within {
-            Some(_) if first => model.fork(&host()).load_record(record),
-            None if first => model.load_record(record).fork(&self.device),
+        Ok(match self.within {
+            Some(_) if first => loaded(model.fork(&host()), record)?,
+            None if first => loaded(model, record)?.fork(&self.device),
             _ => model,
-        }
+        })
     }
 }

@@ -21,11 +21,11 @@ use crate::checkpoint::Checkpoint;
 const SETTLE: Duration = Duration::from_secs(30);
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
-    /// After a failure: where the run begins again, which is where it first `begun` if there is nothing else. The error
-    /// says why it does not, if there is anything to say.
+    /// After a failure: where the run begins again, which is where it first began if there is nothing else. The error says why
+    /// it does not, if there is anything to say.
     pub(super) fn restart(
         &self,
-        (start, begun): (&Start, &Option<Arc<Checkpoint>>),
+        start: &Start,
         failure: &RunError,
         (restarts, placement): (&mut Restarts, &mut Placement),
         coordinator: &mut Coordinator,
@@ -55,8 +55,8 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         }
         let copy = self.copies.as_ref().and_then(|copies| copies.newest());
         let of_disk = match &coordinator.newest {
-            Some(path) => Some(Arc::new(Checkpoint::open(path).map_err(|error| error.to_string())?)),
-            None => begun.clone(),
+            Some((_, path)) => Some(Arc::new(Checkpoint::open(path).map_err(|error| error.to_string())?)),
+            None => None,
         };
         let step = |from: &Option<Arc<Checkpoint>>| from.as_ref().map(|checkpoint| checkpoint.state().step);
         let from = if step(&copy) >= step(&of_disk) { copy } else { of_disk };

@@ -1,7 +1,6 @@
 //! What only rank 0 does: decisions for all ranks, events for burn-train, the log of the run.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use backend_dist::launch::BoxError;
@@ -16,6 +15,7 @@ use super::exit::ExitOptions;
 use super::logs::say;
 use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
+use super::saving::Newest;
 use crate::checkpoint::{Checkpoint, SaveReport};
 use crate::metrics::{EvalStats, LoadStats, LogFiles, RunLog, SaveStats, Sinks, StepStats};
 
@@ -37,8 +37,8 @@ pub(super) struct Coordinator {
     /// Those that were finished when the run was started, and those of the whole run.
     pub bounds: (u64, u64),
     pub exit: ExitOptions,
-    /// The newest checkpoint that the run has saved.
-    pub newest: Option<PathBuf>,
+    /// The newest checkpoint of the run: one that it has saved or went back to, or the one that it first began with.
+    pub newest: Option<Newest>,
     /// What saves cost, and when the next one is due.
     pub costs: SaveCosts,
 }
@@ -125,7 +125,7 @@ impl Coordinator {
                 log::warn!("{error}");
             }
             last = Some(stats);
-            self.newest = Some(report.path);
+            self.newest = Some((report.step, report.path));
         }
         Ok(last)
     }

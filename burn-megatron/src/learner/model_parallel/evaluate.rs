@@ -41,7 +41,8 @@ pub fn loss_over<M: CausalLm>(engine: &mut RankEngine<M>, data: &Arc<dyn TokenDa
 
 fn loss_of<M: CausalLm>(engine: &mut RankEngine<M>, data: &Arc<dyn TokenDataset>) -> Result<TokenLoss, BoxError> {
     let plan = engine.plan();
-    let sequences = plan.micro * plan.data_parallel;
+    // The loss of a pair depends on the others of its batch (KTO).
+    let sequences = if engine.learns_pairs() { plan.global() } else { plan.micro * plan.data_parallel };
     let mut sum = TokenLoss { loss: 0.0, tokens: 0 };
     for first in (0..data.len()).step_by(sequences) {
         let mut batch = GlobalBatch::new(data.clone(), first, sequences).read(0..sequences)?;

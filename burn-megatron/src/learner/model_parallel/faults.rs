@@ -28,8 +28,8 @@ enum Fault {
     End { how: Ending, rank: usize, step: u64 },
     /// The gradients of a step are NaN.
     Nan { step: u64 },
-    /// The steps of a rank take so many times as long.
-    Slow { rank: usize, factor: f64 },
+    /// The steps of a rank, or of all, take so many times as long.
+    Slow { rank: Option<usize>, factor: f64 },
 }
 
 /// How a rank ends.
@@ -57,7 +57,7 @@ const FORMS: [(&str, &str); 7] = [
     ("panic", "panic:rankR@stepN"),
     ("lost", "lost:rankR@stepN"),
     ("nan", "nan@N"),
-    ("slow", "slow:rankR:Fx with F from 1 to 1000000"),
+    ("slow", "slow:rankR:Fx or slow:Fx with F from 1 to 1000000"),
 ];
 
 impl FromStr for Faults {
@@ -81,6 +81,14 @@ fn fault(text: &str) -> Option<Fault> {
     if let Some(step) = text.strip_prefix("nan@") {
         return Some(Fault::Nan { step: step.parse().ok()? });
     }
+    if let Some(slow) = text.strip_prefix("slow:") {
+        let (rank, factor) = match slow.split_once(':') {
+            Some((rank, factor)) => (Some(rank.strip_prefix("rank")?.parse().ok()?), factor),
+            None => (None, slow),
+        };
+        let factor: f64 = factor.strip_suffix('x')?.parse().ok()?;
+        return (1.0..=SLOWEST).contains(&factor).then_some(Fault::Slow { rank, factor });
+    }
     let (kind, rest) = text.split_once(":rank")?;
     let how = match kind {
         "kill" => Ending::Kill,
@@ -88,11 +96,6 @@ fn fault(text: &str) -> Option<Fault> {
         "error" => Ending::Error,
         "panic" => Ending::Panic,
         "lost" => Ending::Lost,
-        "slow" => {
-            let (rank, factor) = rest.split_once(':')?;
-            let factor: f64 = factor.strip_suffix('x')?.parse().ok()?;
-            return (1.0..=SLOWEST).contains(&factor).then_some(Fault::Slow { rank: rank.parse().ok()?, factor });
-        }
         _ => return None,
     };
     let (rank, step) = rest.split_once("@step")?;
@@ -107,7 +110,8 @@ impl fmt::Display for Fault {
                 write!(f, "{}:rank{rank}@step{step}", format!("{how:?}").to_lowercase())
             }
             Self::Nan { step } => write!(f, "nan@{step}"),
-            Self::Slow { rank, factor } => write!(f, "slow:rank{rank}:{factor}x"),
+            Self::Slow { rank: Some(rank), factor } => write!(f, "slow:rank{rank}:{factor}x"),
+            Self::Slow { rank: None, factor } => write!(f, "slow:{factor}x"),
         }
     }
 }
@@ -121,7 +125,7 @@ impl Faults {
     pub fn check(&self, ranks: usize, steps: u64) -> Result<(), String> {
         let nearest = |fault: &Fault| {
             let mut nearest = *fault;
-            if let Fault::End { rank, .. } | Fault::Slow { rank, .. } = &mut nearest {
+            if let Fault::End { rank, .. } | Fault::Slow { rank: Some(rank), .. } = &mut nearest {
                 *rank = (*rank).min(ranks.saturating_sub(1));
             }
             if let Fault::End { step, .. } | Fault::Nan { step } = &mut nearest {
@@ -188,7 +192,7 @@ impl Faults {
     /// How much longer a step of this time takes on a rank.
     pub(super) fn delay(&self, rank: usize, seconds: f64) -> Duration {
         let factor = self.0.iter().filter_map(|fault| match fault {
-            Fault::Slow { rank: slow, factor } if *slow == rank => Some(factor - 1.0),
+            Fault::Slow { rank: slow, factor } if slow.is_none_or(|slow| slow == rank) => Some(factor - 1.0),
             _ => None,
         });
         Duration::from_secs_f64(factor.sum::<f64>() * seconds)
@@ -223,7 +227,7 @@ mod tests {
         let expected = [
             end(Ending::Kill, 3, 20),
             Fault::Nan { step: 30 },
-            Fault::Slow { rank: 1, factor: 2.5 },
+            Fault::Slow { rank: Some(1), factor: 2.5 },
             end(Ending::Hang, 0, 4),
             end(Ending::Error, 2, 1),
             end(Ending::Panic, 0, 9),
@@ -232,13 +236,18 @@ mod tests {
         assert_eq!(all.0, expected);
         assert!(all.is_nan(30) && !all.is_nan(20));
         assert_eq!((all.delay(1, 2.0), all.delay(0, 2.0)), (Duration::from_secs(3), Duration::ZERO));
+        let slow = faults("slow:2x,slow:rank1:1.5x");
+        assert_eq!((slow.delay(0, 2.0), slow.delay(1, 2.0)), (Duration::from_secs(2), Duration::from_secs(3)));
+        assert_eq!(slow.0.iter().map(Fault::to_string).collect::<Vec<_>>(), ["slow:2x", "slow:rank1:1.5x"]);
+        assert_eq!(slow.check(2, 30), Ok(()));
         for (wrong, form) in [
             ("kill", "kill:rankR@stepN"),
             ("hang:3@step2", "hang:rankR@stepN"),
             ("nan@x", "nan@N"),
-            ("slow:rank1:0.5x", "slow:rankR:Fx with F from 1 to 1000000"),
-            ("slow:rank1:2", "slow:rankR:Fx with F from 1 to 1000000"),
-            ("slow:rank1:1e30x", "slow:rankR:Fx with F from 1 to 1000000"),
+            ("slow:rank1:0.5x", "slow:rankR:Fx or slow:Fx with F from 1 to 1000000"),
+            ("slow:rank1:2", "slow:rankR:Fx or slow:Fx with F from 1 to 1000000"),
+            ("slow:rank1:1e30x", "slow:rankR:Fx or slow:Fx with F from 1 to 1000000"),
+            ("slow:2", "slow:rankR:Fx or slow:Fx with F from 1 to 1000000"),
         ] {
             let expected = format!("fault `{wrong}` is incomplete; nearest legal: {form}");
             assert_eq!(wrong.parse::<Faults>().unwrap_err(), expected);

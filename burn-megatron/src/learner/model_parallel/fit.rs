@@ -23,7 +23,7 @@ use super::placement::Placement;
 use super::restarts::Restarts;
 use super::same_data::check_data;
 use super::save_costs::SaveCosts;
-use super::saving::{CheckpointOptions, Saves, without_host_memory};
+use super::saving::{CheckpointOptions, Newest, Saves, without_host_memory};
 use super::settings::{Build, Finish, Settings};
 use super::stragglers::StragglerWatch;
 use super::worker::{StopChannel, Worker};
@@ -72,19 +72,20 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         });
         let several = self.settings.processes.as_ref().filter(|processes| processes.count() > 1);
         let mut restarts = Restarts::new(if several.is_none() { self.settings.restarts.max_restarts } else { 0 });
-        let (mut begun, mut again, mut tracing) = (None, None, None);
+        let (mut again, mut tracing) = (None, None);
         let mut placement = Placement::new(self.settings.mesh.clone(), &self.settings.devices);
         let failure = loop {
             let processes = several.cloned().unwrap_or_else(|| Processes::alone(&placement.mesh));
             if let Some(timeout) = self.settings.timeout {
                 processes.set_timeout(timeout);
             }
-            let start = processes.attempt(|| self.start(&processes, epoch, &interrupter, again.take()));
+            let begins = again.take().map(|from| (from, coordinator.lock().newest.clone()));
+            let start = processes.attempt(|| self.start(&processes, epoch, &interrupter, begins));
             let mut start = match start {
                 Ok(start) => Start { restarts: restarts.done(), tracing: start.tracing.or(tracing), ..start },
                 Err(error) => break Some(Failure { rank: 0, message: error.to_string() }),
             };
-            let begun = begun.get_or_insert_with(|| start.from.lock().clone());
+            coordinator.lock().newest = start.newest.clone();
             let devices = several.map_or(placement.devices(), |_| &self.settings.devices);
             let launched = processes.launch(devices, |rank| {
                 // From the first event to the last.
@@ -101,7 +102,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
             };
             tracing = start.tracing.take();
             let next = (&mut restarts, &mut placement);
-            let restart = self.restart((&start, begun), &failure, next, &mut coordinator.lock());
+            let restart = self.restart(&start, &failure, next, &mut coordinator.lock());
             start.end_copies();
             // Gives the folder of checkpoints up.
             drop(start);
@@ -123,6 +124,8 @@ pub(super) struct Start {
     pub saves: Option<Arc<Saves>>,
     /// Where they begin, until all have; at the first step without it.
     from: Mutex<Option<Arc<Checkpoint>>>,
+    /// What the run has on disk then: after a restart from memory an older one.
+    newest: Option<Newest>,
     /// How often they have begun before.
     restarts: usize,
     /// The same after a restart.
@@ -141,17 +144,18 @@ impl Start {
 
 impl<M: CausalLm, R: Send> ModelParallel<M, R> {
     /// Takes the folder of checkpoints and looks at the one to resume from. `epoch` is burn-train's
-    /// `SupervisedTraining::checkpoint`; `again` is where a run begins again that has begun before.
+    /// `SupervisedTraining::checkpoint`; `again` is where a run begins again that has begun before, and its newest checkpoint.
     fn start(
         &self,
         processes: &Processes,
         epoch: Option<usize>,
         interrupter: &Interrupter,
-        again: Option<Option<Arc<Checkpoint>>>,
+        again: Option<(Option<Arc<Checkpoint>>, Option<Newest>)>,
     ) -> Result<Start, BoxError> {
         let resumed = self.resumed.as_ref().map_err(Clone::clone)?;
         let epoch_of = |checkpoint: &Arc<Checkpoint>| checkpoint.state().step as usize / self.settings.epoch;
         let is_new = again.is_none();
+        let (again, newest) = again.map_or((None, None), |(from, newest)| (Some(from), newest));
         let from = match (again, epoch, &self.settings.checkpoints) {
             (Some(from), ..) => from,
             (None, Some(epoch), Some(options)) if resumed.as_ref().is_none_or(|resumed| epoch_of(resumed) != epoch) => {
@@ -162,6 +166,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let Some(checkpoint) = from.as_ref().filter(|_| is_new && !self.settings.other_data) {
             check_data(checkpoint, &*self.settings.data.train)?;
         }
+        let on_disk = from.as_ref().filter(|_| is_new).map(|from| (from.state().step, from.path().to_path_buf()));
+        let newest = newest.or(on_disk);
         let state = from.as_ref().map(|checkpoint| checkpoint.state());
         let (step, consumed) = state.map_or((0, 0), |state| (state.step, state.consumed_samples));
         self.train.resume_at(step as usize, consumed as usize);
@@ -174,6 +180,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let saves = self.settings.checkpoints.as_ref();
         let saves =
             saves.map(|options| Saves::new(options, processes, description, &*self.settings.data.train)).transpose()?;
+        saves.iter().for_each(|saves| saves.begin_from(newest.as_ref()));
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
         }
@@ -185,7 +192,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let channel = || processes.channel("requests to stop");
         let stop_channel =
             (processes.count() > 1).then(|| StopChannel { interrupter: interrupter.clone(), channel: channel() });
-        Ok(Start { saves, from: from.into(), restarts: 0, tracing, stop_channel, ranks: processes.ranks().len() })
+        let (from, ranks) = (from.into(), processes.ranks().len());
+        Ok(Start { saves, from, newest, restarts: 0, tracing, stop_channel, ranks })
     }
 
     /// One rank's part of the run.
@@ -246,7 +254,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine)).transpose()?;
             coordinator.costs = SaveCosts::new(pace.flatten());
         }
-        let (saves, saved) = (start.saves.clone(), engine.steps());
+        let (saves, step) = (start.saves.clone(), engine.steps());
         let tracer = Tracer::new(start.tracing.as_ref());
         let stop_channel = start.stop_channel.as_ref().filter(|_| rank.leads_process());
         let (config, data, faults) = (&self.settings.engine, &self.settings.data, &self.settings.faults);
@@ -263,9 +271,9 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             drawn: None,
             stop_channel,
             saves,
-            saved,
-            attempts: saved,
-            rolled_back: (saved, 0),
+            saved: start.newest.as_ref().map_or(0, |(step, _)| *step),
+            attempts: step,
+            rolled_back: (step, 0),
             exited: false,
             flops,
             stragglers: self.settings.logs.stragglers.then(|| StragglerWatch::new(rank)),

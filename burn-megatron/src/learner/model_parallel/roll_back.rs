@@ -1,4 +1,4 @@
-//! Back to the newest checkpoint, and on with the samples after a bad step.
+//! Back to a checkpoint, and on with the samples after a bad step.
 
 use std::path::PathBuf;
 
@@ -8,19 +8,21 @@ use models::CausalLm;
 use super::coordinator::Coordinator;
 use super::fit::ModelParallel;
 use super::logs::say;
+use super::saving::{Newest, Saves};
 use super::worker::Worker;
 use crate::checkpoint::Checkpoint;
 use crate::metrics::RunLog;
 
 impl<M: CausalLm, R> ModelParallel<M, R> {
-    /// Takes weights, optimizer and step from the newest checkpoint; samples that were read since are not read again.
-    /// All ranks call it. Fails if there is no checkpoint, it cannot be read, or the run has gone back to it too often.
+    /// Takes weights, optimizer and step from the newest checkpoint, or from the one that `anomaly.roll-back-steps` asks
+    /// for; samples that were read since are not read again. All ranks call it. Fails if there is no such checkpoint, it
+    /// cannot be read, or the run has gone back to it too often.
     pub(super) fn roll_back(
         &self,
         worker: &mut Worker<M>,
         mut coordinator: Option<&mut Coordinator>,
     ) -> Result<(), BoxError> {
-        let consumed = worker.engine.position().consumed;
+        let (consumed, bad) = (worker.engine.position().consumed, worker.engine.steps());
         // Nothing is written while it is read.
         worker.world.barrier();
         if let Some(saves) = worker.saves.as_ref().filter(|_| worker.rank.leads_process()) {
@@ -30,14 +32,14 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
             }
         }
         worker.world.barrier();
-        let newest = || -> Result<PathBuf, String> {
+        let newest = coordinator.as_deref().and_then(|coordinator| coordinator.newest.clone());
+        let target = || -> Result<PathBuf, String> {
             let none = || "a bad step is to be rolled back, and the run saves no checkpoints".to_string();
-            let options = self.settings.checkpoints.as_ref().ok_or_else(none)?;
-            let newest =
-                Checkpoint::open(&options.root).map_err(|error| format!("nothing to roll back to: {error}"))?;
-            Ok(newest.path().to_path_buf())
+            let saves = worker.saves.as_ref().ok_or_else(none)?;
+            checkpoint_before(saves, newest, bad, worker.config.anomaly.roll_back_steps)
+                .map_err(|error| format!("nothing to roll back to: {error}"))
         };
-        let path = worker.world.broadcast_host((worker.world.rank() == 0).then(newest), 0)?;
+        let path = worker.world.broadcast_host((worker.world.rank() == 0).then(target), 0)?;
         let checkpoint = Checkpoint::open(path)?;
         checkpoint.verify(worker.world.rank(), worker.world.size())?;
         if let Some(copies) = worker.copies {
@@ -59,7 +61,9 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
             return Err(text.into());
         }
         if let Some(coordinator) = coordinator {
+            worker.saves.iter().try_for_each(|saves| saves.go_back_to(step))?;
             self.train.resume_at(step as usize, consumed as usize);
+            coordinator.newest = Some((step, checkpoint.path().to_path_buf()));
             coordinator.step = step;
             coordinator.back_to(step as usize / self.settings.epoch + 1);
             // What the steps that are done again have in W&B's run would be that of other samples: it gets a new one.
@@ -69,4 +73,28 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         }
         Ok(())
     }
+}
+
+/// The newest checkpoint of the run that is at least `back` steps before step `bad`, of which `newest` is the last. Not one
+/// that a run left in the same folder which was given up when this one began at an older checkpoint.
+fn checkpoint_before(saves: &Saves, newest: Option<Newest>, bad: u64, back: u64) -> Result<PathBuf, String> {
+    let Some((latest, path)) = newest else {
+        return Err(format!("step {bad} is bad before the run has saved for the first time; see checkpoint.every"));
+    };
+    if back == 0 {
+        return Ok(path);
+    }
+    let mut there = saves.of_run().map_err(|error| error.to_string())?;
+    there.insert(latest, path);
+    if let Some((_, path)) = there.iter().rfind(|(step, _)| *step + back <= bad) {
+        return Ok(path.clone());
+    }
+    let steps: Vec<String> = there.keys().map(u64::to_string).collect();
+    let nearest = there.keys().next().map_or(0, |oldest| bad.saturating_sub(*oldest));
+    Err(format!(
+        "step {bad} is bad, anomaly.roll-back-steps = {back}, and {} has checkpoints of steps {}; nearest legal: {nearest}, or a larger \
+         checkpoint.keep-last",
+        saves.root().display(),
+        steps.join(", ")
+    ))
 }

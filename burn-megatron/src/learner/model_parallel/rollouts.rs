@@ -117,7 +117,7 @@ impl GrpoRun {
         (batch, sequences): (usize, &[usize]),
         prompt: &impl Fn(usize) -> &'a Prompt,
     ) -> Result<Vec<Judged>, BoxError> {
-        let sampling = Sampling { temperature: config.temperature, top_k: None, top_p: None, seed: 0 };
+        let sampling = Sampling { temperature: config.temperature, ..Sampling::greedy() };
         let options = GenerateOptions {
             stop_tokens: self.stop_tokens.clone(),
             enable_prefix_caching: engine.shares_prefixes(),

@@ -46,18 +46,63 @@ pub(super) fn check_data(checkpoint: &Checkpoint, data: &dyn TokenDataset) -> Re
     if checkpoint.state().consumed_samples == 0 || saved.is_null() || *saved == now {
         return Ok(());
     }
-    Err(format!(
-        "{}: its run read other samples: {saved}, now {now}; give the same data, seed, sequence length and number of steps, or \
-         start a new run from its weights",
-        checkpoint.path().display()
-    )
-    .into())
+    let (path, files) = (checkpoint.path().display().to_string(), files(&checkpoint.state().config));
+    Err(difference(saved, &now, &path, &files).into())
+}
+
+/// What differs in the samples of two runs, and what to do about it. `path` is the checkpoint of the first, which read
+/// `files`.
+fn difference(saved: &Value, now: &Value, path: &str, files: &str) -> String {
+    let sizes = [("samples", "its number of samples"), ("seq-length", "training.seq-length")];
+    let other = sizes.iter().filter(|(size, _)| saved[size] != now[size]);
+    let other: Vec<String> =
+        other.map(|(size, name)| format!("{name} was {}, is {}", saved[size], now[size])).collect();
+    let known = saved["content"].is_string() && now["content"].is_string();
+    let same = saved["content"] == now["content"];
+    if known && !same || other.is_empty() && !known {
+        return format!(
+            "{files} other contents than when {path} was saved; restore what has changed, or start a new run"
+        );
+    }
+    let (what, legal) = match other.is_empty() {
+        true => ("the samples in another order".into(), "data.seed, data.samples and number of steps"),
+        false => (format!("other samples: {}", other.join(", ")), "data and sizes"),
+    };
+    format!("{path}: its run read {what}; give the same {legal}, or start a new run from its weights")
+}
+
+/// The files that a run reads, with their key, as the subject of a sentence.
+fn files(config: &Value) -> String {
+    let keys = [("data", "text"), ("data", "prefixes"), ("chat", "train"), ("preference", "train"), ("grpo", "train")];
+    let named = keys.iter().find_map(|(section, key)| {
+        let files: Vec<&str> = config[section][key].as_array()?.iter().filter_map(Value::as_str).collect();
+        (!files.is_empty()).then(|| format!("{section}.{key} = {}", files.join(", ")))
+    });
+    named.map_or("the data has".into(), |named| format!("{named} has"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::data::{Sample, TopK};
+
+    #[test]
+    fn what_differs_is_named_without_hashes() {
+        let of = |samples: usize, hash: &str, content: &str| json!({ "samples": samples, "seq-length": 16, "hashes": [hash], "content": content });
+        let config = json!({ "data": { "text": ["bk.txt"], "prefixes": [] } });
+        let said = |now: Value| difference(&of(8, "aa", "bb"), &now, "step_4", &files(&config));
+        for (hash, content) in [("cc", "dd"), ("aa", "dd")] {
+            let said = said(of(8, hash, content));
+            assert_eq!(
+                said,
+                "data.text = bk.txt has other contents than when step_4 was saved; restore what has changed, or start a new run"
+            );
+        }
+        says!(said(of(8, "cc", "bb")), "in another order");
+        says!(said(of(9, "cc", "bb")), "other samples: its number of samples was 8, is 9; give the same");
+        says!(said(of(9, "cc", "dd")), "other contents");
+        assert_eq!(files(&Value::Null), "the data has");
+    }
 
     /// Another text would refuse all checkpoints that exist.
     #[test]

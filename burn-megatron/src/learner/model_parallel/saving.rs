@@ -1,6 +1,7 @@
 //! When a run saves, what a checkpoint holds apart from tensors, and which checkpoint a run resumes from.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -77,6 +78,7 @@ pub enum Resume {
 /// let description = Description {
 ///     model: serde_json::to_value(FamilyConfig::Llama(config))?,
 ///     config: serde_json::to_value(recipe)?,
+///     ..Description::default()
 /// };
 /// assert_eq!(description.model["family"], "llama");
 /// # Ok::<(), BoxError>(())
@@ -87,6 +89,8 @@ pub struct Description {
     pub model: Value,
     /// The full resolved configuration of the run.
     pub config: Value,
+    /// The step of the checkpoint in its own folder that the run was told to begin with; see [`RunState::begun_from`].
+    pub begun_from: Option<u64>,
 }
 
 impl Resume {
@@ -121,6 +125,9 @@ impl Channel for BetweenProcesses {
     }
 }
 
+/// Step and folder of the newest checkpoint of a run.
+pub(super) type Newest = (u64, PathBuf);
+
 /// What is the same in every save of a run.
 pub(super) struct Saves {
     saver: Saver,
@@ -144,6 +151,24 @@ impl Saves {
             _ => Saver::among(Peers::new(BetweenProcesses(processes.channel("saves"))), root, ranks, saver)?,
         };
         Ok(Arc::new(Self { saver, every: options.every, description, data: fingerprint(data)? }))
+    }
+
+    /// The run begins, and has this checkpoint on disk; see [`Saver::begin_from`].
+    pub fn begin_from(&self, newest: Option<&Newest>) {
+        let resolved = |folder: &Path| folder.canonicalize().ok();
+        let is_here = |folder: &Path| resolved(folder) == resolved(self.saver.root());
+        let newest = newest.filter(|(_, path)| path.parent().is_some_and(is_here));
+        self.saver.begin_from(newest.map_or(0, |(step, _)| *step));
+    }
+
+    /// The folder of the checkpoints.
+    pub fn root(&self) -> &Path {
+        self.saver.root()
+    }
+
+    /// The checkpoints of the run, by step; see [`Saver::of_run`].
+    pub fn of_run(&self) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
+        self.saver.of_run()
     }
 
     /// Whether a save is due after this step.
@@ -209,6 +234,11 @@ impl Saves {
         self.saver.retire(step)
     }
 
+    /// The run continues from the checkpoint of a step; see [`Saver::go_back_to`].
+    pub fn go_back_to(&self, step: u64) -> Result<(), CheckpointError> {
+        self.saver.go_back_to(step)
+    }
+
     /// Waits for the save in progress, which ends if some rank has not submitted to it: those that are complete, and why others
     /// are not.
     pub fn settled(&self) -> (Vec<SaveReport>, Vec<CheckpointError>) {
@@ -250,5 +280,6 @@ pub(super) fn run_state<M: CausalLm>(
         loss_scale: value(serde_json::to_value(engine.loss_scale())),
         fp8: engine.fp8_state(),
         anomalies: value(serde_json::to_value(engine.anomaly_state())),
+        begun_from: description.begun_from,
     }
 }

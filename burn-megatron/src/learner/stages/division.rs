@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use backend_dist::mesh::{Nearest, ParallelLayout};
 use backend_dist::paths::PathVisitor;
-use burn::module::{Module, Param, ParamId};
+use burn::module::{Param, ParamId};
 use burn::tensor::Tensor;
 use models::Recompute;
 use models::recompute::Granularity;
@@ -67,12 +67,6 @@ impl Division {
         }
         let stages = StageLayout::balanced(blocks, placement.stages()).stages().to_vec();
         Ok(Self { spec, stages, recompute: wanted.recompute.clone(), owners, paths })
-    }
-
-    /// The same for a model that has other ids, by the paths of its parameters.
-    pub fn with_ids_of<M: Module>(&self, model: &M) -> Self {
-        let part = |(path, id)| Some((id, self.paths.get(&path)?.clone()));
-        Self { owners: Parameters::default().walk(model).0.into_iter().filter_map(part).collect(), ..self.clone() }
     }
 
     /// The schedule of so many micro-batches. The last step of an epoch may have fewer than the schedule can take; then

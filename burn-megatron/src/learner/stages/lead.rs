@@ -10,6 +10,7 @@ use super::orders::{Order, Reply};
 use super::values::with_values;
 use super::{StageRank, StagesModel};
 use crate::learner::devices::host;
+use crate::learner::loading::load;
 use crate::learner::processes::gather_to_first;
 use crate::learner::trained::Trained;
 use crate::learner::zero::records::concat;
@@ -116,7 +117,8 @@ impl<M: StagesModel> Trained<M> for Lead<M> {
         let values = values.into_iter().flatten().collect();
         let mut whole = self.stages.learner().clone();
         whole.fork(&host());
-        whole.load_model(with_values(whole.model(), values).into_record());
+        let model = with_values(whole.model(), values);
+        load(&mut whole, model.into_record());
         whole.load_optim(concat(states.into_iter().flatten())?);
         Ok(Some(whole))
     }

@@ -17,8 +17,12 @@ use super::lines::{Follower, Line, ended_early};
 use super::orders::{Order, Reply};
 use super::wire::Wire;
 use super::{Division, StageRank, StagesModel};
+use crate::learner::ids::FirstIds;
 use crate::learner::trained::Trained;
 use crate::learner::zero::Units;
+
+/// The learner that a rank begins with, and the ids of the first process.
+pub(in crate::learner) type Start<M> = (Learner<M>, FirstIds);
 
 /// The part of each rank in the pipelines of one training.
 pub(in crate::learner) trait OnRank<M: LearnerModel>: Send + Sync {
@@ -29,16 +33,10 @@ pub(in crate::learner) trait OnRank<M: LearnerModel>: Send + Sync {
     fn crosses_processes(&self) -> bool;
 
     /// The first rank of a pipeline.
-    fn lead(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError>;
+    fn lead(&self, start: Start<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError>;
 
     /// Another rank, to the end of the training.
-    fn follow(
-        &self,
-        learner: Learner<M>,
-        device: &Device,
-        rank: &Rank,
-        store: &EventStoreClient,
-    ) -> Result<M, BoxError>;
+    fn follow(&self, start: Start<M>, device: &Device, rank: &Rank, store: &EventStoreClient) -> Result<M, BoxError>;
 }
 
 /// All pipelines of one training.
@@ -92,13 +90,13 @@ impl<M: TrainStep> Pipeline<M> {
         self
     }
 
-    fn stage_rank(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<StageRank<M>, BoxError>
+    fn stage_rank(&self, (learner, ids): Start<M>, device: &Device, rank: &Rank) -> Result<StageRank<M>, BoxError>
     where
         M: StagesModel,
     {
         let stages =
             StageRank::new(learner, device, (rank, &self.plan), (self.zero.0, &self.zero.1), self.division.clone())?;
-        Ok(stages.clipping(self.max_grad_norm))
+        Ok(stages.clipping(self.max_grad_norm).with_first_ids(ids))
     }
 }
 
@@ -111,7 +109,7 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
         self.wire.is_some()
     }
 
-    fn lead(&self, learner: Learner<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError> {
+    fn lead(&self, start: Start<M>, device: &Device, rank: &Rank) -> Result<Box<dyn Trained<M>>, BoxError> {
         let lines = match self.wire {
             Some(wire) => {
                 let line = |to| Line::Processes { wire, pipeline: rank.group(Axis::Pp), to };
@@ -119,22 +117,16 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
             }
             None => self.lines.lock().remove(&rank.coords.dp).unwrap_or_default(),
         };
-        Ok(Box::new(Lead::new(self.stage_rank(learner, device, rank)?, lines)))
+        Ok(Box::new(Lead::new(self.stage_rank(start, device, rank)?, lines)))
     }
 
-    fn follow(
-        &self,
-        learner: Learner<M>,
-        device: &Device,
-        rank: &Rank,
-        store: &EventStoreClient,
-    ) -> Result<M, BoxError> {
+    fn follow(&self, start: Start<M>, device: &Device, rank: &Rank, store: &EventStoreClient) -> Result<M, BoxError> {
         let follower = match self.wire {
             Some(wire) => Some(Follower::Processes { wire, pipeline: rank.group(Axis::Pp) }),
             None => self.followers.lock().remove(&(rank.coords.dp, rank.coords.pp)),
         };
         let follower = follower.expect("every rank of a pipeline starts once");
-        let (mut stages, mut valid) = (self.stage_rank(learner, device, rank)?, None);
+        let (mut stages, mut valid) = (self.stage_rank(start, device, rank)?, None);
         let reply = |reply| follower.reply(reply);
         loop {
             let Some(order) = follower.order() else { ended_early(&stages.groups().pp) };

@@ -20,6 +20,7 @@ use super::tied::sum_tied;
 use super::values::{Values, values};
 use super::{Activation, Division, Stages};
 use crate::engine::p2p_communicator::P2pCommunicator;
+use crate::learner::ids::FirstIds;
 use crate::learner::states::{average_states, with_own_states};
 use crate::learner::zero::records::{only, optimizer_record};
 use crate::learner::zero::{Units, running_states};
@@ -45,6 +46,7 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
     device: Device,
     accumulator: GradientsAccumulator<M>,
     max_grad_norm: Option<f64>,
+    ids: FirstIds,
     seed: Seed,
 }
 
@@ -62,8 +64,6 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
         let groups = Groups::of(rank);
         let (whole, here) = (learner.model(), groups.pp.rank());
         let whole = if running_states(&whole).is_empty() { whole } else { with_own_states(&whole) };
-        // Other processes have had other ids.
-        let division = Arc::new(division.with_ids_of(&whole));
         let part = stage_model(whole.clone(), &division, here);
         let model = match groups.tp.size() {
             1 => part.fork(device),
@@ -84,6 +84,7 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
             device: device.clone(),
             accumulator: GradientsAccumulator::new(),
             max_grad_norm: None,
+            ids: FirstIds::default(),
             seed,
         };
         rank.seed(0, 0);
@@ -95,6 +96,12 @@ impl<M: LearnerModel + Stages> StageRank<M> {
     /// Clips gradients by the norm of all of them together.
     pub fn clipping(mut self, max_grad_norm: Option<f64>) -> Self {
         self.max_grad_norm = max_grad_norm;
+        self
+    }
+
+    /// In a process whose model has other ids than the first's.
+    pub fn with_first_ids(mut self, ids: FirstIds) -> Self {
+        self.ids = ids;
         self
     }
 
@@ -232,13 +239,13 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         }
     }
 
-    /// What this rank saves, and no other: values of its parameters, and states of the optimizer. Fails if the states
-    /// cannot be written.
+    /// What this rank saves, and no other, for the first process: values of its parameters, and states of the optimizer.
+    /// Fails if the states cannot be written.
     pub fn saved(&self, store: &EventStoreClient) -> Result<(Values, Bytes), BoxError> {
         let (here, dp) = (self.groups.pp.rank(), self.groups.dp.rank());
         let states = optimizer_record(&self.learner, store).into_bytes()?;
         let is_own = |id| self.zero.saves_states(id, &self.groups);
-        Ok((self.values(), only(states, here == 0 && dp == 0, is_own)?))
+        Ok((self.values(), self.ids.of_states(only(states, here == 0 && dp == 0, is_own)?)?))
     }
 
     /// Whether this rank's model has the value of a parameter or running state.
@@ -246,9 +253,9 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         self.zero.has_value(id, &self.groups)
     }
 
-    /// The values of the parameters that this rank saves.
+    /// The values of the parameters that this rank saves, for the first process.
     pub fn values(&self) -> Values {
-        values(&self.model, |id| self.zero.saves_value(id, &self.groups))
+        self.ids.of_values(values(&self.model, |id| self.zero.saves_value(id, &self.groups)))
     }
 
     /// The model of this rank, with stand-ins.

@@ -9,7 +9,7 @@ use super::division::{Division, Wanted};
 use super::pipeline::Pipeline;
 use super::wire::{Sendable, Wire};
 use crate::learner::custom;
-use crate::learner::data_parallel::DataParallel;
+use crate::learner::data_parallel::{DataParallel, drawn};
 use crate::learner::mesh::{MeshStrategy, for_stages};
 use crate::learner::report::{Fit, Fitted, Training};
 use crate::learner::tensor_parallel::TensorParallel;
@@ -115,6 +115,12 @@ impl<M: StagesModel> OnStages<M> {
                 "overlap_grad_reduce with stages: {why}; nearest legal: without .stages(), or without it"
             ));
         }
+        if self.mesh.keeps_gathered {
+            let why = "a pass of a stage always frees what it has gathered";
+            return Err(format!(
+                "reshard_after_forward(false) with stages: {why}; nearest legal: without .stages(), or without it"
+            ));
+        }
         self.mesh.check()?;
         let micro_batches = micro_batches.or(accumulation);
         let wanted = Wanted { schedule: *schedule, micro_batches, recompute: recompute.clone() };
@@ -131,13 +137,14 @@ impl<M: StagesModel> Fit<M> for OnStages<M> {
             self.mesh.clone();
         let accumulation = micro_batches.or(training.components.grad_accumulation);
         training.components.grad_accumulation = accumulation;
+        let seed = drawn(&devices, &training.learner.model());
         match self.divided(&training.learner.model(), accumulation) {
             Ok(division) => {
                 let tensor = TensorParallel::new(&layout, &plan, false);
                 let pipeline = Pipeline::new(division, &layout, plan, units).clipping(max_grad_norm).over(self.wire);
                 let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
-                DataParallel { devices, tensor, autocast, pipeline, ..inner }.fit(training)
+                DataParallel { devices, tensor, autocast, pipeline, seed, ..inner }.fit(training)
             }
             Err(message) => training.fail(message),
         }

@@ -39,7 +39,7 @@ pub(in crate::learner) fn optimizer_record<M: LearnerModel>(
 
 /// The states that `rank` holds: those of the parameters that it owns, and of those that no rank owns.
 pub(in crate::learner) fn split(whole: Bytes, rank: usize, owners: &Owners) -> Result<OptimizerRecord, RecordError> {
-    entries([(rank, whole)], |name, rank| owner_of_entry(name, owners).is_none_or(|owner| owner == rank))
+    entries([(rank, whole)], |name, rank| owner_of_entry(name, owners).is_none_or(|owner| owner == rank), |id| id)
 }
 
 /// The states of all ranks, of records in the order of the ranks. What no rank owns is equal on all.
@@ -48,7 +48,7 @@ pub(in crate::learner) fn join(
     owners: &Owners,
 ) -> Result<OptimizerRecord, RecordError> {
     let parts = ranks.into_iter().enumerate();
-    entries(parts, |name, rank| owner_of_entry(name, owners).unwrap_or(0) == rank)
+    entries(parts, |name, rank| owner_of_entry(name, owners).unwrap_or(0) == rank, |id| id)
 }
 
 /// The states of the parameters that `is_taken`, and with `others` what belongs to none.
@@ -57,29 +57,44 @@ pub(in crate::learner) fn only(
     others: bool,
     is_taken: impl Fn(ParamId) -> bool,
 ) -> Result<Bytes, RecordError> {
-    entries([(0, whole)], |name, _| id_of_entry(name).map_or(others, &is_taken))?.into_bytes()
+    entries([(0, whole)], |name, _| id_of_entry(name).map_or(others, &is_taken), |id| id)?.into_bytes()
+}
+
+/// The same states for parameters with other ids.
+pub(in crate::learner) fn renamed(whole: Bytes, id_of: impl Fn(ParamId) -> ParamId) -> Result<Bytes, RecordError> {
+    entries([(0, whole)], |_, _| true, id_of)?.into_bytes()
 }
 
 /// One record of several that have different parameters.
 pub(in crate::learner) fn concat(parts: impl IntoIterator<Item = Bytes>) -> Result<OptimizerRecord, RecordError> {
-    entries(parts.into_iter().map(|part| (0, part)), |_, _| true)
+    entries(parts.into_iter().map(|part| (0, part)), |_, _| true, |id| id)
 }
 
-/// One record of the entries of `parts` that `is_taken` from the rank each part stands for.
+/// One record of the entries of `parts` that `is_taken` from the rank each part stands for, under the ids `id_of`.
 fn entries(
     parts: impl IntoIterator<Item = (usize, Bytes)>,
     is_taken: impl Fn(&str, usize) -> bool,
+    id_of: impl Fn(ParamId) -> ParamId,
 ) -> Result<OptimizerRecord, RecordError> {
+    let name_of = |name: &str| match (id_of_entry(name), name.split_once('.')) {
+        (Some(id), Some((_, field))) => format!("{}.{field}", id_of(id).val()),
+        (Some(id), None) => id_of(id).val().to_string(),
+        (None, _) => name.to_string(),
+    };
     let mut tensors = Vec::new();
     let (mut scalars, mut paths) = (Vec::new(), Vec::new());
     for (rank, bytes) in parts {
         let owned = |name: &str| is_taken(name, rank);
         let reader = Reader::from_bytes(bytes)?;
         let entries = reader.scalars().iter().filter(|(name, _)| owned(name));
-        scalars.extend(entries.map(|(name, value)| (name.clone(), *value)));
+        scalars.extend(entries.map(|(name, value)| (name_of(name), *value)));
         let entries = reader.metadata().iter().filter(|(name, _)| owned(name));
-        paths.extend(entries.map(|(name, path)| (name.clone(), path.clone())));
-        tensors.extend(reader.into_tensors()?.into_iter().filter(|tensor| owned(&tensor.name)));
+        paths.extend(entries.map(|(name, path)| (name_of(name), path.clone())));
+        tensors.extend(reader.into_tensors()?.into_iter().filter(|tensor| owned(&tensor.name)).map(|mut tensor| {
+            tensor.name = name_of(&tensor.name);
+            tensor.param_id = tensor.param_id.map(|id| id_of(ParamId::from(id)).val());
+            tensor
+        }));
     }
     let mut writer = Writer::new(tensors);
     for (name, value) in scalars {

@@ -138,7 +138,8 @@ impl RunLog {
         self.entry("resumed", stats.step, stats)
     }
 
-    fn entry(&mut self, kind: &'static str, step: u64, stats: impl Serialize) -> io::Result<()> {
+    /// Writes an entry of any kind, whose `stats` have the step. Fails when the disk refuses.
+    pub(crate) fn entry(&mut self, kind: &'static str, step: u64, stats: impl Serialize) -> io::Result<()> {
         let entry = Entry { kind, stats };
         let (value, line) = (serde_json::to_value(&entry)?, serde_json::to_string(&entry)?);
         let entry = LogEntry { kind, step, value: &value, line: &line };

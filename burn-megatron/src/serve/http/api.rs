@@ -1,12 +1,14 @@
 //! What both endpoints have in common: from parameters to sequences.
 
+use std::hash::{BuildHasher, RandomState};
+
 use axum::http::StatusCode;
 use serde_json::json;
 
 use super::App;
 use super::error::ApiError;
 use super::params::Params;
-use crate::generate::Sampling;
+use crate::generate::{PENALTIES, Sampling};
 use crate::serve::{Request, RequestError};
 
 /// Most choices for a prompt.
@@ -26,7 +28,10 @@ const IGNORED: &str =
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Common {
     pub model: usize,
+    /// Of every sequence, but for the seed.
     pub sampling: Sampling,
+    /// Of the first choice of each prompt.
+    pub seed: Option<u64>,
     /// Choices for each prompt.
     pub n: usize,
     pub max_tokens: Option<usize>,
@@ -42,19 +47,21 @@ impl Common {
     pub fn take(params: &mut Params, app: &App, least: i64) -> Result<Self, ApiError> {
         let model = app.model(params.text("model")?.as_deref())?;
         let defaults = &app.defaults;
-        let temperature = params.float("temperature", 0.0..=2.0)?.or(defaults.temperature).unwrap_or(1.0);
-        let top_p = params.float("top_p", 0.0..=1.0)?.or(defaults.top_p);
-        // 0 and, as in vLLM, -1 mean all tokens.
-        let top_k = match params.integer("top_k", -1..=i64::from(u32::MAX))? {
-            Some(k) => usize::try_from(k).ok().filter(|k| *k > 0),
-            None => defaults.top_k.filter(|k| *k > 0),
-        };
-        let seed = params.integer("seed", i64::MIN..=i64::MAX)?.map_or_else(|| random(app.next()), |seed| seed as u64);
-        let sampling = match temperature {
-            0.0 => Sampling { seed, ..Sampling::greedy() },
+        let top_p = params.float("top_p", 0.0..=1.0)?;
+        let sampling = Sampling {
+            temperature: params.float("temperature", 0.0..=2.0)?.unwrap_or(defaults.temperature),
+            // 0 and, as in vLLM, -1 mean all tokens.
+            top_k: match params.integer("top_k", -1..=i64::from(u32::MAX))? {
+                Some(k) => usize::try_from(k).ok().filter(|k| *k > 0),
+                None => defaults.top_k,
+            },
             // OpenAI allows 0, which leaves the likeliest token.
-            _ => Sampling { temperature, top_k, top_p: top_p.map(|p| p.max(f64::MIN_POSITIVE)), seed },
+            top_p: top_p.map(|p| p.max(f64::MIN_POSITIVE)).or(defaults.top_p),
+            min_p: params.float("min_p", 0.0..=1.0)?.or(defaults.min_p),
+            repetition_penalty: params.float("repetition_penalty", PENALTIES)?.unwrap_or(defaults.repetition_penalty),
+            seed: 0,
         };
+        let seed = params.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64);
         let n = params.integer("n", 1..=MOST)?.unwrap_or(1) as usize;
         let completion = params.integer("max_completion_tokens", least..=i64::MAX)?;
         let max_tokens = params.integer("max_tokens", least..=i64::MAX)?;
@@ -69,7 +76,7 @@ impl Common {
         params.without("best_of", &[json!(n)])?;
         IGNORED.split(' ').for_each(|key| drop(params.take(key)));
         let max_tokens = completion.or(max_tokens).map(|tokens| tokens as usize);
-        Ok(Self { model, sampling, n, max_tokens, stop, ignore_eos, stream, include_usage })
+        Ok(Self { model, sampling, seed, n, max_tokens, stop, ignore_eos, stream, include_usage })
     }
 
     /// One sequence for each choice: all of the first prompt, then all of the next.
@@ -87,8 +94,11 @@ impl Common {
                 prompt: prompt.clone(),
                 max_tokens: max_tokens(prompt.len()),
                 stop_tokens: if self.ignore_eos { Vec::new() } else { app.stop_tokens.clone() },
-                // Each choice has draws of its own; the first has those of the seed.
-                sampling: Sampling { seed: self.sampling.seed.wrapping_add(choice as u64), ..self.sampling },
+                // Each choice has draws of its own; the first has those of the seed. Without one no two sequences share draws.
+                sampling: Sampling {
+                    seed: self.seed.map_or_else(random, |seed| seed.wrapping_add(choice as u64)),
+                    ..self.sampling
+                },
                 logprobs,
                 prompt_logprobs,
             };
@@ -99,8 +109,11 @@ impl Common {
     }
 }
 
-fn refused(error: RequestError) -> ApiError {
+pub(super) fn refused(error: RequestError) -> ApiError {
     let (param, code) = match &error {
+        RequestError::TooLong { prompt, max_model_len, .. } if prompt >= max_model_len => {
+            (Some("prompt"), Some("context_length_exceeded"))
+        }
         RequestError::TooLong { .. } => (Some("max_tokens"), Some("context_length_exceeded")),
         RequestError::NoTokens => (Some("max_tokens"), None),
         RequestError::Generate(_) => (Some("prompt"), None),
@@ -120,8 +133,7 @@ fn stream_options(params: &mut Params, stream: bool) -> Result<bool, ApiError> {
     Ok(include_usage)
 }
 
-/// A seed for who gives none: another one for every request and every start.
-fn random(count: u64) -> u64 {
-    let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64);
-    now ^ count.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+/// A seed for who gives none: another one with every call and every start.
+fn random() -> u64 {
+    RandomState::new().hash_one(())
 }

@@ -20,7 +20,7 @@ pub(super) async fn completions(
     State(app): State<Arc<App>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let mut params = Params::parse(&body?)?;
+    let mut params = Params::of(body)?;
     let common = Common::take(&mut params, &app, 1)?;
     let wanted = params.bool("logprobs")?;
     let top = params.integer("top_logprobs", 0..=MOST_LOGPROBS)?;

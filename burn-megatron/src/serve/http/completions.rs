@@ -9,33 +9,35 @@ use axum::response::Response;
 use serde_json::{Value, json};
 
 use super::App;
-use super::api::{Common, MOST_LOGPROBS, MOST_PROMPTS};
+use super::api::{Common, MOST_LOGPROBS, MOST_PROMPTS, refused};
 use super::error::ApiError;
 use super::logprobs::OfCompletion;
 use super::params::Params;
 use super::reply::{Form, Job, now};
 use super::speak::Piece;
+use crate::generate::GenerateError;
+use crate::serve::RequestError;
 
 /// New tokens of a request that does not say how many: OpenAI's.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// A prompt: tokens, and text if it came as text.
+/// A prompt: tokens, and their text if it came as text or will be echoed.
 type Prompt = (Vec<i64>, String);
 
 pub(super) async fn completions(
     State(app): State<Arc<App>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let mut params = Params::parse(&body?)?;
+    let mut params = Params::of(body)?;
     let echo = params.bool("echo")?;
     // As in OpenAI's, a prompt's log-probabilities alone can be asked for.
     let common = Common::take(&mut params, &app, i64::from(!echo))?;
     let logprobs = params.integer("logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize);
     params.without("suffix", &[json!("")])?;
-    let prompts = prompts(&mut params, &app, common.n)?;
-    params.finish()?;
     let prompt_only = echo && common.max_tokens == Some(0);
     let max_tokens = if prompt_only { 1 } else { common.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) };
+    let prompts = prompts(&mut params, &app, common.n, max_tokens, echo)?;
+    params.finish()?;
     let tokens: Vec<Vec<i64>> = prompts.iter().map(|(tokens, _)| tokens.clone()).collect();
     let room = |prompt: usize| match common.max_tokens {
         Some(_) => max_tokens,
@@ -58,15 +60,28 @@ pub(super) async fn completions(
 }
 
 /// A text or tokens, or a list of texts or of lists of tokens, each to be continued `n` times.
-fn prompts(params: &mut Params, app: &App, n: usize) -> Result<Vec<Prompt>, ApiError> {
+///
+/// What is too long is refused before it is looked at any further.
+fn prompts(params: &mut Params, app: &App, n: usize, max_tokens: usize, echo: bool) -> Result<Vec<Prompt>, ApiError> {
     let wrong = || ApiError::param("prompt", "a string, a list of tokens, or a list of either is needed");
     let tokenizer = &app.tokenizer;
     // With the tokens that the tokenizer puts around every text, as transformers does.
     let text = |text: &str| Ok((app.encode("prompt", text, true)?, text.to_string()));
     let tokens = |values: &[Value]| -> Result<Prompt, ApiError> {
+        let (prompt, max_model_len, vocab_size) = (values.len(), app.max_model_len, app.vocab_size);
+        if prompt >= max_model_len {
+            return Err(refused(RequestError::TooLong { prompt, max_tokens, max_model_len }));
+        }
         let ids = values.iter().map(|value| value.as_i64().ok_or_else(wrong)).collect::<Result<Vec<i64>, _>>()?;
-        let known: Vec<u32> = ids.iter().filter_map(|id| u32::try_from(*id).ok()).collect();
-        Ok((ids, tokenizer.decode(&known, true).unwrap_or_default()))
+        if let Some(&token) = ids.iter().find(|token| !(0..vocab_size as i64).contains(token)) {
+            return Err(refused(GenerateError::UnknownToken { token, vocab_size }.into()));
+        }
+        let text = || {
+            let known: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
+            tokenizer.decode(&known, true).unwrap_or_default()
+        };
+        let text = if echo { tokio::task::block_in_place(text) } else { String::new() };
+        Ok((ids, text))
     };
     match params.take("prompt").ok_or_else(|| ApiError::param("prompt", "it is missing"))? {
         Value::String(prompt) => Ok(vec![text(&prompt)?]),

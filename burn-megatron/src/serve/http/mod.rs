@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 use self::error::ApiError;
 use super::Requests;
 use crate::data::chat::ChatTokenizer;
-use crate::hf::GenerationConfig;
+use crate::generate::Sampling;
 
 /// How long connections may take to end when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
@@ -51,8 +51,8 @@ pub struct App {
     pub tokenizer: Tokenizer,
     /// Messages to text; without it there is no chat.
     pub chat: Option<ChatTokenizer>,
-    /// What a request does not say: temperature, top-k and top-p.
-    pub defaults: GenerationConfig,
+    /// How tokens are chosen, where a request does not say it.
+    pub defaults: Sampling,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
     /// Most bytes of a token's text.

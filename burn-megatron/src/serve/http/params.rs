@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
@@ -13,6 +15,12 @@ use super::error::ApiError;
 pub(super) struct Params(Map<String, Value>);
 
 impl Params {
+    /// Those of a request. A body may be long: meanwhile other requests are answered.
+    pub fn of(body: Result<Bytes, BytesRejection>) -> Result<Self, ApiError> {
+        let body = body?;
+        tokio::task::block_in_place(|| Self::parse(&body))
+    }
+
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
             Ok(Value::Object(body)) => Ok(Self(body)),

@@ -41,6 +41,8 @@ impl Default for SchedulerConfig {
     }
 }
 
+const MOST_BLOCKS: usize = u32::MAX as usize;
+
 /// A size of which nothing can come.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{key} {value}: {why}; nearest legal: {nearest}")]
@@ -64,6 +66,9 @@ impl SchedulerConfig {
             if value == 0 {
                 return refuse(key, value, "at least one is needed", 1);
             }
+        }
+        if num_blocks > MOST_BLOCKS {
+            return refuse("num-blocks", num_blocks, "a block has a number of 32 bits", MOST_BLOCKS);
         }
         if max_model_len < 2 {
             return refuse("max-model-len", max_model_len, "a prompt and a new token have two positions", 2);

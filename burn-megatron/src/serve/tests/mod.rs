@@ -3,6 +3,7 @@ mod prefix;
 
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use backend_dist::launch::{Rank, launch};
@@ -34,8 +35,15 @@ fn requests() -> Vec<Request> {
         let prompt = (0..1 + index * 5 % 17).map(|at| ((at * 7 + index * 13) % 61) as i64).collect();
         let sampling = match index % 3 {
             0 => Sampling::greedy(),
-            _ => Sampling { temperature: 1.1, top_k: Some(40), top_p: Some(0.9), seed: index as u64 },
+            _ => Sampling {
+                temperature: 1.1,
+                top_k: Some(40),
+                top_p: Some(0.9),
+                seed: index as u64,
+                ..Sampling::default()
+            },
         };
+        let sampling = Sampling { repetition_penalty: [1.0, 1.3][index % 2], ..sampling };
         Request { sampling, ..Request::greedy(prompt, 3 + index * 11 % 20) }
     };
     (0..12).map(request).collect()
@@ -215,6 +223,29 @@ fn who_wants_no_more_leaves_no_blocks_behind() {
     assert_eq!((statistics.cancelled, statistics.full, statistics.used_blocks), (2, 1, 0));
     assert_eq!(requests.submit(long, |_| ControlFlow::Continue(())).unwrap_err().to_string(), "the server has stopped");
     drop((breaks, stays));
+}
+
+#[test]
+fn a_cache_that_there_is_no_memory_for_ends_ranks_before_they_are_ready() {
+    let ready = AtomicUsize::new(0);
+    let start = |config: SchedulerConfig| {
+        let (requests, queue) = Requests::channel();
+        requests.finish();
+        let queue = Mutex::new(Some(queue));
+        launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[Device::flex()], |rank: Rank| {
+            let ready = || {
+                ready.fetch_add(1, Ordering::Relaxed);
+            };
+            Ok(run_from(&rank, &[model(&rank)], config, queue.lock().take(), ready)?)
+        })
+    };
+    start(sizes()).unwrap();
+    assert_eq!(ready.load(Ordering::Relaxed), 1);
+    let many = SchedulerConfig { num_blocks: 1 << 32, ..sizes() };
+    says!(start(many).unwrap_err().to_string(), "nearest legal: 4294967295");
+    // More bytes than a pointer counts.
+    assert!(start(SchedulerConfig { block_size: 1 << 58, ..sizes() }).is_err());
+    assert_eq!(ready.load(Ordering::Relaxed), 1);
 }
 
 #[test]

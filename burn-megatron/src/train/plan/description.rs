@@ -30,6 +30,9 @@ impl fmt::Display for Plan {
         };
         let family = config.model.config.family();
         writeln!(f, "model        {family}, {} parameters, {weights}", count(*parameters))?;
+        for folder in self.weights.iter().chain(&self.teacher) {
+            folder.left_out().map_or(Ok(()), |what| writeln!(f, "left out     {what}"))?;
+        }
         if let Ok(Some(plan)) = config.lora.plan(&config.model.config) {
             let names = plan.names("");
             let trained: usize = names.iter().map(|(_, tensor)| tensor.our_shape().iter().product::<usize>()).sum();
@@ -82,7 +85,7 @@ impl fmt::Display for Plan {
             Some(folder) => writeln!(f, "checkpoints  {} in {}", config.checkpoint.every, folder.display())?,
         }
         if let Some(start) = start {
-            let ResumePoint { path, step, layout, warning } = start;
+            let ResumePoint { path, step, layout, warning, .. } = start;
             let end = if *step as usize >= training.steps { ": all steps are done" } else { "" };
             writeln!(f, "resumes      after step {step} from {} (saved with {layout}){end}", path.display())?;
             if let Some(warning) = warning {

@@ -1,23 +1,25 @@
 //! What a run would do, before anything large is read.
 
 mod description;
+mod files;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use indicatif::{HumanBytes, HumanCount};
+use indicatif::HumanBytes;
 use models::lora::Adapter;
 use models::{LoraConfig, ModelConfig};
 use serde_json::json;
 
+use self::files::{indexed, made_from_text, missing_tokenizer, not_a_folder, source_file};
 use super::TrainError;
-use super::data::tokenizer_file;
+use super::data::{Tokens, indexed as indexed_tokens, tokenizer_file};
 use super::resume::{self, ResumePoint};
-use super::same_weights::{self, Folders};
+use super::run_data::fits;
+use super::same_weights::{self, Folders, Weights};
 use crate::config::{ConfigErrors, Problem, RunConfig};
-use crate::data::indexed::IndexedDataset;
-use crate::data::{Split, check_samples};
+use crate::data::check_samples;
 use crate::grpo::Reward;
 use crate::hf::{HfFolder, read_adapter};
 use crate::learner::Faults;
@@ -57,7 +59,12 @@ impl Plan {
         };
         config.data.text.iter().for_each(|file| found(source_file("data.text", file)));
         config.distill.logits.iter().for_each(|file| found(source_file("distill.logits", file)));
-        config.data.prefixes.iter().for_each(|prefix| found(indexed(config, prefix)));
+        config.data.prefixes.iter().for_each(|prefix| found(indexed(config, "data.prefixes", prefix)));
+        for (key, files) in config.data.files_of_their_own() {
+            let is_text = !config.data.text.is_empty();
+            let line = |file: &PathBuf| if is_text { source_file(key, file) } else { indexed(config, key, file) };
+            files.iter().for_each(|file| found(line(file)));
+        }
         let (chat, preference) = (&config.chat, &config.preference);
         for (key, files) in [
             ("chat.train", &chat.train),
@@ -118,15 +125,22 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether `data.tokenizer` can be read and is not too large for the model, which takes a moment. The error says
-    /// what is wrong with it.
-    pub fn check_tokenizer(&self) -> Result<(), TrainError> {
-        if self.config.grpo.is_used() {
-            return super::grpo::check_tokenizer(&self.config).map(drop);
-        }
-        match self.config.has_conversations() {
-            true => super::templated::tokenizer(&self.config).map(drop),
-            false => tokenizer_file(&self.config).map(drop),
+    /// Whether `data.tokenizer` can be read and is not too large for the model, and whether the tokens of `data.prefixes`
+    /// are theirs, which takes a moment. The error says what is wrong; what is only doubtful is returned.
+    pub fn check_tokenizer(&self) -> Result<Option<String>, TrainError> {
+        let config = &self.config;
+        match (config.has_conversations(), config.data.text.is_empty()) {
+            (true, _) if config.grpo.is_used() => super::grpo::check_tokenizer(config).map(|_| None),
+            (true, _) => super::templated::tokenizer(config).map(|_| None),
+            (false, true) => indexed_tokens(config).map(Tokens::note),
+            (false, false) => {
+                tokenizer_file(config)?;
+                made_from_text(config).map_or(Ok(()), |size| {
+                    let made = format!("data.tokenizer = {}", config.data.tokenizer.as_deref().unwrap_or_default());
+                    fits(config, size, Some(Path::new(&made)))
+                })?;
+                Ok(None)
+            }
         }
     }
 
@@ -153,19 +167,21 @@ impl Plan {
 
     /// The folder that the first weights come from; a checkpoint to resume from has all but those that are frozen.
     pub(super) fn weights(&self) -> Option<Arc<HfFolder>> {
-        let again = || self.read_again().into_iter().find(|(key, _)| *key == "model.hf").map(|(_, folder)| folder);
-        if self.start.is_none() { self.weights.clone() } else { again() }
+        self.weights.clone().filter(|_| self.start.is_none() || self.config.reads_again("model.hf"))
     }
 
-    /// The folders that are read whenever the run begins: the base of adapters, a reference model, a teacher.
-    pub(super) fn read_again(&self) -> Folders {
-        let is_frozen = self.config.lora.rank.is_some() || self.config.has_reference();
-        let base = self.weights.clone().filter(|_| is_frozen);
-        let all = [("model.hf", base), ("distill.teacher", self.teacher())];
-        all.into_iter().filter_map(|(key, folder)| Some((key, folder?))).collect()
+    /// What is read whenever the run begins.
+    pub(super) fn read_again(&self) -> Folders<'_> {
+        let all = [
+            ("model.hf", self.weights.as_deref().map(Weights::Model)),
+            ("lora.adapter", self.adapter.as_ref().map(Weights::Adapter)),
+            ("distill.teacher", self.teacher.as_deref().map(Weights::Model)),
+        ];
+        let there = all.into_iter().filter(|(key, _)| self.config.reads_again(key));
+        there.filter_map(|(key, weights)| Some((key, weights?))).collect()
     }
 
-    /// The adapter that the run starts from; a checkpoint to resume from has its own.
+    /// The adapter that the run starts from; a checkpoint to resume from has its own, unless it is of the reference.
     pub(super) fn adapter(&self) -> Option<&Adapter> {
         self.adapter.as_ref()
     }
@@ -235,44 +251,6 @@ fn initial_adapter(config: &RunConfig, path: &Path) -> Result<Adapter, Problem> 
     Ok(adapter)
 }
 
-/// A file of text or conversations.
-fn source_file(key: &str, file: &Path) -> Result<String, String> {
-    let about = std::fs::metadata(file).map_err(|error| format!("{key}: {}: {error}", file.display()))?;
-    let size = about.len();
-    if about.is_dir() {
-        return Err(format!("{key}: {} is a folder; name its .txt, .jsonl or .parquet files", file.display()));
-    }
-    if about.is_file() && size == 0 {
-        return Err(format!("{key}: {} is empty", file.display()));
-    }
-    let what = match key {
-        "data.text" => "text",
-        "evaluation.tasks" => "tasks",
-        "grpo.train" => "prompts",
-        _ => "conversations",
-    };
-    Ok(format!("{}: {} bytes of {what}", file.display(), HumanCount(size)))
-}
-
-fn indexed(config: &RunConfig, prefix: &Path) -> Result<String, String> {
-    let data = IndexedDataset::open(prefix).map_err(|error| format!("data.prefixes: {error}"))?;
-    let ranges = config.data.split.ranges(data.num_sequences());
-    let used = [true, config.evaluation.batches > 0, false];
-    for (part, range) in Split::ALL.iter().zip(&ranges) {
-        let empty = range.as_ref().is_some_and(|range| range.is_empty());
-        if used[*part as usize] && empty {
-            let (split, sequences) = (&config.data.split, data.num_sequences());
-            let name = part.name();
-            return Err(format!(
-                "data.split = {split} leaves {name} none of the {sequences} sequences of {}",
-                prefix.display()
-            ));
-        }
-    }
-    let tokens = HumanCount(data.num_tokens() as u64);
-    Ok(format!("{}: {tokens} tokens in {} documents", prefix.display(), HumanCount(data.num_documents() as u64)))
-}
-
 /// Samples whose order does not fit into memory.
 fn too_many_samples(config: &RunConfig) -> Option<Problem> {
     let (bytes, available, nearest) = check_samples(config.data.samples).err()?;
@@ -284,16 +262,4 @@ fn too_many_samples(config: &RunConfig) -> Option<Problem> {
         HumanBytes(bytes),
         HumanBytes(available)
     )))
-}
-
-fn missing_tokenizer(config: &RunConfig) -> Option<Problem> {
-    let path = config.data.tokenizer.as_deref().filter(|name| !["char", "byte", "bpe"].contains(name))?;
-    let missing = !Path::new(path).is_file();
-    missing.then(|| Problem::new(format!("data.tokenizer: there is no file {path}; char, byte and bpe need none")))
-}
-
-/// Whether there is a file where a folder is needed.
-fn not_a_folder(key: &str, folder: &Path) -> Option<Problem> {
-    let there = folder.ancestors().find(|ancestor| ancestor.exists())?;
-    (!there.is_dir()).then(|| Problem::new(format!("{key} = {}: {} is a file", folder.display(), there.display())))
 }

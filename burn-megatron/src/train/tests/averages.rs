@@ -67,6 +67,25 @@ fn the_average_follows_the_weights_in_every_layout_and_across_resumes() {
     assert!(of_weights.last.unwrap().loss < last.loss, "the average lags behind");
 }
 
+/// A scale of delayed scaling follows the weights that are trained, and not their average, whose amax is greater here.
+#[test]
+fn evaluating_the_average_leaves_the_scales_of_fp8() {
+    let fp8 = [
+        ("fp8.format", "hybrid"),
+        ("fp8.recipe", "delayed"),
+        ("fp8.amax-history-len", "1"),
+        ("lr.warmup", "0"),
+        ("optimizer.weight-decay", "10.0"),
+    ];
+    let trained = |evaluates: &str| {
+        let folder = book();
+        let own = [&AVERAGE[..], &fp8, &[("evaluation.ema", evaluates), ("evaluation.every", "2")]].concat();
+        run(&config(folder.path(), &own)).unwrap();
+        tensors(folder.path())
+    };
+    assert!(trained("true") == trained("false"));
+}
+
 /// bf16 with masters and with remainders, and without data-parallel ranks.
 #[test]
 fn the_average_of_narrow_weights_is_that_of_their_masters() {

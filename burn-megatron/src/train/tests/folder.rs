@@ -105,6 +105,47 @@ fn the_command_that_began_a_run_from_a_checkpoint_continues_it() {
     assert_eq!(start(last.to_str().unwrap()).warning, None);
 }
 
+/// The run goes back within its own folder, where later checkpoints are.
+#[test]
+fn the_command_that_went_back_to_a_checkpoint_continues_from_the_ones_it_has_saved_since() {
+    let folder = book();
+    let keys = |every, kept| [("checkpoint.every", every), ("checkpoint.keep-last", kept)];
+    run(&config(folder.path(), &keys("2", "none"))).unwrap();
+    let root = folder.path().join("run/checkpoints");
+    let named = root.join("step_00000002").display().to_string();
+    // It ends after so many steps, and would save none before.
+    let of = |resume: &str, steps, kept| {
+        let keys = [&keys("9", kept)[..], &[("checkpoint.resume", resume), ("training.exit-interval", steps)]].concat();
+        config(folder.path(), &keys)
+    };
+    let start = |resume: &str| Plan::new(&of(resume, "9", "none"), &[]).unwrap().start.unwrap();
+    let began = |resume: &str| (start(resume).step, start(resume).begun_from);
+    assert_eq!(began(&named), (2, Some(2)), "steps 4 and 6 are of the run that is given up");
+    assert_eq!(began("if-present"), (6, None));
+    run(&of(&named, "3", "none")).unwrap();
+    assert_eq!(began(&named), (3, Some(2)));
+    says!(start(&named).warning.unwrap(), "step_00000003 is later than checkpoint.resume = ");
+    assert_eq!(began("if-present"), (3, Some(2)));
+    // And once more, when the one that it began with is no longer there.
+    run(&of(&named, "5", "1")).unwrap();
+    assert_eq!(Checkpoint::list(&root).unwrap().into_keys().collect::<Vec<_>>(), [5, 6]);
+    assert_eq!(began(&named), (5, Some(2)));
+    let other = root.join("step_00000006").display().to_string();
+    assert_eq!(began(&other), (6, Some(6)));
+}
+
+#[test]
+fn a_mistyped_word_for_where_to_resume_is_no_path() {
+    let folder = book();
+    let refused = |resume: &str| {
+        Plan::new(&config(folder.path(), &[("checkpoint.resume", resume)]), &[]).unwrap_err().to_string()
+    };
+    let legal = "; legal: if-present, never, or the path of a checkpoint";
+    let said = refused("if_present");
+    assert!(said.starts_with("checkpoint.resume = if_present: ") && said.ends_with(legal), "{said}");
+    assert!(!refused("runs/other").contains("legal"));
+}
+
 #[test]
 fn checkpoints_are_not_copied_onto_themselves() {
     let folder = book();

@@ -2,6 +2,8 @@ mod averages;
 mod controls;
 mod folder;
 mod groups;
+mod ids;
+mod splits;
 mod threads;
 
 use std::path::Path;
@@ -229,6 +231,17 @@ fn changes_that_are_allowed_are_made() {
     let plan = Plan::new(&longer, &["lr".into(), "data.samples".into()]).unwrap();
     train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
     assert!(folder.path().join("run/checkpoints/step_00000008").exists());
+}
+
+/// Of a Gemma 3 with images the language model is trained, and the plan says what is left out.
+#[test]
+fn a_plan_says_what_it_does_not_read() {
+    let folder = book();
+    let hf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf/gemma3_images").display().to_string();
+    let config = config(folder.path(), &[("model.hf", &hf), ("data.tokenizer", "char"), ("training.steps", "1")]);
+    let plan = Plan::new(&config, &[]).unwrap();
+    says!(plan, "left out     ", "23 tensors for images (vision_tower, multi_modal_projector) are not");
+    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
 }
 
 #[test]

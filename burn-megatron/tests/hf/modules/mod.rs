@@ -19,6 +19,7 @@ use tempfile::TempDir;
 
 use crate::files::{Tensors, golden, read, write};
 use crate::forward::difference;
+use crate::round_trip::{succeed, text};
 
 const LAYOUTS: [&str; 5] = ["TP1", "TP2", "TP4", "TP2 SP", "TP4 SP"];
 
@@ -35,8 +36,7 @@ pub fn run(model: &str, inputs: &Inputs, layout: &str, gradients: bool) -> Resul
 /// Inputs of the oracle, and the oracle.
 fn oracle(model: &str) -> (Inputs, Tensors) {
     let path = golden(model).join("oracle.safetensors");
-    let mut inputs = read_module_inputs(&path).unwrap();
-    inputs.retain(|_, tensor| matches!(tensor, HostInput::Ints { .. }));
+    let inputs = read_module_inputs(&path).unwrap();
     (inputs, read(&path))
 }
 
@@ -121,4 +121,30 @@ pub fn round_trip<M: HfModule>(model: &str) {
     // The sizes alone say the same.
     let config = ModuleFolder::open(&from).unwrap().config::<M>().unwrap();
     assert_eq!(M::from_hf(&M::to_hf(&config)).unwrap(), config);
+}
+
+/// Files with what transformers computed are inputs as they are, for plain Burn modules as for causal models.
+#[test]
+fn what_a_module_computed_is_no_input_of_it() {
+    let root = tempfile::tempdir().unwrap();
+    let output = root.path().join("out.safetensors");
+    for model in ["bert", "t5", "vit", "llava", "siglip"] {
+        let (folder, oracle) = (golden(model), golden(model).join("oracle.safetensors"));
+        let words = ["forward", "--hf", text(&folder), "--input", text(&oracle), "--output", text(&output)];
+        succeed(&words);
+        assert_eq!(read(&output)["loss"].values().len(), 1, "{model}");
+        // What was written is an input again, next to the tokens.
+        let mut again = read(&oracle);
+        again.extend(read(&output));
+        write(&root.path().join("again.safetensors"), &again);
+        succeed(&[
+            "forward",
+            "--hf",
+            text(&folder),
+            "--input",
+            text(&root.path().join("again.safetensors")),
+            "--output",
+            text(&output),
+        ]);
+    }
 }

@@ -1,9 +1,11 @@
-//! Greedy decoding: the encoder runs once, the decoder reads one token at a time.
+//! Decoding: the encoder runs once, the decoder reads one token at a time.
 
 use burn::tensor::{Int, Tensor, TensorData};
 
-use super::model::T5;
+use super::config::T5Config;
+use super::model::{T5, T5Cache};
 use crate::encoders::Padding;
+use crate::hf::WritingModule;
 
 impl T5 {
     /// For each of `tokens [batch, sequence]` the most probable next token again and again, up to `most` of them or the
@@ -25,5 +27,30 @@ impl T5 {
             }
         }
         written
+    }
+}
+
+impl WritingModule for T5 {
+    type Cache = T5Cache;
+
+    fn vocabulary(config: &T5Config) -> usize {
+        config.vocab_size
+    }
+
+    /// The decoder's start token: the text answers the prompt.
+    fn before(&self, _: &[i64]) -> Vec<i64> {
+        vec![self.start_token as i64]
+    }
+
+    /// The encoder reads the prompt, and the decoder its start token.
+    fn read(&self, prompt: Tensor<2, Int>, _: Option<Tensor<4>>) -> (T5Cache, Tensor<2>) {
+        let start = Tensor::full([1, 1], self.start_token as i64, &prompt.device());
+        let mut cache = self.cache(self.encode(prompt, None), None);
+        let logits = self.extend(start, &mut cache);
+        (cache, logits)
+    }
+
+    fn extend(&self, token: Tensor<2, Int>, cache: &mut T5Cache) -> Tensor<2> {
+        self.decode(token, cache).squeeze_dim(1)
     }
 }

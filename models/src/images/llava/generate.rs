@@ -1,9 +1,15 @@
-//! Greedy generation from an image.
+//! Generation from an image.
 
 use burn::tensor::{Int, Tensor};
 
+use super::LlavaConfig;
 use super::decoder::KeyValues;
 use super::model::Llava;
+use crate::hf::{ImageInput, WritingModule};
+
+/// Keys and values of each block.
+#[derive(Clone, Debug)]
+pub struct LlavaCache(Vec<Option<KeyValues>>);
 
 impl Llava {
     /// The most probable tokens after `tokens [1, length]`, in which image tokens stand for `pixels [images, channels,
@@ -23,27 +29,58 @@ impl Llava {
     /// assert!(answer.len() <= 5 && answer.iter().all(|token| (1..256).contains(token)));
     /// ```
     pub fn generate(&self, tokens: Tensor<2, Int>, pixels: Tensor<4>, most: usize, end: usize) -> Vec<usize> {
-        let (device, decoder) = (tokens.device(), self.decoder());
         let (sequences, needed) = (tokens.dims()[0], pixels.dims()[0] * self.image_tokens());
         assert_eq!(sequences, 1, "`tokens` has {sequences} sequences; legal: 1");
         let is_image = tokens.clone().equal_elem(self.image_token() as i64).int();
         let found = is_image.sum().into_data().iter::<i64>().sum::<i64>();
         assert_eq!(found, needed as i64, "`tokens` has {found} image tokens; legal: {needed}, those of the images");
-        let mut past: Vec<Option<KeyValues>> = vec![None; decoder.blocks()];
-        let mut x = self.embed(tokens, self.image_features(pixels));
+        let device = tokens.device();
+        let (mut cache, mut logits) = self.read(tokens, Some(pixels));
         let mut found = Vec::new();
         while found.len() < most {
-            for (index, past) in past.iter_mut().enumerate() {
-                x = decoder.block_after(index, x, past);
-            }
-            let last = x.dims()[1] - 1;
-            let next = decoder.logits(x.narrow(1, last, 1)).argmax(2).into_data().iter::<i64>().next().unwrap_or(0);
+            let next = logits.argmax(1).into_data().iter::<i64>().next().unwrap_or(0);
             if next as usize == end {
                 break;
             }
             found.push(next as usize);
-            x = decoder.embed(Tensor::from_data([[next]], &device));
+            logits = self.extend(Tensor::from_data([[next]], &device), &mut cache);
         }
         found
+    }
+
+    /// Logits `[1, vocabulary]` after `x [1, length, hidden]`, which follows what the cache has.
+    fn after(&self, x: Tensor<3>, cache: &mut LlavaCache) -> Tensor<2> {
+        let decoder = self.decoder();
+        let blocks = cache.0.iter_mut().enumerate();
+        let x = blocks.fold(x, |x, (index, past)| decoder.block_after(index, x, past));
+        let last = x.dims()[1] - 1;
+        decoder.logits(x.narrow(1, last, 1)).squeeze_dim(1)
+    }
+}
+
+impl WritingModule for Llava {
+    type Cache = LlavaCache;
+
+    fn vocabulary(config: &LlavaConfig) -> usize {
+        config.text_config.vocab_size
+    }
+
+    fn images(config: &LlavaConfig) -> Option<ImageInput> {
+        let image = [config.vision_config.num_channels, config.vision_config.image_size];
+        Some(ImageInput { token: config.image_token_index, tokens: config.image_tokens(), image })
+    }
+
+    fn read(&self, prompt: Tensor<2, Int>, images: Option<Tensor<4>>) -> (LlavaCache, Tensor<2>) {
+        let x = match images {
+            Some(pixels) => self.embed(prompt, self.image_features(pixels)),
+            None => self.decoder().embed(prompt),
+        };
+        let mut cache = LlavaCache(vec![None; self.decoder().blocks()]);
+        let logits = self.after(x, &mut cache);
+        (cache, logits)
+    }
+
+    fn extend(&self, token: Tensor<2, Int>, cache: &mut LlavaCache) -> Tensor<2> {
+        self.after(self.decoder().embed(token), cache)
     }
 }

@@ -9,4 +9,5 @@ mod model;
 
 pub use config::LlavaConfig;
 pub use decoder::{Decoder, KeyValues};
+pub use generate::LlavaCache;
 pub use model::Llava;

@@ -32,7 +32,7 @@ impl World {
     /// the run if one of them has issued something else, or has finished and never will.
     pub(crate) fn issue(&self, group: GroupId, member: usize, op: DeviceOp) -> u64 {
         let mut state = self.lock();
-        self.leave_if_failed(&state);
+        self.leave_if_failed(&mut state);
         let rank = state.groups[group.index].ranks[member];
         let sequence = state.recorder.issued(group.index, member);
         let issued = Issued { group, member, sequence, op };
@@ -115,7 +115,7 @@ impl World {
     /// Stops the calling rank if the run has failed.
     #[cfg(feature = "cuda")]
     pub(crate) fn stop_if_failed(&self) {
-        self.leave_if_failed(&self.lock());
+        self.leave_if_failed(&mut self.lock());
     }
 }
 

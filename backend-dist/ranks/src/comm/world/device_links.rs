@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// The watchdog's polling interval.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// How long ranks have to stop after a failure before the process exits.
+/// How long ranks have to stop after a failure before the process exits, at most.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// How long the end of a run waits for NCCL, which frees what a failed run has left only then.
@@ -123,6 +123,11 @@ impl DeviceLinks {
         }
     }
 
+    /// Whether there are communicators.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.is_watched.load(Ordering::Acquire)
+    }
+
     /// Whether the last rank has stopped.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
@@ -157,7 +162,7 @@ fn watch(world: &Weak<World>) {
 /// Ends all communicators of a failed run, and the process if its ranks do not stop.
 fn end(world: &World, failure: &RunError) {
     let start = Instant::now();
-    while start.elapsed() < GRACE {
+    while start.elapsed() < GRACE && !world.is_too_late(start) {
         // All at once: ranks stop only when the kernels of all communicators have ended, and until then none is freed. And
         // repeatedly: a rank may have been about to join one more.
         for link in world.links.made() {
@@ -170,7 +175,8 @@ fn end(world: &World, failure: &RunError) {
             return;
         }
     }
-    eprintln!("{failure}\nThe ranks of this process did not stop within {} s: it ends without them.", GRACE.as_secs());
+    let seconds = start.elapsed().as_secs();
+    eprintln!("{failure}\nThe ranks of this process did not stop within {seconds} s: it ends without them.");
     unsafe extern "C" {
         fn _exit(status: i32) -> !;
     }

@@ -6,27 +6,6 @@ use parking_lot::MutexGuard;
 use std::panic::resume_unwind;
 use std::time::{Duration, Instant};
 
-/// How long the ranks of a process may take to notice a failure: what does not come back from a device by then never
-/// will.
-const GRACE: Duration = Duration::from_secs(40);
-/// How long a process that has failed waits to hear whether another one failed before it.
-const VERDICT: Duration = Duration::from_secs(10);
-
-/// A run's last moments.
-#[derive(Default)]
-pub(super) struct Ending {
-    /// The failure is the first of all processes, and this one has passed it on.
-    pub settled: bool,
-    /// Nothing can go wrong any more: a process may hang up as soon as it has heard that all ranks have finished.
-    pub over: bool,
-    /// All ranks of all processes have finished, and all processes have been told.
-    pub all_finished: bool,
-    /// The ranks of this process have stopped.
-    pub stopped: bool,
-    /// How many threads of ranks of this process have.
-    pub threads: usize,
-}
-
 impl World {
     /// Says that `rank` will not take part any more; peers that wait for it fail at once.
     pub(crate) fn finish(&self, rank: usize) {
@@ -50,39 +29,9 @@ impl World {
         self.lock().failure.clone()
     }
 
-    /// The first failure of the run, if any, after the ranks of this process have stopped. With other processes, this
-    /// waits until all of theirs have finished, or until all know of the failure.
-    pub(crate) fn end(&self) -> Option<RunError> {
-        let mut state = self.lock();
-        state.ending.stopped = true;
-        self.changed.notify_all();
-        if self.remote.is_none() {
-            return state.failure.clone();
-        }
-        if state.failure.is_none() {
-            drop(state);
-            self.finish_process();
-            state = self.lock();
-        }
-        let mut failed_at = None;
-        loop {
-            if state.failure.is_none() && state.ending.all_finished {
-                return None;
-            }
-            if state.failure.is_some() {
-                let since = failed_at.get_or_insert_with(Instant::now).elapsed();
-                if state.ending.settled || since > VERDICT {
-                    return state.failure.clone();
-                }
-            }
-            self.changed.wait_for(&mut state, VERDICT);
-        }
-    }
-
-    pub(super) fn leave_if_failed(&self, state: &State) {
+    pub(super) fn leave_if_failed(&self, state: &mut State) {
         if state.failure.is_some() {
-            // `resume_unwind` does not run the panic hook: the user sees the first failure, not its echoes.
-            resume_unwind(Box::new(Aborted));
+            leave(state);
         }
     }
 
@@ -102,12 +51,12 @@ impl World {
     /// Stops the calling rank because of what `sender`, a rank of another process, has sent.
     pub(super) fn stop_for(&self, sender: usize, what: String) -> ! {
         self.reject(self.process_of(sender), format!("it has sent {what}"));
-        resume_unwind(Box::new(Aborted))
+        leave(&mut self.lock())
     }
 
     pub(super) fn stop(&self, state: &mut State, rank: usize, cause: FailureCause) -> ! {
         self.fail_locked(state, rank, cause);
-        resume_unwind(Box::new(Aborted))
+        leave(state)
     }
 
     /// Waits in the name of `rank`, which a deadlock would leave in `waiting`.
@@ -120,7 +69,7 @@ impl World {
     ) -> MutexGuard<'a, State> {
         let (start, patience) = (Instant::now(), self.patience());
         loop {
-            self.leave_if_failed(&state);
+            self.leave_if_failed(&mut state);
             if ready(&state) {
                 state.ranks[rank].activity = Activity::Running;
                 state.ranks[rank].waited += start.elapsed();
@@ -128,7 +77,7 @@ impl World {
             }
             state.ranks[rank].activity = waiting;
             self.detect_deadlock(&mut state, rank);
-            self.leave_if_failed(&state);
+            self.leave_if_failed(&mut state);
             let timeout = self.changed.wait_for(&mut state, patience.saturating_sub(start.elapsed()));
             if timeout.timed_out() && !ready(&state) {
                 let waiting_in = Box::new(state.ranks[rank].last.clone().expect("a waiting rank has issued something"));
@@ -184,69 +133,6 @@ impl World {
         self.over.notify_all();
     }
 
-    /// Tells the other processes of the first failure of the run, once there is one.
-    pub(super) fn announce_failure(&self) {
-        let failure = self.wait_for_failure().failure.clone();
-        if let Some(error) = failure {
-            self.announce(error);
-        }
-    }
-
-    /// Ends the process if its ranks do not: one that waits for a device that waits for a dead peer never comes back.
-    pub(super) fn end_at_last(&self) {
-        let mut state = self.wait_for_failure();
-        let (start, grace) = (Instant::now(), self.grace());
-        while state.failure.is_some() && !state.ending.stopped && start.elapsed() < grace {
-            self.changed.wait_for(&mut state, grace);
-        }
-        if let (false, Some(failure)) = (state.ending.stopped, &state.failure) {
-            self.give_up(failure);
-        }
-    }
-
-    /// The thread of a rank of this process has ended.
-    pub(crate) fn note_ended_thread(&self) {
-        self.lock().ending.threads += 1;
-        self.over.notify_all();
-    }
-
-    /// Waits until so many threads of ranks of this process have ended. Ends the process if it is the only one and a rank
-    /// has made the others wait for too long: a thread that hangs cannot be ended.
-    pub(crate) fn wait_for_threads(&self, count: usize) {
-        let mut state = self.lock();
-        let (mut since, grace) = (None, self.grace());
-        while state.ending.threads < count {
-            let hangs = self.remote.is_none()
-                && state.failure.as_ref().is_some_and(|failure| matches!(failure.cause, FailureCause::Timeout { .. }));
-            if let (true, Some(failure)) = (hangs, &state.failure)
-                && since.get_or_insert_with(Instant::now).elapsed() >= grace
-            {
-                self.give_up(failure);
-            }
-            self.over.wait_for(&mut state, grace);
-        }
-    }
-
-    /// Who does not wait long for a rank that hangs does not wait longer for it to stop.
-    fn grace(&self) -> Duration {
-        GRACE.min(self.patience())
-    }
-
-    fn give_up(&self, failure: &RunError) -> ! {
-        let seconds = self.grace().as_secs();
-        eprintln!("\n{failure}\nthe ranks of this process did not stop within {seconds} s; it ends here");
-        std::process::exit(1);
-    }
-
-    /// Waits until the run has failed or ended.
-    fn wait_for_failure(&self) -> MutexGuard<'_, State> {
-        let mut state = self.lock();
-        while state.failure.is_none() && !state.ending.all_finished {
-            self.over.wait(&mut state);
-        }
-        state
-    }
-
     fn describe(&self, rank: usize, state: &State) -> String {
         let coords = &self.coords[rank];
         let last = state.ranks[rank].last.as_ref().map(OpRecord::to_string);
@@ -282,6 +168,13 @@ impl World {
             false => format!("rank {rank} ({}): {doing}", whereabouts.join("; ")),
         }
     }
+}
+
+/// The calling thread of a rank ends.
+fn leave(state: &mut State) -> ! {
+    state.ending.note_leaving();
+    // It does not run the panic hook: the user sees the first failure, not its echoes.
+    resume_unwind(Box::new(Aborted))
 }
 
 pub(super) fn mismatch(issued: OpRecord, peer: usize, expected: OpRecord) -> FailureCause {

@@ -25,7 +25,7 @@ impl World {
     {
         let bytes = group.across.then(|| Blob::new((codec.encode)(&input)));
         let mut state = self.lock();
-        self.leave_if_failed(&state);
+        self.leave_if_failed(&mut state);
         let (sequence, rank, here, record) = {
             let g = &mut state.groups[group.index];
             let sequence = g.called[member];
@@ -76,7 +76,7 @@ impl World {
             let inputs = inputs.into_iter().map(|input| input.expect("every member has brought its input")).collect();
             let output: Shared = Arc::new(combine(inputs));
             state = self.lock();
-            self.leave_if_failed(&state);
+            self.leave_if_failed(&mut state);
             for peer in ranks {
                 state.ranks[peer].activity = Activity::Running;
             }

@@ -10,6 +10,7 @@ mod coordinate;
 mod device;
 #[cfg(feature = "cuda")]
 mod device_links;
+mod ending;
 mod failing;
 mod host_collective;
 mod p2p;
@@ -25,7 +26,7 @@ use device_links::DeviceLinks;
 use super::codec::Codec;
 use super::failure::{OpRecord, RunError};
 use super::remote::{Blob, Contribution, Member, OpKey, Remote};
-use failing::Ending;
+use ending::Ending;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};

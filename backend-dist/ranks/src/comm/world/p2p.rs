@@ -17,7 +17,7 @@ impl World {
         codec: Codec<T>,
     ) {
         let mut state = self.lock();
-        self.leave_if_failed(&state);
+        self.leave_if_failed(&mut state);
         let g = &mut state.groups[group.index];
         let record = OpRecord {
             name: format!("send to rank {}", g.ranks[to]),
@@ -48,7 +48,7 @@ impl World {
         codec: Codec<T>,
     ) -> T {
         let mut state = self.lock();
-        self.leave_if_failed(&state);
+        self.leave_if_failed(&mut state);
         let g = &state.groups[group.index];
         let (sender, receiver, label) = (g.ranks[from], g.ranks[to], g.label.clone());
         let issued = OpRecord {

@@ -37,8 +37,10 @@ pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>)> {
         Ok(folder) => return Ok((folder, None)),
         Err(problem) => problem,
     };
-    if let Some((_, newest)) = list(path)?.pop_last() {
-        let warning = format!("{problem}; {} is taken, the newest complete one", newest.display());
+    let mut there = list(path)?;
+    if let Some((step, newest)) = there.pop_last() {
+        let other = begun_again(&there, (step, &newest));
+        let warning = format!("{problem}; {} is taken, the newest complete one{other}", newest.display());
         return Ok((newest, Some(warning)));
     }
     let traces = traces(path)?;
@@ -54,6 +56,19 @@ pub(super) fn find(path: &Path) -> Result<(PathBuf, Option<String>)> {
     let holds = list(&below).is_ok_and(|list| !list.is_empty());
     let guess = if holds { format!("; did you mean {}?", below.display()) } else { String::new() };
     Err(none(&format!("it has no {}, and {problem}{guess}", names::MANIFEST)))
+}
+
+/// What to say of those `there` whose run began again before the `newest` one, which is of another.
+fn begun_again(there: &BTreeMap<u64, PathBuf>, (step, newest): (u64, &Path)) -> String {
+    let began = |folder: &Path| begun_from(folder).ok().flatten().filter(|begun| *begun < step);
+    let own = began(newest);
+    for (_, folder) in there.iter().rev().filter(|(other, _)| own.is_none_or(|own| **other > own)) {
+        if let Some(begun) = began(folder).filter(|begun| own != Some(*begun)) {
+            let folder = folder.display();
+            return format!("; {folder} is of a run that began again from step {begun}: name it to continue that one");
+        }
+    }
+    String::new()
 }
 
 /// The folder that `latest` leads to, or why it leads nowhere.
@@ -163,9 +178,27 @@ pub(super) fn with_others(error: CheckpointError, checkpoint: &Path) -> Checkpoi
     let CheckpointError::File { path, what, .. } = error else { return error };
     let mut others = checkpoint.parent().and_then(|root| list(root).ok()).unwrap_or_default();
     others.retain(|_, other| other != checkpoint);
-    let others = match others.pop_last() {
-        Some((_, newest)) => format!(", or resume from {}, which is complete", newest.display()),
-        None => String::new(),
+    let step = match checkpoint.file_name().and_then(|name| Folder::parse(name.to_str()?)) {
+        Some(Folder::Step(step) | Folder::Replaced(step)) => step,
+        _ => u64::MAX,
+    };
+    let own = begun_from(checkpoint).ok();
+    // Without a manifest only that it comes before.
+    let is_own = |(other, folder): &(&u64, &PathBuf)| match own {
+        Some(begun) => begun.is_some_and(|begun| **other <= begun) || begun_from(folder).ok() == own,
+        None => **other < step,
+    };
+    let others = match (others.iter().rfind(is_own), others.last_key_value()) {
+        (Some((_, newest)), _) => format!(", or resume from {}, which is complete", newest.display()),
+        (None, Some((_, newest))) => {
+            format!(", or resume from {}, which is complete, but may be of another run", newest.display())
+        }
+        (None, None) => String::new(),
     };
     CheckpointError::File { path, what, others }
+}
+
+/// Where the run that saved a checkpoint was told to begin, in the same folder.
+fn begun_from(folder: &Path) -> Result<Option<u64>> {
+    manifest(folder).map(|manifest| manifest.state.begun_from)
 }

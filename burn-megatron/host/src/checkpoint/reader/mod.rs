@@ -156,9 +156,10 @@ impl Checkpoint {
         &self.manifest.files
     }
 
-    /// The tokenizer that was saved with the run.
+    /// The tokenizer that was saved with the run, or a `tokenizer.json` that was put into the folder since.
     pub fn tokenizer(&self) -> Option<PathBuf> {
-        self.manifest.tokenizer.as_ref().map(|file| self.path.join(&file.name))
+        let saved = self.manifest.tokenizer.as_ref().map(|file| self.path.join(&file.name));
+        saved.or_else(|| Some(self.path.join("tokenizer.json")).filter(|file| file.is_file()))
     }
 
     /// What the user should know: `latest` was missing or pointed nowhere, so another checkpoint was opened.

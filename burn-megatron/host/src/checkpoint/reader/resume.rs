@@ -1,7 +1,7 @@
 //! What a resumed run asks of a checkpoint.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use layouts::shard::HostFloats;
 
@@ -15,7 +15,13 @@ use crate::element::Element;
 impl Checkpoint {
     /// Opens the checkpoint of a step in a folder of checkpoints.
     pub fn of_step(root: impl AsRef<Path>, step: u64) -> Result<Self> {
-        Self::open(root.as_ref().join(step_name(step)))
+        Self::open(Self::folder_of(root, step))
+    }
+
+    /// Where the checkpoint of a step is in a folder of checkpoints, if it is there.
+    #[doc(hidden)]
+    pub fn folder_of(root: impl AsRef<Path>, step: u64) -> PathBuf {
+        root.as_ref().join(step_name(step))
     }
 
     /// Deletes the checkpoint of a step in a folder of checkpoints, if it is there and is not the one that `latest`

@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::super::clean::clean_up;
 use super::super::error::{CheckpointError, Result};
 use super::super::manifest::Shard;
+use super::super::retention::Lineage;
 use super::super::shard;
 use super::super::{RunState, Slice, commit, retention};
 use super::{SaveReport, Shared};
@@ -20,6 +21,7 @@ pub(super) struct Progress {
     pub ended: Vec<Result<SaveReport>>,
     /// Steps whose checkpoints are to be deleted when possible.
     pub retired: BTreeSet<u64>,
+    pub lineage: Lineage,
 }
 
 /// What every writer of a save knows.
@@ -132,9 +134,13 @@ impl Shared {
         let seconds = save.started.elapsed().as_secs_f64();
         self.copier.iter().for_each(|copier| copier.add(step));
         // Not under the lock: deleting takes time, and ranks ask how saves went.
-        let mut retired = std::mem::take(&mut self.progress.lock().retired);
+        let (mut retired, lineage) = {
+            let mut progress = self.progress.lock();
+            progress.lineage.add(step);
+            (std::mem::take(&mut progress.retired), progress.lineage.clone())
+        };
         retired.remove(&step);
-        let deletion = self.delete_unwanted(&mut retired, step);
+        let deletion = self.delete_unwanted(&mut retired, &lineage, step);
         self.progress.lock().retired.append(&mut retired);
         let (deleted, not_deleted) = match deletion {
             Ok(deleted) => (deleted, None),
@@ -144,10 +150,10 @@ impl Shared {
     }
 
     /// Deletes what the options and `retired` do not want to keep, and returns the steps.
-    pub fn delete_unwanted(&self, retired: &mut BTreeSet<u64>, latest: u64) -> Result<Vec<u64>> {
+    pub fn delete_unwanted(&self, retired: &mut BTreeSet<u64>, lineage: &Lineage, latest: u64) -> Result<Vec<u64>> {
         let present = retention::steps(&self.files, &self.root)?;
         let (keep_last, keep_every) = (self.options.keep_last, self.options.keep_every);
-        let mut unwanted = retention::unwanted(&present, latest, keep_last, keep_every, retired);
+        let mut unwanted = retention::unwanted(&present, latest, keep_last, keep_every, retired, lineage);
         // What a copy is made of now is deleted after the next save, or after the last copy.
         let needed = |step: &mut u64| self.copier.as_ref().is_some_and(|copier| copier.needs(*step));
         retired.extend(unwanted.extract_if(.., needed));

@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use super::super::disk::{Files, RealDisk};
 use super::super::error::{CheckpointError, Result, START};
 use super::super::names;
+use super::super::retention::Lineage;
 use super::{SharedStorage, Storage, claim, copy};
 
 /// A checkpoint that has been copied to the storage.
@@ -55,6 +56,8 @@ struct Queue {
     /// What is under way.
     current: Option<Job>,
     retired: BTreeSet<u64>,
+    /// Of the copies.
+    lineage: Lineage,
     /// Whether a step was retired since they were last deleted.
     deletes: bool,
     ended: Vec<Result<CopyReport>>,
@@ -99,6 +102,16 @@ impl Copier {
         let mut queue = self.work.queue.lock();
         queue.deletes |= queue.retired.insert(step);
         self.work.changed.notify_all();
+    }
+
+    /// As [`Saver::begin_from`](crate::checkpoint::Saver::begin_from).
+    pub fn begin_from(&self, step: u64) {
+        self.work.queue.lock().lineage = Lineage::from(step);
+    }
+
+    /// As [`Saver::go_back_to`](crate::checkpoint::Saver::go_back_to).
+    pub fn go_back_to(&self, step: u64) {
+        self.work.queue.lock().lineage.go_back_to(step);
     }
 
     /// Gives up those that wait, which [`finished`](Self::finished) says.
@@ -183,6 +196,7 @@ impl Work {
         match job {
             Job::Copy(step) => {
                 let bytes = copy::upload(&self.root, step, storage)?;
+                self.queue.lock().lineage.add(step);
                 let deleted = self.prune(step)?;
                 let seconds = start.elapsed().as_secs_f64();
                 Ok(Some(CopyReport { step, storage: storage.name(), bytes, seconds, deleted }))
@@ -195,7 +209,10 @@ impl Work {
     }
 
     fn prune(&self, latest: u64) -> Result<Vec<u64>> {
-        let retired = self.queue.lock().retired.clone();
-        copy::prune(&*self.storage, latest, self.keep_last, self.keep_every, &retired)
+        let (retired, lineage) = {
+            let queue = self.queue.lock();
+            (queue.retired.clone(), queue.lineage.clone())
+        };
+        copy::prune(&*self.storage, latest, self.keep_last, self.keep_every, &retired, &lineage)
     }
 }

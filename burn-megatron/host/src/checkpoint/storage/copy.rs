@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use super::super::disk::{Files, RealDisk};
 use super::super::error::{CheckpointError, Result};
 use super::super::names::{self, Folder, LATEST, SUMS};
+use super::super::retention::Lineage;
 use super::super::{commit, retention};
 use super::{Storage, owner, refused};
 use crate::checkpoint::Checkpoint;
@@ -62,15 +63,16 @@ pub fn upload(root: &Path, step: u64, storage: &dyn Storage) -> Result<u64> {
 }
 
 /// Deletes the checkpoints of the storage that are not wanted after that of step `latest`, and of those before it that are
-/// `retired`. Returns their steps. Each loses its mark of completeness first.
+/// `retired`; see [`retention::unwanted`]. Returns their steps. Each loses its mark of completeness first.
 pub(super) fn prune(
     storage: &dyn Storage,
     latest: u64,
     keep_last: Option<usize>,
     keep_every: Option<u64>,
     retired: &BTreeSet<u64>,
+    lineage: &Lineage,
 ) -> Result<Vec<u64>> {
-    let unwanted = retention::unwanted(&stored_steps(storage)?, latest, keep_last, keep_every, retired);
+    let unwanted = retention::unwanted(&stored_steps(storage)?, latest, keep_last, keep_every, retired, lineage);
     for step in &unwanted {
         let folder = format!("{}/", names::step_name(*step));
         let mut keys = storage.list(&folder).map_err(refused(storage, "list", &folder))?;

@@ -3,6 +3,7 @@
 mod crash;
 mod damage;
 mod killed;
+mod lineage;
 mod links;
 mod manifests;
 mod owner;

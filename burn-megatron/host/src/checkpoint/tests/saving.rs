@@ -163,6 +163,21 @@ fn a_run_that_goes_back_saves_over_later_steps() {
     assert_eq!(steps(&disk), [4, 5]);
 }
 
+/// Whatever is done by then, a run that is killed resumes from the checkpoint that it went back to.
+#[test]
+fn a_run_that_goes_on_from_an_older_checkpoint_removes_the_later_ones() {
+    let disk = SimDisk::new();
+    let saver = saver(&disk, SaverOptions::default());
+    (1..=4).for_each(|step| submit(&saver, step));
+    saver.go_back_to(4).unwrap();
+    assert_eq!(steps(&disk), [1, 2, 3, 4]);
+    saver.go_back_to(2).unwrap();
+    assert_eq!(steps(&disk), [1, 2]);
+    assert_eq!(disk.tree()[&format!("{ROOT}/latest")].as_deref(), Some(&b"step_00000002\n"[..]));
+    submit(&saver, 3);
+    assert_eq!(steps(&disk), [1, 2, 3]);
+}
+
 #[test]
 fn slices_that_cannot_be_saved_are_named_before_anything_is_written() {
     let disk = SimDisk::new();

@@ -146,7 +146,21 @@ impl GptSplits {
         Self::from_datasets(&datasets, blend, config)
     }
 
-    /// The same for datasets that are open already, in the order of the blend's prefixes.
+    /// The same where each of training, validation and test has files of its own, and all of them; `config.split` is not
+    /// looked at (`blend_per_split` of Megatron's builder). Without files a split is `None`. Fails as
+    /// [`build`](Self::build).
+    pub fn build_each(blends: [Option<&Blend>; 3], config: &GptDataConfig) -> Result<Self, DataError> {
+        let build = |split: Split| match blends[split as usize] {
+            None => Ok(None),
+            Some(blend) => {
+                let whole = GptDataConfig { split: SplitRatios::only(split), ..config.clone() };
+                Self::build(blend, &whole).map(|parts| parts.get(split).cloned())
+            }
+        };
+        Ok(Self { train: build(Split::Train)?, valid: build(Split::Valid)?, test: build(Split::Test)? })
+    }
+
+    /// [`build`](Self::build) for datasets that are open already, in the order of the blend's prefixes.
     pub fn from_datasets(
         datasets: &[Arc<IndexedDataset>],
         blend: &Blend,

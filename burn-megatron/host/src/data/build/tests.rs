@@ -40,3 +40,21 @@ fn a_file_without_a_sample_leaves_the_others_theirs() {
         (0..data.len()).for_each(|index| assert_ne!(data.sample(index).tokens[0], 0));
     }
 }
+
+/// Each split has the samples of a run whose only data its files are, in their order.
+#[test]
+fn splits_with_files_of_their_own_have_all_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let prefixes = files(folder.path(), &[41, 85, 61]);
+    let [train, valid, test] = [0, 1, 2].map(|file| Blend::single(&prefixes[file]));
+    let config = GptDataConfig { split: "50,50".parse().unwrap(), ..GptDataConfig::new(4) };
+    let parts = GptSplits::build_each([Some(&train), Some(&valid), Some(&test)], &config).unwrap();
+    for (split, blend, samples) in [(Split::Train, train, 10), (Split::Valid, valid, 21), (Split::Test, test, 15)] {
+        let alone = GptSplits::build(&blend, &GptDataConfig::new(4)).unwrap().train.unwrap();
+        let part = parts.get(split).unwrap();
+        assert_eq!((part.len(), alone.len()), (samples, samples));
+        assert!((0..samples).all(|sample| part.sample(sample) == alone.sample(sample)), "{}", split.name());
+    }
+    let none = GptSplits::build_each([None, Some(&Blend::single(&prefixes[1])), None], &config).unwrap();
+    assert!(none.train.is_none() && none.valid.is_some() && none.test.is_none());
+}

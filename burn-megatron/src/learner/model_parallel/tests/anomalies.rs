@@ -45,8 +45,19 @@ fn pretraining<M: CausalLm + 'static>(
     (train, steps): (Arc<dyn TokenDataset>, usize),
     non_finite: AnomalyAction,
 ) -> Pretraining<M> {
+    let anomaly = AnomalyConfig { non_finite, ..AnomalyConfig::default() };
+    pretraining_with(config, layout, folder, (train, steps), anomaly)
+}
+
+fn pretraining_with<M: CausalLm + 'static>(
+    config: &M::Config,
+    layout: &str,
+    folder: &Path,
+    (train, steps): (Arc<dyn TokenDataset>, usize),
+    anomaly: AnomalyConfig,
+) -> Pretraining<M> {
     let (mesh, data) = (Mesh::new(layout.parse().unwrap()).unwrap(), (train, data(200, 2)));
-    let engine = EngineConfig { anomaly: AnomalyConfig { non_finite, ..AnomalyConfig::default() }, ..engine() };
+    let engine = EngineConfig { anomaly, ..engine() };
     Pretraining::new(mesh, engine, steps, data, config.dims(), builder(config, FloatDType::F64))
         .evaluate(5, 1)
         .directory(folder.join("run"))
@@ -113,6 +124,64 @@ fn a_run_that_rolls_back_continues_from_its_checkpoint_with_the_samples_after_th
         assert_eq!(bad.0.0, without.0.0, "{layout}");
         assert_eq!((bad.0.1.step, bad.0.1.updates, bad.0.1.skipped, bad.0.1.consumed), (12, 12, 16, 14 * 8));
     }
+}
+
+/// Checkpoints are of steps 4 and 8, the bad step is 10.
+#[test]
+fn a_roll_back_of_some_steps_passes_over_checkpoints_that_are_too_new() {
+    let rolling = |back: u64, folder: &Path, bad: bool| {
+        let data: Arc<dyn TokenDataset> = if bad { tokens() } else { Arc::new(Without(tokens(), 6)) };
+        let config =
+            AnomalyConfig { non_finite: AnomalyAction::RollBack, roll_back_steps: back, ..AnomalyConfig::default() };
+        let run = pretraining_with::<Llama>(&dropout(), "DP2 ZeRO1", folder, (data, STEPS), config);
+        let run = run.checkpoints(saving(folder, Some(4), true));
+        if bad { run.inject(nan()) } else { run }
+    };
+    let [bad, without, none] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+    let run = |folder: &tempfile::TempDir, is_bad| {
+        let run = rolling(3, folder.path(), is_bad);
+        let run = run.finish(|rank, engine| Ok((global_weights(rank, engine)?, engine.position())));
+        succeeds(&run, "rolled back");
+        run.finished().unwrap()
+    };
+    let ((weights, position), (expected, _)) = (run(&bad, true), run(&without, false));
+    assert_eq!(weights, expected);
+    assert_eq!((position.step, position.updates, position.skipped, position.consumed), (12, 12, 48, 18 * 8));
+    let kept = |folder: &tempfile::TempDir| Checkpoint::list(folder.path().join("checkpoints")).unwrap();
+    assert_eq!(Vec::from_iter(kept(&bad).into_keys()), [4, 8, 12], "saved again");
+    let again = Checkpoint::open(saved_at(bad.path(), 8)).unwrap();
+    assert_eq!(again.state().consumed_samples, (8 + 6) * 8);
+
+    let error = launch(&rolling(7, none.path(), true)).error.unwrap();
+    says!(error, "step 10 is bad, anomaly.roll-back-steps = 7, and", "has checkpoints of steps 4, 8; nearest legal: 6");
+}
+
+/// The run that resumes from step 4 gives steps 8 and 12 up: it goes back to its own checkpoints, or to the one that it began
+/// with, wherever that is.
+#[test]
+fn a_roll_back_goes_to_no_checkpoint_of_a_run_that_was_given_up() {
+    let run = |folder: &Path, (data, back): (Arc<dyn TokenDataset>, u64), every: u64, resume: Option<PathBuf>| {
+        let non_finite = AnomalyAction::RollBack;
+        let config = AnomalyConfig { non_finite, roll_back_steps: back, ..AnomalyConfig::default() };
+        let run = pretraining_with::<Llama>(&dropout(), "DP2", folder, (data, STEPS), config);
+        let run = run.checkpoints(saving(folder, Some(every), true));
+        let run = if let Some(resume) = resume { run.resume(Resume::From(resume)).inject(nan()) } else { run };
+        let run = run.finish(|rank, engine| Ok((global_weights(rank, engine)?, engine.position())));
+        succeeds(&run, "rolled back");
+        run.finished().unwrap()
+    };
+    // The bad step is 10; between steps 4 and 10 nothing is saved.
+    let [given_up, elsewhere, without] = std::array::from_fn(|_| tempfile::tempdir().unwrap());
+    run(given_up.path(), (tokens(), 0), 4, None);
+    let (expected, _) = run(without.path(), (Arc::new(Without(tokens(), 6)), 0), 4, None);
+    for folder in [elsewhere.path(), given_up.path()] {
+        let (weights, position) = run(folder, (tokens(), 0), 11, Some(saved_at(given_up.path(), 4)));
+        assert_eq!((position.step, position.skipped, position.consumed), (12, 6 * 8, 18 * 8), "back to step 4");
+        assert_eq!(weights, expected);
+    }
+    // After steps 6 and 9; step 8 is another run's.
+    let (_, position) = run(given_up.path(), (tokens(), 2), 3, Some(saved_at(given_up.path(), 4)));
+    assert_eq!((position.step, position.skipped, position.consumed), (12, 4 * 8, 16 * 8), "back to step 6");
 }
 
 #[test]

@@ -1,5 +1,9 @@
 //! A run of one process whose ranks fail continues with the bits of one that was left alone.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn::train::Interrupter;
+
 use super::*;
 
 /// Which faults, copies and checkpoints, and the steps that the run resumes from.
@@ -95,4 +99,47 @@ fn a_run_that_begins_again_goes_on_with_its_trace_and_its_run_of_weights_and_bia
     // Once in the summary, once in the history.
     let losses = bytes.windows(b"train/loss".len()).filter(|window| window == b"train/loss").count();
     assert_eq!(losses, 2 * 12, "each step once");
+}
+
+/// After a restart from a copy in memory, no checkpoint has the step that the run stands at.
+#[test]
+fn a_run_that_began_again_from_memory_saves_where_it_ends() {
+    let restarts = RestartOptions { max_restarts: 1, copy_every: Some(2), ..RestartOptions::default() };
+    let saved = |folder: &Path| Checkpoint::open(folder.join("checkpoints")).unwrap().state().step;
+    // It is asked to stop while it begins again, from step 6.
+    let folder = tempfile::tempdir().unwrap();
+    let (interrupter, built) = (Interrupter::new(), AtomicUsize::new(0));
+    let (stop, build) = (interrupter.clone(), builder::<Llama>(&llama(), FloatDType::F32));
+    let stops = move |rank: &Rank, part| {
+        if built.fetch_add(1, Ordering::Relaxed) == 1 {
+            stop.stop(Some("stopped in a restart"));
+        }
+        build(rank, part)
+    };
+    let run = resume::run_with("TP1", folder.path(), None, data(900, 1), stops);
+    let run = run.restarts(restarts).inject("error:rank0@step7".parse().unwrap());
+    let (training, learner) = run.supervised();
+    let result = training.with_application_logger(None).with_interrupter(interrupter).launch(learner);
+    assert!(result.error.is_none(), "{:?}", result.error);
+    assert_eq!(result.interrupted.unwrap().reason.as_deref(), Some("stopped in a restart"));
+    assert_eq!(saved(folder.path()), 6);
+
+    // The third evaluation, which follows on the last step, fails once.
+    let folder = tempfile::tempdir().unwrap();
+    let reads = AtomicUsize::new(0);
+    let fails = move |index: usize, sample| {
+        assert!(index > 0 || reads.fetch_add(1, Ordering::Relaxed) != 2, "the data cannot be read");
+        sample
+    };
+    let (mesh, held_out) = (Mesh::new("TP1".parse().unwrap()).unwrap(), Arc::new(Through(data(200, 2), fails)));
+    let build = builder::<Llama>(&llama(), FloatDType::F32);
+    let run = Pretraining::<Llama>::new(mesh, engine(), 12, (data(900, 1), held_out), llama().dims(), build)
+        .evaluate(5, 2)
+        .directory(folder.path().join("run"))
+        .checkpoints(saving(folder.path(), SaveEvery::Never, true))
+        .restarts(restarts);
+    succeeds(&run, "an evaluation that failed once");
+    assert_eq!(saved(folder.path()), 12);
+    let resumed = log(&folder.path().join("run")).iter().filter(|line| line["kind"] == "resumed").count();
+    assert_eq!(resumed, 1);
 }

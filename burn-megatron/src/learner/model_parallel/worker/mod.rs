@@ -83,7 +83,7 @@ pub(super) struct Worker<'a, M> {
     pub drawn: Option<Drawn>,
     pub stop_channel: Option<&'a StopChannel>,
     pub saves: Option<Arc<Saves>>,
-    /// The last step that was saved, or that the run began with.
+    /// The last step that the run has on disk, or 0.
     pub saved: u64,
     /// Steps, also those that were taken back by going back to a checkpoint.
     pub attempts: u64,

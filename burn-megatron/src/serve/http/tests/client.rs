@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::super::*;
 use crate::generate::{GenerateOptions, Sampling, generate};
-use crate::serve::{Queue, SchedulerConfig, run};
+use crate::serve::{Queue, SchedulerConfig, Statistics, run};
 
 pub const VOCAB: usize = 61;
 
@@ -60,7 +60,7 @@ pub fn app(requests: Requests, chat: bool) -> App {
         models: vec!["tiny".into(), "other".into()],
         tokenizer: Tokenizer::from_bytes(tokenizer().to_string()).unwrap(),
         chat: chat.then(|| ChatTokenizer::open(folder.path(), None).unwrap()),
-        defaults: GenerationConfig::default(),
+        defaults: Sampling { temperature: 1.0, ..Sampling::greedy() },
         stop_tokens: vec![60],
         vocab_size: VOCAB,
         longest_token: 1,
@@ -71,9 +71,14 @@ pub fn app(requests: Requests, chat: bool) -> App {
 }
 
 /// Runs `client` against a server of two models in a layout, and gives the statistics at the end.
-pub fn with_server(layout: &str, client: impl FnOnce(SocketAddr, &App)) -> crate::serve::Statistics {
+pub fn with_server(layout: &str, client: impl FnOnce(SocketAddr, &App)) -> Statistics {
+    with_server_of(Sampling { temperature: 1.0, ..Sampling::greedy() }, layout, client)
+}
+
+/// The same with what their author suggests.
+pub fn with_server_of(defaults: Sampling, layout: &str, client: impl FnOnce(SocketAddr, &App)) -> Statistics {
     let (requests, queue) = Requests::channel();
-    let app = Arc::new(app(requests.clone(), true));
+    let app = Arc::new(App { defaults, ..app(requests.clone(), true) });
     let server = Server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = server.address().unwrap();
     let (end, ended) = oneshot::channel::<()>();
@@ -118,7 +123,7 @@ pub fn alone(prompt: &str, max_tokens: usize, sampling: Sampling) -> (Vec<i64>, 
 }
 
 pub fn sampled(seed: u64) -> Sampling {
-    Sampling { temperature: 1.2, top_k: Some(40), top_p: Some(0.95), seed }
+    Sampling { temperature: 1.2, top_k: Some(40), top_p: Some(0.95), seed, ..Sampling::default() }
 }
 
 pub fn open(address: SocketAddr, method: &str, path: &str, body: &str) -> BufReader<TcpStream> {

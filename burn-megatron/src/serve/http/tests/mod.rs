@@ -1,3 +1,4 @@
+mod choices;
 mod client;
 
 use std::io::BufRead;
@@ -136,25 +137,6 @@ fn log_probabilities_come_in_openais_forms() {
     });
 }
 
-#[test]
-fn choices_and_prompts_are_numbered() {
-    with_server("TP1", |address, _| {
-        let mut body = completion("", 8, 5);
-        (body["prompt"], body["n"]) = (json!(["ab", "cde"]), json!(2));
-        let (_, whole) = post(address, COMPLETIONS, &body);
-        let choices = whole["choices"].as_array().unwrap();
-        let expected =
-            [("ab", 5), ("ab", 6), ("cde", 5), ("cde", 6)].map(|(prompt, seed)| alone(prompt, 8, sampled(seed)).1);
-        for (index, text) in expected.iter().enumerate() {
-            assert_eq!(
-                (&choices[index]["index"], choices[index]["text"].as_str()),
-                (&json!(index), Some(text.as_str()))
-            );
-        }
-        assert_eq!(whole["usage"]["prompt_tokens"], 5);
-    });
-}
-
 /// Blocks have four positions; `a` is a token.
 #[test]
 fn usage_says_how_much_of_the_prompts_was_cached() {
@@ -251,6 +233,11 @@ fn bad_requests_are_named() {
             ("prompt", json!(""), "no tokens"),
             ("prompt", json!(vec!["a"; 2049]), "nearest legal: 2048"),
             ("prompt", json!("a".repeat(MAX_MODEL_LEN + 1)), "--max-model-len"),
+            ("prompt", json!(vec![1; MAX_MODEL_LEN]), "at most 4095 tokens of prompt"),
+            // What is too long is not looked at.
+            ("prompt", json!(vec![61; MAX_MODEL_LEN]), "at most 4095 tokens of prompt"),
+            ("min_p", json!(1.5), "nearest legal: 1"),
+            ("repetition_penalty", json!(0), "nearest legal: 0.01"),
             ("stop", json!([1]), "a list of strings"),
             ("presence_penalty", json!(0.5), "does not support"),
             ("temprature", json!(1), "unrecognized request argument"),

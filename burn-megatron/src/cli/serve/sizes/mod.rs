@@ -1,5 +1,8 @@
 //! How many sequences there may be, and how long.
 
+#[cfg(test)]
+mod tests;
+
 use anyhow::{Result, bail};
 use models::lora::Adapter;
 use models::{FamilyConfig, ModelConfig};
@@ -14,6 +17,9 @@ use crate::serve::SchedulerConfig;
 
 /// Default length of a sequence where the model has no limit, as in vLLM.
 const UNLIMITED: usize = 2048;
+
+/// Bytes that the scheduler has for a block, where models keep nothing in it.
+const ENTRY: u64 = 64;
 
 /// Sizes of the scheduler, by vLLM's names.
 #[derive(clap::Args, Clone, Debug)]
@@ -86,10 +92,12 @@ impl SizeArgs {
         let needs = Needs {
             weights: weights(config, device, dtype, tp) + of_adapters(adapters, device, dtype, tp),
             states: states(config, device, dtype, tp),
-            // Where a block holds nothing, it is a number in the scheduler.
-            block: cache_bytes(config, device, dtype, tp).saturating_mul(block_size as u64).max(4),
+            block: cache_bytes(config, device, dtype, tp).saturating_mul(block_size as u64).max(ENTRY),
         };
         let fitting = memory.map_or(Ok(u64::MAX), |bytes| self.fitting_blocks(&needs, bytes, share))?;
+        if let Some((blocks, bytes)) = self.num_blocks.zip(memory) {
+            self.check_blocks(&needs, blocks as u64, bytes)?;
+        }
         let num_blocks = self.num_blocks.unwrap_or(wanted.min(fitting.min(u32::MAX.into()) as usize));
         let room = num_blocks.saturating_mul(block_size);
         let sizes = SchedulerConfig {
@@ -109,7 +117,7 @@ impl SizeArgs {
     fn fitting_blocks(&self, needs: &Needs, bytes: u64, share: f64) -> Result<u64> {
         let Needs { weights, states, block } = *needs;
         let free = ((bytes as f64 * share) as u64).saturating_sub(weights);
-        // Who gives --num-blocks knows better.
+        // Who gives --num-blocks knows better: all of the memory may be theirs.
         let cache = |blocks: usize| if self.num_blocks.is_some() { 0 } else { block.saturating_mul(blocks as u64) };
         let one = states.saturating_add(cache(1));
         if free < one {
@@ -139,6 +147,23 @@ impl SizeArgs {
         }
         Ok((free - states * self.max_num_seqs as u64) / block)
     }
+
+    /// Whether there is memory for the blocks that were asked for, next to all else that is kept.
+    fn check_blocks(&self, needs: &Needs, blocks: u64, bytes: u64) -> Result<()> {
+        let kept = needs.weights.saturating_add(needs.states.saturating_mul(self.max_num_seqs as u64));
+        let most = (bytes.saturating_sub(kept) / needs.block).min(u32::MAX.into());
+        if blocks <= most {
+            return Ok(());
+        }
+        let nearest = match most {
+            0 => "there is no room for one: --layout with more GPUs or --dtype bf16 takes less of each".to_string(),
+            most => format!("nearest legal: {most}"),
+        };
+        bail!(
+            "--num-blocks {blocks}: a block takes {} bytes, and of {bytes} bytes weights and recurrent states take {kept}; {nearest}",
+            needs.block
+        );
+    }
 }
 
 /// Bytes of what is kept while a model serves.
@@ -163,137 +188,4 @@ fn states(config: &FamilyConfig, device: DeviceKind, dtype: Precision, tp: usize
 /// The ranks that share what is sharded and do not share a memory.
 fn sharing(device: DeviceKind, tp: usize) -> usize {
     if device == DeviceKind::Cuda { tp.max(1) } else { 1 }
-}
-
-#[cfg(test)]
-mod tests {
-    use models::{DeepSeekV3Config, LlamaConfig, Mamba2Config, NemotronHConfig};
-
-    use super::super::adapted::tests::adapter;
-    use super::*;
-
-    fn args() -> SizeArgs {
-        SizeArgs {
-            max_num_seqs: 4,
-            max_model_len: None,
-            max_num_batched_tokens: 64,
-            block_size: 16,
-            num_blocks: None,
-            gpu_memory_utilization: None,
-            no_prefix_caching: false,
-            enforce_eager: false,
-        }
-    }
-
-    fn resolve(args: &SizeArgs) -> Result<SchedulerConfig> {
-        let config = FamilyConfig::Llama(LlamaConfig { max_position_embeddings: 100, ..LlamaConfig::tiny() });
-        args.resolve(&config, &[], DeviceKind::Cpu, Precision::F32, 1)
-    }
-
-    #[test]
-    fn sequences_have_all_positions_if_there_is_memory() {
-        let sizes = resolve(&args()).unwrap();
-        assert_eq!((sizes.max_model_len, sizes.num_blocks), (100, 4 * 7));
-        let few = resolve(&SizeArgs { num_blocks: Some(3), ..args() }).unwrap();
-        assert_eq!((few.max_model_len, few.num_blocks), (48, 3));
-    }
-
-    /// A state of each head, and three positions of what is convolved, next to a step's batch of both.
-    #[test]
-    fn states_have_memory_of_their_own() {
-        let of = Mamba2Config::tiny();
-        let (inner, grouped) = (of.num_heads * of.head_dim, of.n_groups * of.state_size);
-        let kept = |element: usize| {
-            let seen = (of.conv_kernel - 1) * (inner + 2 * grouped) * element;
-            2 * (of.num_hidden_layers * (inner * of.state_size * element.max(4) + seen)) as u64
-        };
-        let config = FamilyConfig::Mamba2(of.clone());
-        for (dtype, element) in [(Precision::F32, 4), (Precision::Bf16, 2)] {
-            assert_eq!(states(&config, DeviceKind::Cpu, dtype, 1), kept(element));
-        }
-    }
-
-    /// transformers' configuration of Mamba-2 has no `max_position_embeddings`.
-    #[test]
-    fn states_alone_have_no_positional_limit() {
-        let config = FamilyConfig::Mamba2(Mamba2Config::tiny());
-        let len = |max_model_len| {
-            let args = SizeArgs { max_model_len, ..args() };
-            args.resolve(&config, &[], DeviceKind::Cpu, Precision::F32, 1).unwrap().max_model_len
-        };
-        assert_eq!([len(None), len(Some(100_000))], [2048, 100_000]);
-    }
-
-    /// So many blocks less as they take bytes.
-    #[test]
-    fn adapters_take_memory_of_the_cache() {
-        let config = FamilyConfig::Llama(LlamaConfig::tiny());
-        let at = (DeviceKind::Cpu, Precision::F32);
-        let block = cache_bytes(&config, at.0, at.1, 1) * 16;
-        let memory = weights(&config, at.0, at.1, 1) + 40 * block;
-        let blocks = |adapters: &[Option<Adapter>]| {
-            let args = SizeArgs { gpu_memory_utilization: Some(1.0), max_num_seqs: 60, ..args() };
-            args.resolve_within(Some(memory), &config, adapters, at.0, at.1, 1).unwrap().num_blocks as u64
-        };
-        let adapters = [1, 2].map(|elements| adapter(&config, elements * block as usize));
-        let taken = of_adapters(&adapters, at.0, at.1, 1).div_ceil(block);
-        assert_eq!((blocks(&[None]), blocks(&adapters)), (40, 40 - taken));
-    }
-
-    /// What an error names as the nearest legal value is legal, and one more or less is not.
-    #[test]
-    fn what_is_named_as_legal_is() {
-        let mamba = FamilyConfig::Mamba2(Mamba2Config::tiny());
-        let hybrid = FamilyConfig::NemotronH(NemotronHConfig::tiny());
-        for config in [&mamba, &hybrid] {
-            let at = (DeviceKind::Cpu, Precision::F32);
-            let [weights, states] = [weights(config, at.0, at.1, 1), states(config, at.0, at.1, 1)];
-            let block = (cache_bytes(config, at.0, at.1, 1) * 16).max(4);
-            let resolve = |of: SizeArgs, memory: u64| {
-                let sizes = of.resolve_within(Some(memory), config, &[], at.0, at.1, 1);
-                sizes.map(|sizes| sizes.num_blocks).map_err(|error| error.to_string())
-            };
-            let whole = || SizeArgs { gpu_memory_utilization: Some(1.0), ..args() };
-            let memory = weights + 3 * states + 2 * block;
-            let refused = resolve(SizeArgs { max_model_len: Some(32), ..whole() }, memory).unwrap_err();
-            assert!(refused.starts_with("--max-num-seqs 4: the states"), "{refused}");
-            assert!(refused.ends_with("nearest legal: 3"), "{refused}");
-            resolve(SizeArgs { max_num_seqs: 3, max_model_len: Some(32), ..whole() }, memory).unwrap();
-
-            // Not one sequence fits.
-            let half = |share| SizeArgs { max_num_seqs: 1, gpu_memory_utilization: Some(share), ..args() };
-            let (memory, one) = (2 * (weights + states + block), SizeArgs { max_num_seqs: 1, ..whole() });
-            let refused = resolve(half(0.4), memory).unwrap_err();
-            assert!(refused.starts_with("--gpu-memory-utilization 0.4"), "{refused}");
-            assert!(refused.ends_with("nearest legal: 0.5"), "{refused}");
-            assert!(resolve(half(0.5), memory).is_ok());
-            says!(resolve(one, memory / 2 - 1).unwrap_err(), "no share is enough");
-        }
-    }
-
-    /// The latent and the rotated key of each layer, on every rank.
-    #[test]
-    fn latents_take_less_than_heads() {
-        let of = DeepSeekV3Config::tiny();
-        let (layers, width) = (of.num_hidden_layers, of.kv_lora_rank + of.qk_rope_head_dim);
-        let config = FamilyConfig::DeepSeekV3(of);
-        let bytes = |device, tp| cache_bytes(&config, device, Precision::F32, tp) as usize;
-        assert_eq!([1, 2].map(|tp| bytes(DeviceKind::Cuda, tp)), [layers * width * 4; 2]);
-        assert_eq!(bytes(DeviceKind::Cpu, 2), 2 * layers * width * 4);
-    }
-
-    #[test]
-    fn sizes_that_do_not_fit_are_named() {
-        let refuse = |args: SizeArgs| resolve(&args).unwrap_err().to_string();
-        let long = refuse(SizeArgs { max_model_len: Some(101), ..args() });
-        assert!(long.starts_with("--max-model-len 101") && long.ends_with("nearest legal: 100"), "{long}");
-        assert!(
-            refuse(SizeArgs { gpu_memory_utilization: Some(1.5), ..args() }).starts_with("--gpu-memory-utilization")
-        );
-        assert!(
-            refuse(SizeArgs { num_blocks: Some(2), max_model_len: Some(50), ..args() }).contains("max-model-len 50")
-        );
-        assert!(refuse(SizeArgs { block_size: 0, ..args() }).starts_with("block-size 0"));
-        assert!(refuse(SizeArgs { max_num_seqs: 0, ..args() }).starts_with("max-num-seqs 0"));
-    }
 }

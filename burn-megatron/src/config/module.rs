@@ -1,0 +1,175 @@
+//! The configuration of a run of a BERT or a T5, every value resolved.
+
+use std::path::PathBuf;
+
+use backend_dist::mesh::{Nearest, ParallelLayout};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::data::DataSection;
+use super::keys::KEYS;
+use super::limits::RANKS;
+use super::model::kebab;
+use super::module_keys::is_taken;
+use super::problem::Problem;
+use super::render::line;
+use super::run::{CheckpointSection, EvaluationSection, LogSection, OutputSection, TrainingSection};
+use super::sections::SECTIONS;
+use crate::checkpoint::SaveEvery;
+use crate::lr::LrConfig;
+use crate::optim::AdamWConfig;
+use crate::schedule::ScheduleKind;
+
+/// The model of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModuleModel {
+    /// Folder that initial weights are read from; without one they are random.
+    pub hf: Option<PathBuf>,
+    /// Name of published sizes.
+    pub preset: Option<String>,
+    /// Sizes in place of those of folder or preset, under Hugging Face's names.
+    pub sizes: Map<String, Value>,
+    /// The `config.json` of all sizes.
+    pub config: Value,
+}
+
+impl ModuleModel {
+    /// Its family.
+    pub fn model_type(&self) -> &str {
+        self.config["model_type"].as_str().unwrap_or_default()
+    }
+}
+
+/// `[masked]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct MaskedSection {
+    /// Share of the tokens that are masked.
+    pub mask_prob: f64,
+    /// Share of the samples that are shorter.
+    pub short_seq_prob: f64,
+    /// T5: tokens of the output.
+    pub decoder_seq_length: usize,
+    /// T5: number of sentinels.
+    pub vocab_extra_ids: usize,
+}
+
+/// `[pipeline]`
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModulePipeline {
+    /// The order of the passes.
+    pub schedule: Option<ScheduleKind>,
+}
+
+/// Everything that one TOML file says about the run of a BERT or a T5. Its keys are some of those of a
+/// [`RunConfig`](crate::config::RunConfig); others are refused by name.
+///
+/// ```
+/// use burn_megatron::config::ModuleConfig;
+///
+/// let text = "[model]\npreset = \"bert-base\"\n[data]\nprefixes = [\"wiki\"]\ntokenizer = \"vocab.json\"\n";
+/// let config = ModuleConfig::parse("bert.toml", text, &[])?.expect("it is one");
+/// assert_eq!((config.model.model_type(), config.model.config["num_hidden_layers"].as_u64()), ("bert", Some(12)));
+/// assert_eq!(ModuleConfig::parse("again.toml", &config.to_toml(), &[])?.as_ref(), Some(&config));
+/// assert_eq!(ModuleConfig::parse("llama.toml", "[model]\npreset = \"llama3-8b\"\n", &[])?, None);
+/// let refused = ModuleConfig::parse("bert.toml", &format!("{text}[fp8]\nformat = \"hybrid\"\n"), &[]).unwrap_err();
+/// assert!(refused.to_string().starts_with("bert.toml:7: fp8.format = hybrid has no meaning with bert"), "{refused}");
+/// # Ok::<(), burn_megatron::config::ConfigErrors>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModuleConfig {
+    /// The model.
+    pub model: ModuleModel,
+    /// The parallel layout.
+    pub parallel: ParallelLayout,
+    /// Pipeline schedule.
+    pub pipeline: ModulePipeline,
+    /// Length, batch, precision.
+    pub training: TrainingSection,
+    /// Learning-rate schedule.
+    pub lr: LrConfig,
+    /// AdamW.
+    pub optimizer: AdamWConfig,
+    /// Training data.
+    pub data: DataSection,
+    /// What is masked.
+    pub masked: MaskedSection,
+    /// Loss on held-out data.
+    pub evaluation: EvaluationSection,
+    /// Saving and resuming.
+    pub checkpoint: CheckpointSection,
+    /// Output folder.
+    pub output: OutputSection,
+    /// Additional log files.
+    pub log: LogSection,
+}
+
+impl ModuleConfig {
+    /// Micro-batches of a step on a data-parallel rank.
+    pub fn micro_batches(&self) -> usize {
+        self.training.global_batch / (self.training.micro_batch * self.parallel.dp)
+    }
+
+    /// The configuration as TOML.
+    pub fn to_toml(&self) -> String {
+        let values = serde_json::to_value(self).expect("plain data");
+        let mut text = String::new();
+        for (section, doc) in SECTIONS {
+            let taken = KEYS.iter().filter(|key| key.section() == section && is_taken(key.path));
+            let shown: Vec<_> = taken.filter(|key| key.section() == "model" || !key.is_resolved_away()).collect();
+            if shown.is_empty() {
+                continue;
+            }
+            text += &format!("{}# {doc}\n[{section}]\n", if text.is_empty() { "" } else { "\n" });
+            for key in shown {
+                let value = if key.path == "optimizer.kind" { &"adamw".into() } else { &values[section][key.name()] };
+                line(&mut text, key.name(), value, key.doc);
+            }
+            let sizes = self.model.sizes.iter().filter(|_| section == "model");
+            sizes.for_each(|(name, value)| line(&mut text, &kebab(name), value, "a size of the model"));
+        }
+        text
+    }
+
+    /// What does not fit together.
+    pub(super) fn problems(&self) -> Vec<Problem> {
+        let Self { training, evaluation, checkpoint, parallel, .. } = self;
+        let mut problems = Vec::new();
+        let mut refuse = |what: String| problems.push(Problem::new(what));
+        let ranks = [parallel.tp, parallel.pp, parallel.dp].into_iter().fold(1, usize::saturating_mul);
+        if ranks as u64 > RANKS {
+            refuse(format!("[parallel] has {ranks} ranks; nearest legal: {RANKS}"));
+        }
+        let share = training.micro_batch.saturating_mul(parallel.dp);
+        if !training.global_batch.is_multiple_of(share) {
+            let legal = |batch: usize| batch.is_multiple_of(share);
+            let nearest =
+                Nearest::where_legal(training.global_batch, training.global_batch.saturating_add(share), legal);
+            refuse(format!(
+                "training.global-batch = {} is no multiple of micro-batch x data-parallel = {share}; nearest legal: {nearest}",
+                training.global_batch
+            ));
+        }
+        let period = evaluation.every as u64;
+        if let SaveEvery::Steps(every) = checkpoint.every
+            && !every.is_multiple_of(period)
+        {
+            let nearest = (every / period * period).max(period);
+            refuse(format!(
+                "checkpoint.every = {every}: a checkpoint follows an evaluation, evaluation.every = {period}; nearest legal: {nearest}"
+            ));
+        }
+        if self.data.prefixes.len() != 1 {
+            let found = self.data.prefixes.len();
+            refuse(format!("data.prefixes has {found} files; nearest legal: 1, whose sequences are sentences"));
+        }
+        if self.data.tokenizer.as_deref().is_none_or(|name| ["char", "byte", "bpe"].contains(&name)) {
+            refuse(format!(
+                "data.tokenizer = {}: {} needs the file of the tokenizer of data.prefixes, which has the special tokens",
+                self.data.tokenizer.as_deref().unwrap_or("none"),
+                self.model.model_type()
+            ));
+        }
+        problems
+    }
+}

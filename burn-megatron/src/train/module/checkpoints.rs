@@ -1,0 +1,87 @@
+//! burn-train's checkpoints of a run, and what else is in their folder.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::ModuleConfig;
+use crate::learner::CHECKPOINT_PARTS as PARTS;
+use crate::train::TrainError;
+
+/// The configuration of the run, in the folder of its checkpoints.
+const RUN: &str = "run.json";
+
+/// Sections that may differ from those of the run that is resumed.
+const FREE: [&str; 6] = ["parallel", "pipeline", "checkpoint", "output", "log", "evaluation.batches"];
+
+/// The checkpoints of a plain Burn module's run.
+#[derive(Clone, Debug)]
+pub struct ModuleRun {
+    /// Their folder.
+    pub folder: PathBuf,
+    /// The configuration of the run.
+    pub config: ModuleConfig,
+}
+
+impl ModuleRun {
+    /// That of a folder, if it has one.
+    ///
+    /// # Errors
+    /// If the file of the configuration is damaged.
+    pub fn find(folder: impl AsRef<Path>) -> Result<Option<Self>, TrainError> {
+        let (folder, path) = (folder.as_ref().to_path_buf(), folder.as_ref().join(RUN));
+        let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
+        let damaged = |error| TrainError::Module(format!("{}: {error}", path.display()));
+        Ok(Some(Self { folder, config: serde_json::from_str(&text).map_err(damaged)? }))
+    }
+
+    /// The epochs with all files, oldest first.
+    pub fn epochs(&self) -> Vec<usize> {
+        epochs(&self.folder)
+    }
+
+    /// The file of the weights after an epoch.
+    pub(super) fn weights(&self, epoch: usize) -> PathBuf {
+        self.folder.join(format!("{}-{epoch}.bpk", PARTS[0]))
+    }
+}
+
+fn epochs(folder: &Path) -> Vec<usize> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let epoch = |name: &str| name.strip_prefix("scheduler-")?.strip_suffix(".bpk")?.parse::<usize>().ok();
+    let all = |epoch: &usize| PARTS.iter().all(|part| folder.join(format!("{part}-{epoch}.bpk")).exists());
+    let mut found: Vec<usize> =
+        files.filter_map(|file| epoch(&file.file_name().to_string_lossy())).filter(all).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Where the run continues: the epochs that are saved, of a run with the same configuration. Writes the configuration where
+/// there is none. Fails if the folder has another run's.
+pub(super) fn begin(folder: &Path, config: &ModuleConfig) -> Result<Vec<usize>, TrainError> {
+    let io = |cause| TrainError::Io { path: folder.into(), cause };
+    std::fs::create_dir_all(folder).map_err(io)?;
+    let saved = if config.checkpoint.resume == "never" { Vec::new() } else { epochs(folder) };
+    if let (Some(before), false) = (ModuleRun::find(folder)?, saved.is_empty()) {
+        same(&before.config, config)?;
+    }
+    let text = serde_json::to_string_pretty(config).expect("plain data");
+    std::fs::write(folder.join(RUN), text).map_err(io)?;
+    Ok(saved)
+}
+
+/// Refuses a key with which the steps that were taken would have been others.
+fn same(before: &ModuleConfig, now: &ModuleConfig) -> Result<(), TrainError> {
+    let [before, now] = [before, now].map(|config| serde_json::to_value(config).expect("plain data"));
+    for (section, keys) in now.as_object().into_iter().flatten() {
+        for (key, value) in keys.as_object().into_iter().flatten() {
+            let (path, old) = (format!("{section}.{key}"), &before[section][key]);
+            let is_free = FREE.iter().any(|free| free == section || *free == path);
+            if !is_free && old != value {
+                return Err(TrainError::Module(format!(
+                    "{path} = {value}, but the run that would be resumed has {old}; nearest legal: {old}, or another \
+                     output.directory"
+                )));
+            }
+        }
+    }
+    Ok(())
+}

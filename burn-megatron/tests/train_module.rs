@@ -1,0 +1,303 @@
+//! `train` of BERT and T5 from a file: the same losses in every layout, a run that resumes, an export that is read again, and
+//! what is refused.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use burn::tensor::FloatDType;
+use burn_megatron::data::indexed::{Dtype, IndexedWriter};
+use burn_megatron::forward::{Settings, forward_module};
+use burn_megatron::hf::ModuleFolder;
+use burn_megatron::prelude::*;
+use models::hf::HostInput;
+use serde_json::{Value, json};
+
+const WORDS: usize = 40;
+const TP: &str = "--parallel.tensor-parallel";
+const SP: &str = "--parallel.sequence-parallel";
+const PP: &str = "--parallel.pipeline-parallel";
+const DP: &str = "--parallel.data-parallel";
+const ZERO: &str = "--parallel.zero";
+
+/// A tokenizer of special tokens and words, and documents of sentences in which a word tells the next one.
+fn data(folder: &Path, special: &[&str]) {
+    let words = (0..WORDS).map(|word| format!("word{word}"));
+    let names: Vec<String> = special.iter().map(|name| name.to_string()).chain(words).collect();
+    let vocab: serde_json::Map<String, Value> =
+        names.iter().enumerate().map(|(id, name)| (name.clone(), id.into())).collect();
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "normalizer": null, "decoder": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": names[special.len()]}});
+    fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let mut writer = IndexedWriter::create(folder.join("lines"), Dtype::U16).unwrap();
+    for document in 0..24 {
+        for sentence in 0..5 {
+            let first = document * 7 + sentence * 3;
+            let length = 5 + (document + sentence) % 6;
+            let words = (0..length).map(|at| (special.len() + (first + at) % WORDS) as i64);
+            writer.push_sequence(&words.collect::<Vec<_>>()).unwrap();
+        }
+        writer.end_document();
+    }
+    writer.finish().unwrap();
+}
+
+const BERT: &str = "preset = \"bert-base\"\nvocab-size = 48\nhidden-size = 16\nnum-hidden-layers = 2\n\
+    num-attention-heads = 4\nintermediate-size = 32\nmax-position-embeddings = 32\n";
+const T5: &str = "preset = \"t5-small\"\nvocab-size = 56\nd-model = 16\nd-kv = 4\nd-ff = 24\nnum-heads = 4\n\
+    num-layers = 2\nnum-decoder-layers = 2\n";
+
+/// A folder with the data and the file of a run.
+fn run_of(model: &str, dropout: f64) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let (sizes, more) = match model {
+        "bert" => {
+            data(folder.path(), &["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]);
+            (format!("{BERT}hidden-dropout-prob = {dropout}\nattention-probs-dropout-prob = {dropout}\n"), "")
+        }
+        _ => {
+            let sentinels: Vec<String> = (0..10).map(|number| format!("<extra_id_{number}>")).collect();
+            let special = ["<pad>", "</s>", "<unk>"].into_iter().chain(sentinels.iter().map(String::as_str));
+            data(folder.path(), &special.collect::<Vec<_>>());
+            (format!("{T5}dropout-rate = {dropout}\n"), "decoder-seq-length = 20\nvocab-extra-ids = 10\n")
+        }
+    };
+    let at = folder.path().display();
+    let text = format!(
+        "[model]\n{sizes}[training]\nsteps = 6\nmicro-batch = 2\nglobal-batch = 8\nseq-length = 32\ndtype = \"f64\"\n\
+         [lr]\nmax = 0.01\nwarmup = \"2 steps\"\n[optimizer]\nweight-decay = 0.1\n[evaluation]\nevery = 2\nbatches = 1\n\
+         [data]\nprefixes = [\"{at}/lines\"]\ntokenizer = \"{at}/tokenizer.json\"\nsplit = \"8,4,0\"\n\
+         [masked]\n{more}[output]\ndirectory = \"{at}/run\"\n[checkpoint]\nkeep-last = \"none\"\n"
+    );
+    fs::write(folder.path().join("run.toml"), text).unwrap();
+    folder
+}
+
+fn train(folder: &Path, flags: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.arg("train").arg(folder.join("run.toml")).args(["--device", "cpu"]).args(flags).output().unwrap()
+}
+
+fn trained(folder: &Path, flags: &[&str]) -> String {
+    let output = train(folder, flags);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{flags:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said
+}
+
+fn refused(folder: &Path, flags: &[&str]) -> String {
+    let output = train(folder, flags);
+    assert!(!output.status.success(), "{flags:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// The losses of all steps, and of all evaluations.
+fn losses(run: &Path) -> [Vec<f64>; 2] {
+    let text = fs::read_to_string(run.join("steps.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    ["train", "valid"].map(|kind| {
+        let of_kind = lines.iter().filter(|line| line["kind"] == kind);
+        of_kind.map(|line| line["loss"].as_f64().unwrap()).collect()
+    })
+}
+
+fn export(run: &Path, to: &Path) -> BTreeMap<String, Vec<u8>> {
+    let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
+        .args(["export", "--checkpoint"])
+        .arg(run.join("checkpoints"))
+        .arg("--hf")
+        .arg(to)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bytes = fs::read(to.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    file.iter().map(|(name, tensor)| (name.to_string(), tensor.data().to_vec())).collect()
+}
+
+fn layouts_agree(model: &str) {
+    let folder = run_of(model, 0.0);
+    let run = folder.path().join("run");
+    trained(folder.path(), &[]);
+    let [alone, held_out] = losses(&run);
+    assert_eq!((alone.len(), held_out.len()), (6, 3));
+    assert!(alone[5] < alone[0], "{alone:?}");
+    for flags in [&[TP, "2", SP, "true", DP, "2", ZERO, "1"][..], &[PP, "2", DP, "2"], &[DP, "4", ZERO, "3"]] {
+        let other = folder.path().join("other");
+        let _ = fs::remove_dir_all(&other);
+        trained(folder.path(), &[&["--output.directory", other.to_str().unwrap()], flags].concat());
+        let [found, found_held_out] = losses(&other);
+        let difference = |a: &[f64], b: &[f64]| {
+            assert_eq!(a.len(), b.len(), "{flags:?}");
+            a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+        };
+        assert!(difference(&found, &alone) < 1e-10, "{flags:?}: {found:?}, not {alone:?}");
+        assert!(difference(&found_held_out, &held_out) < 1e-10, "{flags:?}: {found_held_out:?}, not {held_out:?}");
+    }
+}
+
+#[test]
+fn bert_learns_the_same_in_every_layout() {
+    layouts_agree("bert");
+}
+
+#[test]
+fn t5_learns_the_same_in_every_layout() {
+    layouts_agree("t5");
+}
+
+/// Without its last checkpoint, a run does the last steps again, with dropout.
+fn resumes(model: &str, flags: &[&str]) {
+    let folder = run_of(model, 0.1);
+    let run = folder.path().join("run");
+    trained(folder.path(), flags);
+    let (whole, weights) = (losses(&run), export(&run, &folder.path().join("whole")));
+    for part in ["model", "optim", "scheduler"] {
+        fs::remove_file(run.join(format!("checkpoints/{part}-3.bpk"))).unwrap();
+    }
+    let other = ["--masked.mask-prob", "0.2"];
+    let message = refused(folder.path(), &[flags, &other].concat());
+    assert!(message.contains("masked.mask-prob = 0.2, but the run that would be resumed has 0.15"), "{message}");
+    let said = trained(folder.path(), flags);
+    assert!(said.contains("began after step 4 of 6"), "{said}");
+    assert_eq!(losses(&run), whole);
+    assert!(export(&run, &folder.path().join("again")) == weights);
+    // There is nothing left to do.
+    assert!(trained(folder.path(), flags).contains("began after step 6 of 6"));
+    assert_eq!(losses(&run), whole);
+}
+
+#[test]
+fn bert_resumes_bit_for_bit() {
+    resumes("bert", &[]);
+}
+
+#[test]
+fn t5_resumes_bit_for_bit() {
+    resumes("t5", &[TP, "2", DP, "2", ZERO, "1"]);
+}
+
+#[test]
+fn what_is_exported_is_read_and_a_folder_is_where_a_run_begins() {
+    let folder = run_of("t5", 0.0);
+    let (run, hf) = (folder.path().join("run"), folder.path().join("hf"));
+    trained(folder.path(), &["--training.dtype", "bf16"]);
+    let [mixed, _] = losses(&run);
+    export(&run, &hf);
+    let ints = |shape: [usize; 2], first: i64| HostInput::Ints {
+        shape: shape.into(),
+        data: (0..(shape[0] * shape[1]) as i64).map(|at| first + at % 20).collect(),
+    };
+    let inputs =
+        BTreeMap::from([("input_ids".to_string(), ints([2, 9], 13)), ("labels".to_string(), ints([2, 4], 14))]);
+    let settings = Settings::new(vec![burn::tensor::Device::flex()], ParallelLayout::default(), FloatDType::F64);
+    let outputs = forward_module(&ModuleFolder::open(&hf).unwrap(), &inputs, &settings).unwrap();
+    assert!(outputs.loss.is_some_and(f64::is_finite));
+
+    let from = |more: &[&str]| {
+        let run = folder.path().join("from_folder");
+        let flags = [
+            "--model.preset",
+            "none",
+            "--model.hf",
+            hf.to_str().unwrap(),
+            "--training.steps",
+            "2",
+            "--lr.warmup",
+            "0 steps",
+        ];
+        trained(folder.path(), &[&flags[..], &["--output.directory", run.to_str().unwrap()], more].concat());
+        losses(&run)[0].clone()
+    };
+    let found = from(&[]);
+    // Its first step is one more step of the run, and not one of random weights.
+    assert!(found[0] < mixed[0] - 0.05, "{found:?} after {mixed:?}");
+}
+
+#[test]
+fn a_run_needs_no_evaluations_and_no_checkpoints() {
+    let folder = run_of("bert", 0.0);
+    let run = folder.path().join("run");
+    let said = trained(folder.path(), &["--evaluation.batches", "0", "--checkpoint.directory", "none"]);
+    assert!(!said.contains("held-out") && !run.join("checkpoints").exists(), "{said}");
+    let [losses, held_out] = losses(&run);
+    assert_eq!((losses.len(), held_out.len()), (6, 0));
+    // What the file resolves to is such a file.
+    let printed = trained(folder.path(), &["--print-config"]);
+    fs::write(folder.path().join("run.toml"), &printed).unwrap();
+    assert_eq!(trained(folder.path(), &["--print-config"]), printed);
+}
+
+#[test]
+fn pipelines_on_gpus_are_refused() {
+    let folder = run_of("t5", 0.0);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.arg("train").arg(folder.path().join("run.toml")).args(["--device", "cuda", PP, "2"]);
+    let said = String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned();
+    assert!(said.contains("t5 has pipelines on CPU ranks only; nearest legal: 1"), "{said}");
+}
+
+#[test]
+fn keys_without_a_meaning_are_refused_before_anything_runs() {
+    let folder = run_of("bert", 0.0);
+    let t5 = run_of("t5", 0.0);
+    let bert = folder.path();
+    for (folder, flags, words) in [
+        (bert, &["--fp8.format", "hybrid"][..], "fp8.format = hybrid has no meaning with bert"),
+        (
+            bert,
+            &["--lora.rank", "4"],
+            "lora.rank = 4 has no meaning with bert, a plain Burn module; nearest legal: none",
+        ),
+        (bert, &["--parallel.context-parallel", "2"], "parallel.context-parallel = 2 has no meaning with bert"),
+        (bert, &["--training.ema-decay", "0.9"], "training.ema-decay = 0.9 has no meaning with bert"),
+        (bert, &["--data.text", "book.txt"], "data.text = [\"book.txt\"] has no meaning with bert"),
+        (bert, &["--training.dtype", "f16"], "training.dtype = f16 is not for bert; legal: f32, f64, bf16"),
+        (bert, &["--training.loss", "per-token"], "training.loss = per-token is not for bert; legal: per-micro-batch"),
+        (bert, &["--optimizer.kind", "sgd"], "optimizer.kind = sgd is not for bert; legal: adamw"),
+        (
+            bert,
+            &["--training.global-batch", "9"],
+            "training.global-batch = 9 is no multiple of micro-batch x data-parallel = 2; nearest legal: 8, 10",
+        ),
+        (
+            bert,
+            &["--checkpoint.every", "3"],
+            "checkpoint.every = 3: a checkpoint follows an evaluation, evaluation.every = 2; nearest legal: 2",
+        ),
+        (bert, &["--data.tokenizer", "bpe"], "data.tokenizer = bpe: bert needs the file of the tokenizer"),
+        (
+            bert,
+            &["--training.seq-length", "64"],
+            "training.seq-length = 64: the model has 32 positions; nearest legal: 32",
+        ),
+        (bert, &["--model.vocab-size", "44"], "nearest legal: model.vocab-size = 45"),
+        (bert, &["--inject", "nan@3"], "--inject has no meaning with bert"),
+        (
+            bert,
+            &["--pipeline.schedule", "gpipe"],
+            "pipeline.schedule = gpipe with pipeline-parallel 1; nearest legal: none",
+        ),
+        (t5.path(), &["--masked.vocab-extra-ids", "12"], "the tokenizer has no <extra_id_10>; nearest legal: 10"),
+        (t5.path(), &["--masked.mask-prob", "2"], "nearest legal"),
+        (
+            bert,
+            &["--model.preset", "tiny", "--masked.mask-prob", "0.3"],
+            "masked.mask-prob = 0.3 has no meaning with this model",
+        ),
+    ] {
+        let message = refused(folder, flags);
+        assert!(message.contains(words), "{flags:?}: {message}");
+        assert!(!folder.join("run/steps.jsonl").exists(), "{flags:?} has begun");
+    }
+    let unknown = PathBuf::from(bert).join("run.toml");
+    let text = fs::read_to_string(&unknown).unwrap().replace("hidden-size", "hiden-size");
+    fs::write(&unknown, text).unwrap();
+    let message = refused(bert, &[]);
+    assert!(
+        message.contains("unknown key `model.hiden-size` for family bert; did you mean `model.hidden-size`?"),
+        "{message}"
+    );
+}
