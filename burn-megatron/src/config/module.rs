@@ -105,11 +105,6 @@ pub struct ModuleConfig {
 }
 
 impl ModuleConfig {
-    /// Micro-batches of a step on a data-parallel rank.
-    pub fn micro_batches(&self) -> usize {
-        self.training.global_batch / (self.training.micro_batch * self.parallel.dp)
-    }
-
     /// The configuration as TOML.
     pub fn to_toml(&self) -> String {
         let values = serde_json::to_value(self).expect("plain data");

@@ -46,7 +46,7 @@ impl StepLog {
         let rate = burn::lr_scheduler::LrScheduler::step(&mut self.rate);
         let seconds = std::mem::replace(&mut self.since, Instant::now()).elapsed().as_secs_f64();
         let (step, sequences) = (self.rate.steps, self.rate.samples);
-        let line = json!({"step": step, "loss": loss, "lr": rate, "sequences": sequences, "step_s": seconds});
+        let line = json!({"step": step, "loss": loss, "lr": rate, "sequences": sequences, "seconds": seconds});
         self.log.entry("train", step, line)
     }
 

@@ -130,11 +130,10 @@ pub(crate) struct ModuleEnd {
 impl<B: 'static> ModuleTraining<B> {
     /// Trains to the end, or until it is stopped. `None`: it failed, which was printed.
     pub fn launch<M: Trainable<Batch = B>>(self, model: M) -> Option<ModuleEnd> {
-        let strategy = self.strategy::<M>();
+        let (strategy, micro_batches) = (self.strategy::<M>(), self.micro_batches());
         let Self { steps, micro_batch, directory, .. } = self;
         let done = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.saved.last().copied()).unwrap_or(0);
         let epochs = steps.all.div_ceil(steps.epoch);
-        let micro_batches = steps.samples / (micro_batch * self.layout.dp);
         let model = model.training(1.0 / micro_batches as f64);
         let taken = (done * steps.epoch).min(steps.all) as u64;
         let rate = Rate { schedule: self.rates, samples: steps.samples as u64, steps: taken };
@@ -171,11 +170,16 @@ impl<B: 'static> ModuleTraining<B> {
         result.error.is_none().then(|| ModuleEnd { held_out, stopped: result.interrupted.is_some() })
     }
 
+    /// Of a step on a data-parallel rank.
+    fn micro_batches(&self) -> usize {
+        self.steps.samples / (self.micro_batch * self.layout.dp)
+    }
+
     fn strategy<M: Trainable<Batch = B>>(&self) -> TrainingStrategy<M::Training> {
         let mut mesh = MeshStrategy::new(self.layout.clone())
             .plan(M::plan())
             .devices(self.devices.clone())
-            .micro_batches(self.steps.samples / (self.micro_batch * self.layout.dp));
+            .micro_batches(self.micro_batches());
         if let Some(norm) = self.clip {
             mesh = mesh.max_grad_norm(norm);
         }

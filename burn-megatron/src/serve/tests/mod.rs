@@ -29,19 +29,18 @@ fn model(rank: &Rank) -> Llama {
     Llama::build(&config(), ParamBuilder::new(rank, FloatDType::F64, 11).without_autodiff()).unwrap()
 }
 
+/// With all options of draws, and a seed.
+fn drawn(seed: usize) -> Sampling {
+    Sampling { temperature: 1.1, top_k: Some(40), top_p: Some(0.9), seed: seed as u64, ..Sampling::default() }
+}
+
 /// Requests of different lengths, seeds and kinds.
 fn requests() -> Vec<Request> {
     let request = |index: usize| {
         let prompt = (0..1 + index * 5 % 17).map(|at| ((at * 7 + index * 13) % 61) as i64).collect();
         let sampling = match index % 3 {
             0 => Sampling::greedy(),
-            _ => Sampling {
-                temperature: 1.1,
-                top_k: Some(40),
-                top_p: Some(0.9),
-                seed: index as u64,
-                ..Sampling::default()
-            },
+            _ => drawn(index),
         };
         let sampling = Sampling { repetition_penalty: [1.0, 1.3][index % 2], ..sampling };
         Request { sampling, ..Request::greedy(prompt, 3 + index * 11 % 20) }

@@ -17,13 +17,7 @@ fn requests() -> Vec<Request> {
         let prompt: Vec<i64> = first.chain((0..=own).map(|at| ((at * 7 + prompt * 13) % 61) as i64)).collect();
         let sampling = match index % 4 {
             0 => Sampling::greedy(),
-            _ => Sampling {
-                temperature: 1.1,
-                top_k: Some(40),
-                top_p: Some(0.9),
-                seed: index as u64,
-                ..Sampling::default()
-            },
+            _ => drawn(index),
         };
         Request { sampling, logprobs: Some(2), ..Request::greedy(prompt, 2 + index * 11 % 13) }
     };
