@@ -17,15 +17,15 @@ static ALLOCATOR: RankAllocator<Below> = RankAllocator(Below);
 
 fn main() -> ExitCode {
     match cli::run(cli::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {}", cli::describe(&error));
-            // CUDA's own clean-up would end under threads that still work for a rank that has failed, and they panic.
-            if cfg!(feature = "cuda") {
-                // SAFETY: nothing else is to be done: files are closed, and standard output is written line by line.
-                unsafe { libc::_exit(1) }
-            }
-            ExitCode::FAILURE
-        }
+        Ok(code) if code != ExitCode::FAILURE => return code,
+        // It was printed.
+        Ok(_) => {}
+        Err(error) => eprintln!("error: {}", cli::describe(&error)),
     }
+    // CUDA's own clean-up would end under threads that still work for a rank that has failed, and they panic.
+    if cfg!(feature = "cuda") {
+        // SAFETY: nothing else is to be done: files are closed, and standard output is written line by line.
+        unsafe { libc::_exit(1) }
+    }
+    ExitCode::FAILURE
 }

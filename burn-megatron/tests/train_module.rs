@@ -1,6 +1,11 @@
 //! `train` of BERT and T5 from a file: the same losses in every layout, a run that resumes, an export that is read again, and
 //! what is refused.
 
+#[path = "train_module/adapters.rs"]
+mod adapters;
+#[path = "train_module/text.rs"]
+mod text;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -231,26 +236,12 @@ fn a_run_needs_no_evaluations_and_no_checkpoints() {
 }
 
 #[test]
-fn pipelines_on_gpus_are_refused() {
-    let folder = run_of("t5", 0.0);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.arg("train").arg(folder.path().join("run.toml")).args(["--device", "cuda", PP, "2"]);
-    let said = String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned();
-    assert!(said.contains("t5 has pipelines on CPU ranks only; nearest legal: 1"), "{said}");
-}
-
-#[test]
 fn keys_without_a_meaning_are_refused_before_anything_runs() {
     let folder = run_of("bert", 0.0);
     let t5 = run_of("t5", 0.0);
     let bert = folder.path();
     for (folder, flags, words) in [
         (bert, &["--fp8.format", "hybrid"][..], "fp8.format = hybrid has no meaning with bert"),
-        (
-            bert,
-            &["--lora.rank", "4"],
-            "lora.rank = 4 has no meaning with bert, a plain Burn module; nearest legal: none",
-        ),
         (bert, &["--parallel.context-parallel", "2"], "parallel.context-parallel = 2 has no meaning with bert"),
         (bert, &["--training.ema-decay", "0.9"], "training.ema-decay = 0.9 has no meaning with bert"),
         (bert, &["--data.text", "book.txt"], "data.text = [\"book.txt\"] has no meaning with bert"),

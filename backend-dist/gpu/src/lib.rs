@@ -36,6 +36,8 @@ pub mod memory_use;
 mod no_fusion;
 #[cfg_attr(not(feature = "cuda"), path = "no_nvml.rs")]
 mod nvml;
+#[cfg(feature = "cuda")]
+pub mod occupy;
 mod out_of_memory;
 pub mod profile;
 mod recording;

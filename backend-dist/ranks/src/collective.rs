@@ -130,6 +130,18 @@ impl Drop for OneShotSums {
     }
 }
 
+/// Makes the group's communicator, if `device` is a GPU. All members must call it. Without it the first collective does,
+/// which gathers over the group: on a thread that is not the program's, one rank may be there while another is in a
+/// collective of its program.
+pub fn join(group: &Group, device: &Device) {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = gpu::index(&device.clone().without_autodiff()).filter(|_| group.size() > 1) {
+        crate::nccl::connect(group, Some(gpu));
+    }
+    #[cfg(not(feature = "cuda"))]
+    let _ = (group, device);
+}
+
 /// Links neighbours in the ring of the group's members, so that [`send`] and [`recv`] between them stay on the GPUs if
 /// every member has its own. Without it, and between others, the host carries the data. All members must call it.
 pub fn connect(group: &Group, device: &Device) {

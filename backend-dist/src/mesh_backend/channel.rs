@@ -4,7 +4,7 @@ use super::command::{self, Command};
 use super::follow::{Followers, Message};
 use super::{across::Across, ids::ById, slot::MeshDevice, worker::Worker};
 use crate::logical::{Placement, TensorState};
-use burn::backend::{DTypeUsageSet, ExecutionError};
+use burn::backend::{DTypeUsageSet, DeviceOps, ExecutionError};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{GraphBindings, GraphId, OperationIr, TensorId, TensorIr};
 use burn_router::{BackendRouter, MultiBackendBridge, RouterChannel, RouterClient, RouterTensor};
@@ -164,6 +164,11 @@ impl RouterClient for MeshClient {
     }
 
     fn register_tensor_data(&self, data: TensorData) -> RouterTensor<Self> {
+        // What comes from another backend has that one's booleans, which CubeCL's does not read.
+        let data = match data.dtype() {
+            DType::Bool(_) => data.convert_dtype(self.device.defaults().bool_dtype.into()),
+            _ => data,
+        };
         let (shape, dtype) = (data.shape().clone(), data.dtype());
         let id = self.new_id();
         self.everywhere(Message::Data(id, data));

@@ -14,6 +14,7 @@ use burn_group::{GroupDevice, MemberDevice};
 use burn_router::{RouterClientRegistration, register_scoped_client};
 use parking_lot::Mutex;
 use ranks::attached::Attached;
+use ranks::collective;
 use ranks::collective_ops::ON_GROUPS;
 use ranks::comm::Group;
 use ranks::launch::Rank;
@@ -259,6 +260,9 @@ pub(super) struct Wanted<'a> {
 pub(super) fn interpreter(rank: &Rank, wanted: &Wanted) -> Box<dyn Interpret> {
     let groups = |axes: &[Axis]| axes.iter().map(|&axis| rank.group(axis)).collect::<Vec<Group>>();
     let (within, across) = (groups(wanted.axes), groups(wanted.across));
+    // The first collective of GPUs gathers over its group. On a thread of the device that would come between collectives
+    // of the program.
+    within.iter().chain(&across).for_each(|group| collective::join(group, &rank.device));
     let mesh_axis = |(&axis, group): (&Axis, &Group)| MeshAxis { ranks: group.size(), policy: policy(axis) };
     let axes = wanted.axes.iter().zip(&within).map(mesh_axis).collect();
     match rank.device.as_dispatch() {

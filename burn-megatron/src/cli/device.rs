@@ -76,8 +76,13 @@ impl DeviceKind {
     /// A cluster with a device for each of its ranks here. Fails if the ranks cannot be shared out over the processes,
     /// there are fewer GPUs than ranks, or something that they need is missing.
     pub fn of_cluster(self, layout: &ParallelLayout, cluster: &Cluster) -> Result<Cluster> {
+        Ok(cluster.on(self.devices_in(layout, cluster)?))
+    }
+
+    /// A device for each rank of a layout in this process. Fails as [`of_cluster`](Self::of_cluster).
+    pub(super) fn devices_in(self, layout: &ParallelLayout, cluster: &Cluster) -> Result<Vec<Device>> {
         let numbers = cluster.local_devices(layout)?;
-        Ok(cluster.on(self.numbered(layout, numbers, (cluster.process(), cluster.count()))?))
+        self.numbered(layout, numbers, (cluster.process(), cluster.count()))
     }
 
     /// A device for each rank of this process. Fails if this host has fewer GPUs than its processes have ranks, or

@@ -187,7 +187,14 @@ fn module(run: &ModuleRun, args: &Args) -> anyhow::Result<ExitCode> {
     if let Some((flag, _)) = others.into_iter().find(|(_, given)| *given) {
         bail!("{flag} has no meaning with {kind}, a plain Burn module; nearest legal: without it");
     }
-    let hf = args.hf.as_deref().with_context(|| format!("{kind} is written as a Hugging Face folder: --hf DIR"))?;
+    if let Some(folder) = &args.adapter {
+        let (step, layers) = run.export_adapter(folder)?;
+        super::print(&format!("{}: step {step}, adapters of {layers} layers\n", folder.display()))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let hf = args.hf.as_deref().with_context(|| {
+        format!("{kind} is written as a Hugging Face folder (--hf DIR), its adapters as peft has them (--adapter DIR)")
+    })?;
     let (step, files) = run.export(hf, args.dtype, args.max_shard_size)?;
     let s = if files == 1 { "" } else { "s" };
     super::print(&format!("{}: step {step} in {files} file{s} of weights\n", hf.display()))?;

@@ -11,7 +11,7 @@ use super::print;
 use crate::data::chat::{ChatPreprocess, ChatPreprocessReport, preprocess_chat};
 use crate::data::indexed::Dtype;
 use crate::data::preprocess::{
-    PreprocessOptions, PreprocessReport, Progress, Stage, TextDocuments, TokenizerChoice, prepare,
+    PreprocessOptions, PreprocessReport, Progress, Sentences, Stage, TextDocuments, TokenizerChoice, prepare,
 };
 
 /// Arguments of `preprocess`.
@@ -20,7 +20,7 @@ pub struct Args {
     /// Text (.txt and others), JSON lines (.jsonl, .json) or Parquet (.parquet); a .json file may also be one array of documents
     #[arg(long, required = true, num_args = 1.., value_name = "FILE")]
     input: Vec<PathBuf>,
-    /// Outputs are PREFIX_KEY_document.bin and .idx
+    /// Outputs are PREFIX_KEY_document.bin and .idx, with --split-sentences PREFIX_KEY_sentence
     #[arg(long, value_name = "PREFIX", required_unless_present = "chat")]
     output_prefix: Option<PathBuf>,
     /// The input are conversations: write one JSON object each (text, input_ids, assistant_masks), rendered with the
@@ -36,16 +36,21 @@ pub struct Args {
     /// With --chat: leave out and count rows that cannot be used, instead of stopping at the first
     #[arg(long, requires = "chat")]
     skip_bad_rows: bool,
-    /// Keys of the JSON documents; each becomes an output. Arrays of integers are taken as token ids
+    /// Keys of the JSON documents; each becomes an output. Arrays of integers are taken as token ids, with --split-sentences
+    /// arrays of texts as sentences
     #[arg(long, num_args = 1.., value_name = "KEY", default_value = "text")]
     json_keys: Vec<String>,
-    /// A tokenizer.json, or 'char' (the characters of the input) or 'byte', saved as PREFIX_tokenizer.json; with --chat
+    /// A tokenizer.json, SentencePiece model, tiktoken ranks or vocab.txt of a BERT, or 'char' (the characters of the input) or 'byte', saved as PREFIX_tokenizer.json; with --chat
     /// its folder
     #[arg(long, alias = "tokenizer-model", value_name = "FILE", conflicts_with = "train_tokenizer")]
     tokenizer: Option<PathBuf>,
     /// Train a byte-level BPE of so many entries on the input, 257 to 1048576; saved as PREFIX_tokenizer.json
     #[arg(long, value_name = "VOCAB", value_parser = entries)]
     train_tokenizer: Option<usize>,
+    /// Train a WordPiece vocabulary of at most so many entries on the input, lower-case and with BERT's special tokens, 7 to
+    /// 1048576; saved as PREFIX_tokenizer.json
+    #[arg(long, value_name = "VOCAB", value_parser = entries, conflicts_with_all = ["tokenizer", "train_tokenizer"])]
+    train_wordpiece: Option<usize>,
     /// End each document with the end-of-document token
     #[arg(long)]
     append_eod: bool,
@@ -56,7 +61,7 @@ pub struct Args {
     #[arg(long, value_name = "ID", conflicts_with = "eod_token", requires = "append_eod")]
     eod_id: Option<i64>,
     /// Size of the vocabulary, for documents that are token ids; ids outside are refused
-    #[arg(long, value_name = "N", conflicts_with_all = ["tokenizer", "train_tokenizer"])]
+    #[arg(long, value_name = "N", conflicts_with_all = ["tokenizer", "train_tokenizer", "train_wordpiece"])]
     vocab_size: Option<usize>,
     /// Element type; by default uint16 if the vocabulary has less than 65500 entries, else int32
     #[arg(long, value_name = "TYPE")]
@@ -64,6 +69,13 @@ pub struct Args {
     /// What a document is in a text file
     #[arg(long, value_enum, default_value = "paragraph", value_name = "WHAT")]
     text_documents: TextDocuments,
+    /// Make each sentence of a document a sequence, for BERT and T5: 'unicode' (by Unicode's rules, without ends at English
+    /// abbreviations and single line breaks) or 'lines' (a sentence each)
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, default_missing_value = "unicode")]
+    split_sentences: Option<Sentences>,
+    /// With --split-sentences: keep the white space behind a sentence, line breaks too
+    #[arg(long, requires = "split_sentences")]
+    keep_newlines: bool,
     /// Threads that tokenize, at most 1024; by default all cores
     #[arg(long, value_name = "N")]
     workers: Option<usize>,
@@ -79,12 +91,13 @@ fn entries(text: &str) -> Result<usize, String> {
 
 impl Args {
     fn options(self, output_prefix: PathBuf) -> PreprocessOptions {
-        let tokenizer = match (self.tokenizer, self.train_tokenizer) {
-            (_, Some(size)) => TokenizerChoice::TrainBpe(size),
-            (Some(name), None) if name.as_os_str() == "char" => TokenizerChoice::Characters,
-            (Some(name), None) if name.as_os_str() == "byte" => TokenizerChoice::Bytes,
-            (Some(path), None) => TokenizerChoice::File(path),
-            (None, None) => TokenizerChoice::None,
+        let tokenizer = match (self.tokenizer, self.train_tokenizer, self.train_wordpiece) {
+            (_, Some(size), _) => TokenizerChoice::TrainBpe(size),
+            (.., Some(size)) => TokenizerChoice::TrainWordPiece(size),
+            (Some(name), ..) if name.as_os_str() == "char" => TokenizerChoice::Characters,
+            (Some(name), ..) if name.as_os_str() == "byte" => TokenizerChoice::Bytes,
+            (Some(path), ..) => TokenizerChoice::File(path),
+            (None, None, None) => TokenizerChoice::None,
         };
         let mut options = PreprocessOptions::new(self.input, output_prefix, tokenizer);
         options.json_keys = self.json_keys;
@@ -94,6 +107,8 @@ impl Args {
         options.vocab_size = self.vocab_size;
         options.dtype = self.dtype;
         options.text_documents = self.text_documents;
+        options.split_sentences = self.split_sentences;
+        options.keep_newlines = self.keep_newlines;
         options.workers = self.workers.unwrap_or(options.workers);
         options.skip_bad_lines = self.skip_bad_lines;
         options
@@ -103,10 +118,10 @@ impl Args {
 /// Runs `preprocess` and says what it wrote.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(output_prefix) = args.output_prefix.clone() else { return chat(args) };
-    let mut display = Display::new();
+    let (mut display, split) = (Display::new(), args.split_sentences.is_some());
     let report = prepare(&args.options(output_prefix), &mut |progress| display.show(progress));
     display.clear();
-    print(&describe(&report?))?;
+    print(&describe(&report?, split))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -140,14 +155,16 @@ fn describe_chat(options: &ChatPreprocess, report: &ChatPreprocessReport) -> Str
     text
 }
 
-fn describe(report: &PreprocessReport) -> String {
+fn describe(report: &PreprocessReport, split: bool) -> String {
     let mut text = String::new();
     for output in &report.outputs {
         let summary = &output.summary;
+        let sentences = format!("{} sentences, ", HumanCount(summary.sequences as u64));
         text += &format!(
-            "{}.bin: {} documents, {} tokens, {} bytes of {}\n",
+            "{}.bin: {} documents, {}{} tokens, {} bytes of {}\n",
             output.prefix.display(),
             HumanCount(summary.documents as u64),
+            if split { &sentences } else { "" },
             HumanCount(summary.tokens as u64),
             HumanCount(summary.bytes as u64),
             report.dtype,

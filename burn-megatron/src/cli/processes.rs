@@ -9,7 +9,7 @@ use backend_dist::mesh::Mesh;
 use backend_dist::process::{Cluster, JoinError, ProcessWorld, Processes};
 
 use super::device::DeviceKind;
-use crate::config::RunConfig;
+use crate::config::{ModuleConfig, RunConfig};
 use crate::console::say;
 
 /// Joins the other processes of a run, if there are any. An illegal layout is left for the plan to refuse. Fails if the
@@ -23,6 +23,11 @@ pub(super) fn join(config: &RunConfig, place: DeviceKind) -> Result<Option<Proce
         Err(error @ JoinError::Division { .. }) => bail!("{error}; --data-parallel auto fills all ranks"),
         joined => Ok(Some(joined?)),
     }
+}
+
+/// The same for the run of a plain Burn module, whose learner joins its ranks itself.
+pub(super) fn join_module(config: &ModuleConfig, place: DeviceKind) -> Result<Cluster> {
+    Ok(Cluster::from_env(&agreement(place, ("configuration", assignments(&config.to_toml()))))?)
 }
 
 /// Does the work of a command in all processes of a run: all have the same arguments, and if it fails in one, it fails

@@ -9,10 +9,9 @@ use anyhow::Result;
 use clap::{Arg, Command, CommandFactory};
 
 use super::{Cli, print, refused};
-use models::encoders::presets;
 use models::{FamilyConfig, ModelConfig};
 
-use crate::config::{KEYS, Key, SECTIONS};
+use crate::config::{KEYS, Key, SECTIONS, module_presets};
 use crate::refusal::Access;
 
 /// Arguments of `reference`.
@@ -74,7 +73,7 @@ fn key_row(key: &Key) -> String {
 /// The sizes of the families, which are keys of `[model]` too.
 fn sizes() -> String {
     let names = FamilyConfig::presets().into_iter().map(|(name, _)| name);
-    let names = names.chain(presets().into_iter().map(|(name, _)| name)).map(|name| format!("`{name}`"));
+    let names = names.chain(module_presets().map(|(name, _)| name)).map(|name| format!("`{name}`"));
     let names: Vec<String> = names.collect();
     let mut text = format!(
         "\nPresets: {}.\n\nThe sizes of a model are keys of `[model]` too, under Hugging Face's names with `-` or `_`. A \

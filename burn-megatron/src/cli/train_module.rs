@@ -3,14 +3,14 @@
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use backend_dist::process::ProcessWorld;
+use backend_dist::process::Cluster;
 
 use super::device::DeviceKind;
 use super::print;
+use super::processes::{join_module, tell};
 use crate::config::ModuleConfig;
 use crate::console::format::duration;
-use crate::console::say;
-use crate::train::{STOPPED, TrainError, check_module, train_module};
+use crate::train::{STOPPED, TrainError, check_module, train_module_among};
 
 /// What the command line asks for besides the configuration.
 pub(super) struct Asked {
@@ -27,39 +27,43 @@ pub(super) fn run(config: &ModuleConfig, asked: &Asked) -> Result<ExitCode> {
     if let Some(flag) = asked.refused {
         bail!("{flag} has no meaning with {kind}, a plain Burn module; nearest legal: without it");
     }
-    if let Some(world) = ProcessWorld::from_env()?.filter(|world| world.processes > 1) {
-        bail!(
-            "{} processes: {kind} is trained in one, with a rank on each of its devices; nearest legal: 1",
-            world.processes
-        );
-    }
     if asked.print_config {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
     }
     check_module(config)?;
-    if asked.device == DeviceKind::Cuda && config.parallel.pp > 1 {
-        bail!(
-            "parallel.pipeline-parallel = {}: {kind} has pipelines on CPU ranks only; nearest legal: 1",
-            config.parallel.pp
-        );
-    }
-    let training = &config.training;
+    let cluster = if asked.dry_run { Cluster::from([]) } else { join_module(config, asked.device)? };
+    cluster.run(|| train(config, asked, &cluster))
+}
+
+fn train(config: &ModuleConfig, asked: &Asked, cluster: &Cluster) -> Result<ExitCode> {
+    let (kind, training) = (config.model.model_type(), &config.training);
+    let say = |line: std::fmt::Arguments| tell(cluster, line);
     say(format_args!(
         "{:<12} {kind}, a plain Burn module, {}",
         "model",
         format!("{:?}", training.dtype).to_lowercase()
     ));
-    say(format_args!("{:<12} {} on {} ranks", "layout", config.parallel, config.parallel.world_size()));
-    say(format_args!(
-        "{:<12} {} steps of {} sequences of {} tokens",
-        "training", training.steps, training.global_batch, training.seq_length
-    ));
+    let processes = if cluster.count() > 1 { format!(" in {} processes", cluster.count()) } else { String::new() };
+    say(format_args!("{:<12} {} on {} ranks{processes}", "layout", config.parallel, config.parallel.world_size()));
+    if let Some(rank) = config.lora.rank {
+        let layers = config.lora.target_modules.join(", ");
+        say(format_args!("{:<12} rank {rank} of {layers}; everything else is frozen", "adapters"));
+    }
+    let samples = match kind {
+        "vit" => "images".to_string(),
+        "llava" => format!("sequences of {} tokens with an image each", training.seq_length),
+        _ => format!("sequences of {} tokens", training.seq_length),
+    };
+    say(format_args!("{:<12} {} steps of {} {samples}", "training", training.steps, training.global_batch));
+    if let [first, ..] = &config.param_groups.frozen[..] {
+        say(format_args!("{:<12} {} patterns, the first: {first}", "frozen", config.param_groups.frozen.len()));
+    }
     if asked.dry_run {
         return Ok(ExitCode::SUCCESS);
     }
-    let devices = asked.device.devices(&config.parallel)?;
-    let report = match train_module(config, devices) {
+    let devices = asked.device.devices_in(&config.parallel, cluster)?;
+    let report = match train_module_among(config, cluster, devices) {
         Err(TrainError::Failed) => return Ok(ExitCode::FAILURE),
         report => report?,
     };
@@ -67,14 +71,18 @@ pub(super) fn run(config: &ModuleConfig, asked: &Asked) -> Result<ExitCode> {
         say(format_args!("began after step {} of {}", report.from, training.steps));
     }
     if let Some(loss) = report.held_out {
-        say(format_args!("held-out loss {loss:.4}"));
+        let accuracy = report.accuracy.map(|share| format!(", accuracy {:.2} %", 100.0 * share));
+        say(format_args!("held-out loss {loss:.4}{}", accuracy.unwrap_or_default()));
     }
     let saves = config.checkpoint.directory.is_some();
     if report.stopped {
-        say(match saves {
-            true => "stopped before its last step; the same command resumes from its last checkpoint",
-            false => "stopped before its last step; nothing is saved, because checkpoint.directory = none",
-        });
+        tell(
+            cluster,
+            match saves {
+                true => "stopped before its last step; the same command resumes from its last checkpoint",
+                false => "stopped before its last step; nothing is saved, because checkpoint.directory = none",
+            },
+        );
         return Ok(if saves { ExitCode::from(STOPPED) } else { ExitCode::FAILURE });
     }
     say(format_args!("{} in all; logs and metrics in {}", duration(report.seconds), config.output.directory.display()));

@@ -1,5 +1,7 @@
 //! Whether the values of a configuration fit together. No file is opened.
 
+use std::path::Path;
+
 use models::ModelConfig;
 use models::recompute::Granularity;
 
@@ -126,11 +128,21 @@ impl RunConfig {
              nearest legal: none of the two"
                 .into()
         }));
-        let copies = self.checkpoint.non_persistent_every.filter(|_| self.training.max_restarts == 0);
+        let local = self.checkpoint.non_persistent_local_dir.as_deref();
+        let demanded = self.checkpoint.non_persistent_every.is_some() && self.checkpoint.directory.is_some();
+        note(demand(local.is_none() || demanded, || {
+            format!(
+                "checkpoint.non-persistent-local-dir = {} is for copies between checkpoints: it needs checkpoint.directory, and \
+                 checkpoint.non-persistent-every; nearest legal: none",
+                local.unwrap_or(Path::new("")).display()
+            )
+        }));
+        let is_for_restarts = self.training.max_restarts > 0 || local.is_some();
+        let copies = self.checkpoint.non_persistent_every.filter(|_| !is_for_restarts);
         note(demand(copies.is_none(), || {
             format!(
                 "checkpoint.non-persistent-every = {} copies the state for restarts, and training.max-restarts = 0; nearest legal: \
-                 training.max-restarts = 1",
+                 training.max-restarts = 1, or for several processes checkpoint.non-persistent-local-dir = /dev/shm",
                 copies.unwrap_or_default()
             )
         }));

@@ -186,6 +186,11 @@ pub const KEYS: &[Key] = {
         key("masked.short-seq-prob", Number, "0.1", "Share of the samples that are truncated to a random shorter length"),
         key("masked.decoder-seq-length", Count, "128", "T5: tokens of the output, the masked spans with their sentinels"),
         key("masked.vocab-extra-ids", Count, "100", "T5: number of sentinels, which the tokenizer calls `<extra_id_0>` and so on; a sample needs one for each span"),
+        key("images.train", Paths, "[]", "Lists of images to train on: JSON lines of image (a path relative to the list) and label, text or messages, or WebDataset's .tar files"),
+        key("images.validation", Paths, "[]", "Lists of images to evaluate on; empty: the validation share of data.split of images.train"),
+        key("images.processor", Path, "\"none\"", "preprocessor_config.json that says how pixels are made of an image; none: that of model.hf, or the one of transformers' class at the image size of the model").optional(),
+        key("images.template", Path, "\"none\"", "LLaVA: Jinja chat template of messages; none: the tokenizer's own").or(&["chat-template"]).optional(),
+        key("images.skip-bad-rows", Flag, "false", "Leave out and count samples that cannot be used, such as missing files, images that are damaged and shards that are cut off, instead of stopping at the first"),
         key("chat.train", Paths, "[]", "Conversations to train on: JSON lines or a JSON array, also .gz and .zst, or .parquet; rows with messages, conversations (ShareGPT), prompt and completion, or instruction and output (Alpaca)"),
         key("chat.weights", Numbers, "\"none\"", "Blend weight of each file of chat.train, which is then packed by itself; none: every row of every file once per epoch").optional(),
         key("chat.validation", Paths, "[]", "Conversations to evaluate on; empty: the validation share of data.split of the packed sequences"),
@@ -258,6 +263,9 @@ pub const KEYS: &[Key] = {
             .optional(),
         key("checkpoint.non-persistent-every", Count, "\"none\"", "Steps between copies of the state in host memory, from which training.max-restarts begins again without a disk; none: only from checkpoints")
             .or(&["non-persistent-save-interval"])
+            .optional(),
+        key("checkpoint.non-persistent-local-dir", Path, "\"none\"", "Folder in the host's memory, such as /dev/shm, for the copies of checkpoint.non-persistent-every: they outlive the processes, which resume from a copy that is newer than the last checkpoint when torchrun or Slurm start them again on this host; needs twice the memory of a checkpoint; none: in the memory of one process")
+            .or(&["non-persistent-local-ckpt-dir"])
             .optional(),
         key("checkpoint.keep-last", Count, "2", "Number of newest checkpoints to keep; none: all").optional(),
         key("checkpoint.keep-every", Count, "\"none\"", "Also keep checkpoints whose step is a multiple of this number; none: no others").optional(),

@@ -54,8 +54,8 @@ pub use key::Key;
 pub use keys::{KEYS, find_anywhere};
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
-pub use model::{ModelSection, size_names};
-pub use module::{MaskedSection, ModuleConfig, ModuleModel, ModulePipeline};
+pub use model::{ModelSection, module_presets, size_names};
+pub use module::{ImagesSection, MaskedSection, ModuleConfig, ModuleModel, ModulePipeline};
 pub use post_training::{ChatSection, DistillSection, LoraSection, Packing, PreferenceSection};
 pub use problem::{ConfigErrors, Origin, Problem};
 pub use run::{

@@ -34,10 +34,27 @@ fn families() -> Vec<FamilyConfig> {
 /// The preset of a configuration that names no model.
 const DEFAULT_PRESET: &str = "tiny";
 
+/// The number of classes of a classifier, which `config.json` has by their names.
+pub(super) const CLASSES: &str = "num_labels";
+
+/// Names of published sizes of models that are plain Burn modules, and their `config.json`.
+pub fn module_presets() -> impl Iterator<Item = (&'static str, Value)> {
+    models::encoders::presets().into_iter().chain(models::images::presets())
+}
+
 /// Names of all sizes of all families, in kebab-case.
 pub fn size_names() -> Vec<String> {
-    let mut names: Vec<String> = FamilyConfig::sizes().iter().map(|(name, _)| kebab(name)).collect();
+    const NO_SIZES: [&str; 4] = ["architectures", "model_type", "id2label", "label2id"];
+    let of_families = FamilyConfig::sizes().into_iter().map(|(name, _)| name.to_string());
+    let of_modules = module_presets().flat_map(|(_, config)| match config {
+        Value::Object(sizes) => sizes.into_iter().map(|(name, _)| name).collect(),
+        _ => Vec::new(),
+    });
+    let of_modules = of_modules.filter(|name| !NO_SIZES.contains(&name.as_str()));
+    let all = of_families.chain(of_modules).chain([CLASSES.to_string()]);
+    let mut names: Vec<String> = all.map(|name| kebab(&name)).collect();
     names.sort();
+    names.dedup();
     names
 }
 
@@ -130,6 +147,10 @@ fn start(base: &Base) -> Result<FamilyConfig, Problem> {
         Base::Default => Ok(preset(DEFAULT_PRESET).expect("it is in the list")),
         Base::Preset(name) => preset(name).ok_or_else(|| {
             let names: Vec<&str> = FamilyConfig::presets().into_iter().map(|(name, _)| name).collect();
+            if module_presets().any(|(known, _)| known == name) {
+                let what = "is a plain Burn module, which `train` and `plan` take and this command does not; legal";
+                return Problem::new(format!("model.preset = {name} {what}: {}", names.join(", ")));
+            }
             let guess = did_you_mean(name, names.iter().copied());
             Problem::new(format!("model.preset = {name} is not one of {}{guess}", names.join(", ")))
         }),

@@ -1,4 +1,4 @@
-//! The configuration of a run of a BERT or a T5, every value resolved.
+//! The configuration of a run of a plain Burn module (BERT, T5, ViT, LLaVA), every value resolved.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,13 @@ use super::keys::KEYS;
 use super::limits::RANKS;
 use super::model::kebab;
 use super::module_keys::is_taken;
+use super::post_training::LoraSection;
 use super::problem::Problem;
-use super::render::line;
+use super::render::{has_meaning, line};
 use super::run::{CheckpointSection, EvaluationSection, LogSection, OutputSection, TrainingSection};
 use super::sections::SECTIONS;
 use crate::checkpoint::SaveEvery;
+use crate::engine::ParamGroups;
 use crate::lr::LrConfig;
 use crate::optim::AdamWConfig;
 use crate::schedule::ScheduleKind;
@@ -54,6 +56,22 @@ pub struct MaskedSection {
     pub vocab_extra_ids: usize,
 }
 
+/// `[images]`
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ImagesSection {
+    /// Lists to train on.
+    pub train: Vec<PathBuf>,
+    /// Lists to evaluate on; without them a share of the others.
+    pub validation: Vec<PathBuf>,
+    /// How pixels are made of an image.
+    pub processor: Option<PathBuf>,
+    /// LLaVA: chat template of messages.
+    pub template: Option<PathBuf>,
+    /// Samples that cannot be used are left out.
+    pub skip_bad_rows: bool,
+}
+
 /// `[pipeline]`
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModulePipeline {
@@ -61,7 +79,7 @@ pub struct ModulePipeline {
     pub schedule: Option<ScheduleKind>,
 }
 
-/// Everything that one TOML file says about the run of a BERT or a T5. Its keys are some of those of a
+/// Everything that one TOML file says about the run of a BERT, T5, ViT or LLaVA. Its keys are some of those of a
 /// [`RunConfig`](crate::config::RunConfig); others are refused by name.
 ///
 /// ```
@@ -94,6 +112,15 @@ pub struct ModuleConfig {
     pub data: DataSection,
     /// What is masked.
     pub masked: MaskedSection,
+    /// Images to learn from.
+    #[serde(default)]
+    pub images: ImagesSection,
+    /// Parameters that are not trained.
+    #[serde(default, rename = "param-groups")]
+    pub param_groups: ParamGroups,
+    /// Adapters.
+    #[serde(default)]
+    pub lora: LoraSection,
     /// Loss on held-out data.
     pub evaluation: EvaluationSection,
     /// Saving and resuming.
@@ -107,18 +134,19 @@ pub struct ModuleConfig {
 impl ModuleConfig {
     /// The configuration as TOML.
     pub fn to_toml(&self) -> String {
-        let values = serde_json::to_value(self).expect("plain data");
+        let mut values = serde_json::to_value(self).expect("plain data");
+        values["optimizer"]["kind"] = "adamw".into();
         let mut text = String::new();
         for (section, doc) in SECTIONS {
-            let taken = KEYS.iter().filter(|key| key.section() == section && is_taken(key.path));
+            let taken =
+                KEYS.iter().filter(|key| key.section() == section && is_taken(key.path, self.model.model_type()));
             let shown: Vec<_> = taken.filter(|key| key.section() == "model" || !key.is_resolved_away()).collect();
             if shown.is_empty() {
                 continue;
             }
             text += &format!("{}# {doc}\n[{section}]\n", if text.is_empty() { "" } else { "\n" });
-            for key in shown {
-                let value = if key.path == "optimizer.kind" { &"adamw".into() } else { &values[section][key.name()] };
-                line(&mut text, key.name(), value, key.doc);
+            for key in shown.into_iter().filter(|key| has_meaning(key.path, &values)) {
+                line(&mut text, key.name(), &values[section][key.name()], key.doc);
             }
             let sizes = self.model.sizes.iter().filter(|_| section == "model");
             sizes.for_each(|(name, value)| line(&mut text, &kebab(name), value, "a size of the model"));
@@ -154,15 +182,20 @@ impl ModuleConfig {
                 "checkpoint.every = {every}: a checkpoint follows an evaluation, evaluation.every = {period}; nearest legal: {nearest}"
             ));
         }
-        if self.data.prefixes.len() != 1 {
+        let kind = self.model.model_type();
+        let (of_images, of_texts) = (["vit", "llava"].contains(&kind), kind != "vit");
+        if of_images && self.images.train.is_empty() {
+            refuse(format!("images.train has no files; {kind} learns from lists of images, .jsonl or .tar"));
+        }
+        if !of_images && self.data.prefixes.len() != 1 {
             let found = self.data.prefixes.len();
             refuse(format!("data.prefixes has {found} files; nearest legal: 1, whose sequences are sentences"));
         }
-        if self.data.tokenizer.as_deref().is_none_or(|name| ["char", "byte", "bpe"].contains(&name)) {
+        if of_texts && self.data.tokenizer.as_deref().is_none_or(|name| ["char", "byte", "bpe"].contains(&name)) {
             refuse(format!(
-                "data.tokenizer = {}: {} needs the file of the tokenizer of data.prefixes, which has the special tokens",
+                "data.tokenizer = {}: {kind} needs the file of the tokenizer of {}, which has the special tokens",
                 self.data.tokenizer.as_deref().unwrap_or("none"),
-                self.model.model_type()
+                if of_images { "the model" } else { "data.prefixes" },
             ));
         }
         problems

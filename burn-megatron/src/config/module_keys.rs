@@ -7,8 +7,10 @@ const TAKEN: &str = "model.hf model.preset parallel.tensor-parallel parallel.seq
     parallel.virtual-pipeline parallel.data-parallel parallel.zero pipeline.schedule training.steps training.samples \
     training.tokens training.micro-batch training.global-batch training.seq-length training.seed training.dtype training.loss \
     training.clip lr.max lr.min lr.init lr.warmup lr.decay lr.form optimizer.kind optimizer.beta1 optimizer.beta2 optimizer.eps \
-    optimizer.weight-decay optimizer.decay-vectors data.prefixes data.tokenizer data.split data.seed masked.mask-prob \
-    masked.short-seq-prob masked.decoder-seq-length masked.vocab-extra-ids evaluation.every evaluation.batches \
+    optimizer.weight-decay optimizer.decay-vectors param-groups.frozen data.prefixes data.tokenizer data.split data.seed masked.mask-prob \
+    masked.short-seq-prob masked.decoder-seq-length masked.vocab-extra-ids images.train images.validation images.processor images.template \
+    images.skip-bad-rows lora.rank lora.alpha lora.target-modules lora.rslora lora.dora \
+    lora.rank-pattern lora.alpha-pattern lora.adapter evaluation.every evaluation.batches \
     checkpoint.directory checkpoint.every checkpoint.keep-last checkpoint.resume output.directory log.jsonl log.tensorboard \
     log.wandb log.mlflow";
 
@@ -28,7 +30,19 @@ pub(super) const LIMITS: [Legal; 5] = [
     ("checkpoint.resume", |value| ["if-present", "never"].iter().any(|word| value == word), "if-present, never"),
 ];
 
-/// Whether a key has a meaning for these models.
-pub(super) fn is_taken(path: &str) -> bool {
-    TAKEN.split_whitespace().any(|taken| taken == path)
+/// Whether a key has a meaning for a model of this family.
+pub(super) fn is_taken(path: &str, kind: &str) -> bool {
+    of_kinds(path).contains(&kind) && TAKEN.split_whitespace().any(|taken| taken == path)
+}
+
+/// The families for which a key may have a meaning.
+pub(super) fn of_kinds(path: &str) -> &'static [&'static str] {
+    match path {
+        "images.template" => &["llava"],
+        "data.tokenizer" | "training.seq-length" | "training.tokens" => &["bert", "t5", "llava"],
+        "data.prefixes" => &["bert", "t5"],
+        path if path.starts_with("masked.") => &["bert", "t5"],
+        path if path.starts_with("images.") => &["vit", "llava"],
+        _ => &["bert", "t5", "vit", "llava"],
+    }
 }

@@ -10,7 +10,7 @@ use super::keys::KEYS;
 use super::kind::NONE;
 use super::model::{kebab, sizes};
 use super::run::RunConfig;
-use super::sections::{MASKED, SECTIONS};
+use super::sections::{SECTIONS, is_of_modules};
 
 /// Column of the comments.
 const COMMENT: usize = 44;
@@ -20,17 +20,12 @@ impl RunConfig {
     pub fn to_toml(&self) -> String {
         let values = serde_json::to_value(self).expect("plain data");
         let mut text = String::new();
-        for (section, doc) in SECTIONS.into_iter().filter(|(section, _)| *section != MASKED) {
+        for (section, doc) in SECTIONS.into_iter().filter(|(section, _)| !is_of_modules(section)) {
             let _ = write!(text, "{}# {doc}\n[{section}]\n", if text.is_empty() { "" } else { "\n" });
             for key in KEYS.iter().filter(|key| key.section() == section && !key.is_resolved_away()) {
-                let value = |path: &str| {
-                    let (section, name) = path.split_once('.').unwrap_or_default();
-                    words(&values[section][name])
-                };
-                if decider(key.path).is_some_and(|decider| !belongs(key.path, &decided(decider, value))) {
-                    continue;
+                if has_meaning(key.path, &values) {
+                    line(&mut text, key.name(), &values[section][key.name()], key.doc);
                 }
-                line(&mut text, key.name(), &values[section][key.name()], key.doc);
             }
             if section == "model" {
                 let sizes = sizes(&self.model.config);
@@ -43,6 +38,15 @@ impl RunConfig {
         }
         text
     }
+}
+
+/// Whether the values of other keys leave a key a meaning.
+pub(super) fn has_meaning(path: &str, values: &Value) -> bool {
+    let value = |path: &str| {
+        let (section, name) = path.split_once('.').unwrap_or_default();
+        words(&values[section][name])
+    };
+    decider(path).is_none_or(|decider| belongs(path, &decided(decider, value)))
 }
 
 pub(super) fn line(text: &mut String, name: &str, value: &Value, doc: &str) {

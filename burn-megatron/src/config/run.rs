@@ -213,6 +213,9 @@ pub struct CheckpointSection {
     pub every: SaveEvery,
     /// Steps between copies in host memory.
     pub non_persistent_every: Option<u64>,
+    /// Folder of those copies in a file system of the host's memory.
+    #[serde(default)]
+    pub non_persistent_local_dir: Option<PathBuf>,
     /// Newest checkpoints to keep.
     pub keep_last: Option<usize>,
     /// Also keep those whose step is a multiple of this.

@@ -1,10 +1,18 @@
 //! The sections of a run's configuration, in the order of the reference.
 
-/// The section of models that are plain Burn modules alone.
+/// A section of encoders alone.
 pub(super) const MASKED: &str = "masked";
 
+/// A section of vision models alone.
+pub(super) const IMAGES: &str = "images";
+
+/// Whether only models that are plain Burn modules have this section.
+pub(super) fn is_of_modules(section: &str) -> bool {
+    [MASKED, IMAGES].contains(&section)
+}
+
 /// The sections and their subjects.
-pub const SECTIONS: [(&str, &str); 25] = [
+pub const SECTIONS: [(&str, &str); 26] = [
     ("model", "The model: a Hugging Face folder, a preset, or a family with its sizes; sizes given here come first"),
     ("parallel", "The parallel layout; may change when a run is resumed"),
     (
@@ -32,6 +40,11 @@ pub const SECTIONS: [(&str, &str); 25] = [
     ),
     ("data", "Training data: Megatron's .bin/.idx files, or text that is tokenized when the run starts"),
     (MASKED, "What BERT and T5 learn to tell of the sentences of data.prefixes; only with such a model"),
+    (
+        IMAGES,
+        "What ViT and LLaVA learn from, instead of the files of [data]: lists of images with classes, captions or conversations; only \
+         with such a model",
+    ),
     (
         "chat",
         "Supervised fine-tuning on conversations, instead of the files of [data]; data.tokenizer is the tokenizer.json in whose folder \

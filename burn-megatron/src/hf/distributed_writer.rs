@@ -101,15 +101,14 @@ fn write_one(
 /// are none without FP8 (`ShardedObject.unique_key`).
 fn stateless(weight: &str, at: &[(usize, usize)]) -> Vec<String> {
     let Some(module) = weight.strip_suffix(".weight") else { return Vec::new() };
-    let Some((before, last)) = module.rsplit_once('.').filter(|(_, last)| last.starts_with("linear_")) else {
-        return Vec::new();
-    };
+    let is_linear = |last: &str| last.starts_with("linear_") || last == "eh_proj";
+    let Some((before, last)) = module.rsplit_once('.').filter(|(_, last)| is_linear(last)) else { return Vec::new() };
     let at = if at.is_empty() { &[(0, 1)] } else { at };
     let joined = |of: fn(&(usize, usize)) -> usize| {
         at.iter().map(|place| of(place).to_string()).collect::<Vec<String>>().join(".")
     };
     let key =
         |module: &str| format!("{before}.{module}._extra_state/shard_{}_{}", joined(|at| at.0), joined(|at| at.1));
-    let attention = (last == "linear_qkv").then(|| key("core_attention"));
+    let attention = ["linear_qkv", "linear_kv_up_proj"].contains(&last).then(|| key("core_attention"));
     [key(last)].into_iter().chain(attention).collect()
 }

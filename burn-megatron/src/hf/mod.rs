@@ -33,7 +33,7 @@ pub use folder::HfFolder;
 pub(crate) use folder::read_config;
 pub use generation::GenerationConfig;
 pub use module::{ModuleExport, ModuleFolder};
-pub(crate) use module::{Wanted, named_tensors};
+pub(crate) use module::{Wanted, copy_small_files, freeze, named_tensors, names};
 pub use optimizer::OptimizerStates;
 pub use outputs::TensorReader;
 pub use shards::parse_size;

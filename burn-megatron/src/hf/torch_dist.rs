@@ -4,7 +4,7 @@
 //! `SequentialMLP.sharded_state_dict`). Norms have the names that they have in TransformerEngine's fused layers
 //! (`get_gpt_layer_local_spec`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::dcp::DcpTensor;
 
@@ -13,12 +13,27 @@ pub(super) const EMBEDDING: &str = "embedding.word_embeddings.weight";
 /// Megatron-LM pads a vocabulary to a multiple of 128 rows for each of up to 64 tensor-parallel ranks.
 const MOST_PADDING: usize = 128 * 64;
 const LAYERS: &str = "decoder.layers.";
+/// Modules of multi-token prediction, and the layer of one.
+const PREDICTORS: &str = "mtp.layers.";
+const PREDICTED: &str = "transformer_layer.";
 const LOCAL_EXPERTS: &str = "mlp.experts.local_experts.";
 const EXPERTS: &str = ".mlp.experts.experts.";
 /// Names in files, and in a `state_dict` without TransformerEngine.
-const NORMS: [[&str; 2]; 2] = [
+const NORMS: [[&str; 2]; 4] = [
     [".self_attention.linear_qkv.layer_norm_", ".input_layernorm."],
     [".mlp.linear_fc1.layer_norm_", ".pre_mlp_layernorm."],
+    [".self_attention.linear_q_up_proj.layer_norm_", ".self_attention.q_layernorm."],
+    [".self_attention.linear_kv_up_proj.layer_norm_", ".self_attention.kv_layernorm."],
+];
+/// What Megatron-Core has no layer for, or none that runs without a GPU, so that no file of it was compared.
+const UNKNOWN: [[&str; 2]; 4] = [
+    ["post_self_attn_layernorm.", "Megatron-Core has no norm behind attention"],
+    ["post_mlp_layernorm.", "Megatron-Core has no norm behind an MLP"],
+    ["mixer.", "files of Megatron-Core's Mamba-2 layers, which need a GPU, were not compared"],
+    [
+        "self_attention.in_proj.",
+        "files of Megatron-Core's Gated DeltaNet, which needs TransformerEngine, were not compared",
+    ],
 ];
 
 /// The tensors of a file under the names of a `state_dict`. Vocabularies are padded in files: of a table of embeddings,
@@ -61,27 +76,43 @@ fn is_stack(tensor: &DcpTensor) -> bool {
 pub(super) struct Stacks {
     layers: Option<usize>,
     experts: usize,
+    /// Layers with experts.
+    sparse: HashSet<String>,
+    /// Layers with latent attention.
+    latent: HashSet<String>,
 }
 
-/// Whether a file of the tensors with these names was compared with Megatron-Core: all layers have the same, which are
-/// those of a Llama, a GPT or a Mixtral.
-pub(super) fn is_known(names: &[&str]) -> bool {
-    let parts = [
+/// Why tensors with these names are not written: other parts of layers than those of which files were compared with
+/// Megatron-Core.
+pub(super) fn unknown(names: &[&str]) -> Option<String> {
+    const PARTS: [&str; 17] = [
         "input_layernorm.",
         "pre_mlp_layernorm.",
         "self_attention.linear_qkv.",
         "self_attention.linear_proj.",
         "self_attention.q_layernorm.",
         "self_attention.k_layernorm.",
-        "mlp.linear_fc1.",
-        "mlp.linear_fc2.",
+        "self_attention.linear_q_proj.",
+        "self_attention.linear_q_down_proj.",
+        "self_attention.linear_q_up_proj.",
+        "self_attention.linear_kv_down_proj.",
+        "self_attention.linear_kv_up_proj.",
+        "self_attention.kv_layernorm.",
+        "self_attention.core_attention.softmax_offset",
+        "mlp.linear_fc",
         "mlp.router.",
+        "mlp.shared_experts.",
         LOCAL_EXPERTS,
     ];
-    let of_layer = |name: &str| Some(name.strip_prefix(LAYERS).and_then(number)?.1.to_string());
-    let known =
-        names.iter().filter_map(|name| of_layer(name)).all(|rest| parts.iter().any(|part| rest.starts_with(part)));
-    known && Stacks::of(names.iter().copied()).layers.is_some()
+    let part = names.iter().filter_map(|name| Some(Layer::of(name)?.rest));
+    let mut unknown = part.filter(|rest| !PARTS.iter().any(|part| rest.starts_with(part)));
+    let found = unknown.next()?;
+    let why =
+        [found].into_iter().chain(unknown).find_map(|rest| UNKNOWN.iter().find(|[part, _]| rest.starts_with(part)));
+    Some(why.map_or_else(
+        || format!("files with `{found}` in a layer were not compared with Megatron-Core"),
+        |[_, why]| why.to_string(),
+    ))
 }
 
 /// Whether a tensor of a `state_dict` is one of a routed expert.
@@ -89,44 +120,79 @@ pub(super) fn is_of_expert(name: &str) -> bool {
     name.contains(LOCAL_EXPERTS)
 }
 
+/// Where a tensor of a `state_dict` is in a model: in a layer, or in that of a module of multi-token prediction.
+#[derive(Clone, Copy)]
+struct Layer<'a> {
+    /// The layer with what is before it, `decoder.layers.3.` or `mtp.layers.0.transformer_layer.`.
+    name: &'a str,
+    /// Its number, if it may be in a stack: modules of multi-token prediction never are.
+    stackable: Option<usize>,
+    rest: &'a str,
+}
+
+impl<'a> Layer<'a> {
+    fn of(name: &'a str) -> Option<Self> {
+        let (stackable, rest) = match name.strip_prefix(LAYERS) {
+            Some(after) => number(after).map(|(layer, rest)| (Some(layer), rest))?,
+            None => (None, number(name.strip_prefix(PREDICTORS)?)?.1.strip_prefix(PREDICTED)?),
+        };
+        Some(Self { name: &name[..name.len() - rest.len()], stackable, rest })
+    }
+}
+
 impl Stacks {
     /// Of the tensors with these names.
     pub fn of<'a>(names: impl Iterator<Item = &'a str>) -> Self {
-        let (mut layers, mut experts): (BTreeMap<usize, BTreeSet<&str>>, usize) = (BTreeMap::new(), 0);
-        for name in names {
-            if let Some((layer, rest)) = name.strip_prefix(LAYERS).and_then(number) {
-                layers.entry(layer).or_default().insert(rest);
-                let expert = rest.strip_prefix(LOCAL_EXPERTS).and_then(number);
-                experts = experts.max(expert.map_or(0, |(expert, _)| expert + 1));
+        let mut layers = BTreeMap::<usize, BTreeSet<&str>>::new();
+        let (mut sparse, mut latent, mut experts) = (HashSet::new(), HashSet::new(), 0);
+        for layer in names.filter_map(Layer::of) {
+            if let Some(index) = layer.stackable {
+                layers.entry(index).or_default().insert(layer.rest);
+            }
+            if let Some((expert, _)) = layer.rest.strip_prefix(LOCAL_EXPERTS).and_then(number) {
+                experts = experts.max(expert + 1);
+                sparse.insert(layer.name.to_string());
+            }
+            if layer.rest.starts_with("self_attention.linear_kv_up_proj.") {
+                latent.insert(layer.name.to_string());
             }
         }
         let mut of_layers = layers.values();
         let first = of_layers.next();
         let same = of_layers.all(|names| Some(names) == first);
-        Self { layers: same.then_some(layers.len()), experts }
+        Self { layers: same.then_some(layers.len()), experts, sparse, latent }
     }
 
     /// The name of a tensor's stack, and the place in each of its first dimensions with its size.
     pub fn place(&self, name: &str) -> (String, Vec<(usize, usize)>) {
-        let Some((layer, rest)) = name.strip_prefix(LAYERS).and_then(number) else { return (name.into(), Vec::new()) };
-        let (mut stack, mut at) = match self.layers {
-            Some(layers) => (LAYERS.to_string(), vec![(layer, layers)]),
-            None => (format!("{LAYERS}{layer}."), Vec::new()),
+        let Some(layer) = Layer::of(name) else { return (name.into(), Vec::new()) };
+        let (mut stack, mut at) = match (layer.stackable, self.layers) {
+            (Some(index), Some(layers)) => (LAYERS.to_string(), vec![(index, layers)]),
+            _ => (layer.name.to_string(), Vec::new()),
         };
-        match rest.strip_prefix(LOCAL_EXPERTS).and_then(number) {
+        match layer.rest.strip_prefix(LOCAL_EXPERTS).and_then(number) {
             Some((expert, rest)) => {
                 at.push((expert, self.experts));
                 stack += &format!("{}{rest}", &EXPERTS[1..]);
             }
-            None => stack += rest,
+            None => stack += &self.rest(&layer),
         }
-        // A layer of experts has a norm of its own before them.
-        let norms = if self.experts > 0 { &NORMS[..1] } else { &NORMS[..] };
-        let stack = norms.iter().fold(stack, |stack, [theirs, plain]| match stack.split_once(&plain[1..]) {
-            Some((before, after)) if before.ends_with('.') => format!("{before}{}{after}", &theirs[1..]),
-            _ => stack,
-        });
         (stack, at)
+    }
+
+    /// What a file calls a part of a layer. A layer of experts has a norm of its own before them, latent attention one
+    /// before all its projections.
+    fn rest(&self, layer: &Layer) -> String {
+        let fused =
+            |[theirs, plain]: &[&str; 2]| Some(format!("{}{}", &theirs[1..], layer.rest.strip_prefix(&plain[1..])?));
+        let [input, mlp, latents @ ..] = &NORMS;
+        let is_latent = self.latent.contains(layer.name);
+        let of_attention = match is_latent {
+            true => latents.iter().find_map(fused),
+            false => fused(input),
+        };
+        let of_mlp = || fused(mlp).filter(|_| !self.sparse.contains(layer.name));
+        of_attention.or_else(of_mlp).unwrap_or_else(|| layer.rest.to_string())
     }
 }
 

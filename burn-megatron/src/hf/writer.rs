@@ -90,10 +90,10 @@ fn write(
         Format::TorchDist { .. } => what.config.megatron_names(),
     };
     let stored: Vec<&str> = names.iter().map(|(_, of)| of.name.as_str()).collect();
-    if matches!(what.format, Format::TorchDist { .. }) && !torch_dist::is_known(&stored) {
-        let why = "its layers are not all of one kind with the norms and the attention of a Llama or Mixtral, and \
-                   Megatron-Core's names of others are not known; nearest legal: --dcp";
-        return Err(HfFolderError::file(folder, why));
+    if matches!(what.format, Format::TorchDist { .. })
+        && let Some(why) = torch_dist::unknown(&stored)
+    {
+        return Err(HfFolderError::file(folder, format!("{why}; nearest legal: --dcp")));
     }
     let megatron = matches!(what.format, Format::TorchDist { .. });
     let dims = what.config.dims();

@@ -71,7 +71,7 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
 
 impl<M: LearnerModel> DataParallel<M> {
     fn fit_together(&self, training: Training<M>, (together, devices): (&Together, Vec<Device>)) -> Fitted<M> {
-        let Training { mut components, mut learner, train, valid, starting_epoch } = training;
+        let Training { mut components, mut learner, train, valid, starting_epoch, told } = training;
         // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
         // ZeRO 3, or sharded, the model may be too large for a device.
         if self.zero < 3 && !self.is_logical() {
@@ -117,6 +117,7 @@ impl<M: LearnerModel> DataParallel<M> {
             seed,
             ids: ids.clone(),
             max_grad_norm: self.max_grad_norm,
+            told,
             waits_in_operations: self.sync_batch_norm
                 || self.is_logical() && (self.overlap.is_some() || self.zero == 3),
         };
@@ -168,8 +169,10 @@ impl<M: LearnerModel> DataParallel<M> {
             Ok(model)
         });
         let mut processor = shared.processor.into_inner();
-        // An error of a metric has stopped the training, or it has ended.
-        let _ = processor.flush();
+        if result.is_ok() {
+            // An error of a metric has stopped the training, or it has ended.
+            let _ = processor.flush();
+        }
         drop(ranks);
         let trained = result.map_err(Failure::from).and_then(|models| match together.received(&learner) {
             Ok(Some(model)) => Ok(model),

@@ -5,10 +5,10 @@ use backend_dist::mesh::{Axis, ParallelLayout};
 use backend_dist::parallelize::Plan;
 use burn::module::ModuleDisplay;
 use burn::tensor::{Device, FloatDType};
-use burn::train::{LearnerModel, TrainingStrategy};
+use burn::train::{LearnerModel, TrainStep, TrainingStrategy};
 
 use super::data_parallel::{DataParallel, drawn};
-use super::report::{Fit, Fitted, Training};
+use super::report::{Fit, Fitted, Told, Training};
 use super::tensor_parallel::TensorParallel;
 use super::zero::{Units, running_states};
 use super::{custom, processes};
@@ -219,9 +219,16 @@ impl MeshStrategy {
 
 impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M> {
     fn from(strategy: MeshStrategy) -> Self {
-        let is_logical = strategy.autocast.is_some() || strategy.sync_batch_norm || strategy.seeded;
-        let tensor = TensorParallel::new(&strategy.layout, &strategy.plan, is_logical);
-        custom(OnMesh { tensor, strategy })
+        strategy.telling(None)
+    }
+}
+
+impl MeshStrategy {
+    /// As a strategy whose ranks tell each other something of their outputs.
+    pub(super) fn telling<M: LearnerModel + ModuleDisplay>(self, told: Option<Told<M>>) -> TrainingStrategy<M> {
+        let is_logical = self.autocast.is_some() || self.sync_batch_norm || self.seeded;
+        let tensor = TensorParallel::new(&self.layout, &self.plan, is_logical);
+        custom(OnMesh { tensor, strategy: self, told })
     }
 }
 
@@ -254,9 +261,10 @@ pub(crate) fn for_stages(layout: &ParallelLayout) -> Result<(), String> {
     ))
 }
 
-struct OnMesh<M> {
+struct OnMesh<M: TrainStep> {
     strategy: MeshStrategy,
     tensor: Option<TensorParallel<M>>,
+    told: Option<Told<M>>,
 }
 
 impl<M: LearnerModel> OnMesh<M> {
@@ -284,6 +292,7 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
         let strategy = self.strategy.clone();
         let MeshStrategy { layout, devices, micro_batches, units, autocast, max_grad_norm, .. } = strategy;
         training.components.grad_accumulation = micro_batches.or(training.components.grad_accumulation);
+        training.told = self.told;
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),

@@ -21,6 +21,7 @@ mod devices;
 mod dp_rank;
 mod ids;
 mod items;
+mod llava;
 mod loading;
 mod mesh;
 mod model_parallel;
@@ -38,6 +39,7 @@ mod states;
 mod t5;
 mod tensor_parallel;
 mod trained;
+mod vit;
 mod zero;
 
 use std::sync::Arc;
@@ -49,6 +51,7 @@ use burn::train::{LearnerModel, TrainingStrategy};
 
 pub use bert::{BertBatch, BertTraining};
 use data_parallel::DataParallel;
+pub use llava::{LlavaBatch, LlavaTraining};
 pub use mesh::MeshStrategy;
 pub(crate) use mesh::{for_any_module, for_stages};
 pub use model_parallel::{
@@ -58,13 +61,15 @@ pub use model_parallel::{
 pub(crate) use model_parallel::{Tracer, Tracing};
 pub(crate) use module_steps::{ModuleSteps, ModuleTrace, Named};
 pub(crate) use module_training::{
-    CHECKPOINT_PARTS, ModuleCheckpoints, ModuleEnd, ModuleTraining, ReadBatch, Steps, Trainable,
+    CHECKPOINT_PARTS, ModuleCheckpoints, ModuleEnd, ModuleTraining, ReadBatch, Steps, Trainable, check_shards,
+    check_stages,
 };
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
 pub use stages::{Activation, Part, ProcessesStrategy, Sendable, Stages, StagesError, StagesStrategy, TrainBatch};
 pub(crate) use stages_steps::StagesSteps;
 pub use t5::{T5Batch, T5Hidden, T5Training};
+pub use vit::{VitBatch, VitTraining};
 
 /// Ways to spread a training over ranks, as strategies for `SupervisedTraining::with_training_strategy`.
 ///

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use super::dp_rank::DpRank;
 use super::ids::FirstIds;
 use super::items::Items;
+use super::report::Told;
 use super::rounds::{aggregate, next, uneven};
 use super::tensor_parallel::Placing;
 use super::trained::{OneModel, Trained};
@@ -42,6 +43,7 @@ pub(super) struct Shared<M: LearnerModel> {
     pub seed: u64,
     pub ids: FirstIds,
     pub max_grad_norm: Option<f64>,
+    pub told: Option<Told<M>>,
     /// Whether ranks wait for each other within operations. Nobody may read outputs meanwhile: who does waits for the
     /// rank that computed them, and the first rank for the metrics.
     pub waits_in_operations: bool,
@@ -203,6 +205,7 @@ impl<M: LearnerModel> RankLoop<M> {
         }
         for ((iteration, progress), output) in facts.into_iter().zip(outputs) {
             let lr = self.trained.learning_rate();
+            let output = if let Some(told) = shared.told { told(output, group) } else { output };
             let item = TrainingItem::new(output, progress, Some(iteration), Some(lr));
             if shared.reports {
                 shared.trained.push(group.rank(), item);

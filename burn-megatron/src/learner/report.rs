@@ -5,14 +5,15 @@
 //! of the stop is noted here.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use backend_dist::comm::RunError;
+use backend_dist::comm::{Group, RunError};
 use burn::train::renderer::{CliMetricsRenderer, MetricsRenderer};
 use burn::train::train::WorkerFailure;
 use burn::train::{
     AsyncProcessorTraining, EventProcessorError, EventProcessorTraining, Interruption, Learner, LearnerEvent,
-    LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
+    LearnerModel, LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
     TrainingComponents, TrainingError, ValidLoader,
 };
 use parking_lot::Mutex;
@@ -26,7 +27,13 @@ pub(super) struct Training<M: LearnerModel> {
     pub train: TrainLoader<M>,
     pub valid: ValidLoader<M>,
     pub starting_epoch: usize,
+    /// What of an output other ranks have to know.
+    pub told: Option<Told<M>>,
 }
+
+/// Makes of a data-parallel rank's output of training what goes to the metrics, which are those of the first process: outputs
+/// cannot leave theirs, but their mean loss can. All ranks of the group call it together.
+pub(super) type Told<M> = fn(<M as TrainStep>::Output, &Group) -> <M as TrainStep>::Output;
 
 impl<M: LearnerModel> Training<M> {
     /// Ends before it has started.
@@ -112,7 +119,7 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
         valid: ValidLoader<M>,
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
-        let fitted = self.0.fit(Training { components, learner, train, valid, starting_epoch });
+        let fitted = self.0.fit(Training { components, learner, train, valid, starting_epoch, told: None });
         (fitted.model, fitted.processor)
     }
 }
@@ -140,13 +147,13 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
         starting_epoch: usize,
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let interrupter = components.interrupter.clone();
-        let fitted = self.strategy.fit(Training { components, learner, train, valid, starting_epoch });
+        let fitted = self.strategy.fit(Training { components, learner, train, valid, starting_epoch, told: None });
         let (interruption, error) = (interrupter.interruption(), interrupter.error());
         let processor = match &fitted.failure {
             None => fitted.processor,
             Some(failure) => {
                 interrupter.fail(training_error(failure));
-                AsyncProcessorTraining::new(WithoutSummary(fitted.processor))
+                AsyncProcessorTraining::new(WithoutSummary(Some(fitted.processor)))
             }
         };
         *self.ending.lock() = Ending { failure: fitted.failure, interruption, error };
@@ -155,26 +162,40 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Run<'_, S> {
 }
 
 /// The events of a training that failed, without the summary at their end: if it failed before its first step, that would
-/// be of the metrics that the training before it left in the folder.
-struct WithoutSummary<P>(P);
+/// be of the metrics that the training before it left in the folder. The thread of the metrics may have ended with the
+/// ranks, whose tensors it reads; then nothing happens any more, and the user reads why the ranks ended.
+struct WithoutSummary<P>(Option<P>);
+
+impl<P> WithoutSummary<P> {
+    fn process(
+        &mut self,
+        event: impl FnOnce(&mut P) -> Result<(), EventProcessorError>,
+    ) -> Result<(), EventProcessorError> {
+        let Some(mut processor) = self.0.take() else { return Ok(()) };
+        let Ok(processed) = catch_unwind(AssertUnwindSafe(|| event(&mut processor))) else { return Ok(()) };
+        self.0 = Some(processor);
+        processed
+    }
+}
 
 impl<T, V, P: EventProcessorTraining<LearnerEvent<T>, V>> EventProcessorTraining<LearnerEvent<T>, V>
     for WithoutSummary<P>
 {
     fn process_train(&mut self, event: LearnerEvent<T>) -> Result<(), EventProcessorError> {
-        self.0.process_train(if let LearnerEvent::End(_) = event { LearnerEvent::End(None) } else { event })
+        let event = if let LearnerEvent::End(_) = event { LearnerEvent::End(None) } else { event };
+        self.process(|processor| processor.process_train(event))
     }
 
     fn process_valid(&mut self, event: V) -> Result<(), EventProcessorError> {
-        self.0.process_valid(event)
+        self.process(|processor| processor.process_valid(event))
     }
 
     fn flush(&mut self) -> Result<(), EventProcessorError> {
-        self.0.flush()
+        self.process(P::flush)
     }
 
     fn renderer(self) -> Box<dyn MetricsRenderer> {
-        self.0.renderer()
+        self.0.map_or_else(|| Box::new(CliMetricsRenderer::new()) as _, P::renderer)
     }
 }
 
@@ -215,7 +236,7 @@ mod tests {
         let summary = || Some(LearnerSummary::new(folder.path(), &[] as &[&str]).unwrap());
         let ends = Arc::new(Mutex::new(Vec::new()));
         Ends(ends.clone()).process_train(LearnerEvent::End(summary())).unwrap();
-        WithoutSummary(Ends(ends.clone())).process_train(LearnerEvent::End(summary())).unwrap();
+        WithoutSummary(Some(Ends(ends.clone()))).process_train(LearnerEvent::End(summary())).unwrap();
         assert_eq!(*ends.lock(), [true, false]);
     }
 }

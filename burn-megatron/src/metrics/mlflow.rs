@@ -107,7 +107,7 @@ impl MetricsSink for MlflowRun {
     fn entry(&mut self, entry: &LogEntry) -> io::Result<()> {
         let (folder, time, step) = (self.folder.join("metrics"), now(), entry.step);
         let append = |(name, value): (String, f64)| {
-            let path = folder.join(legal(&name));
+            let path = folder.join(metric(&name));
             fs::create_dir_all(path.parent().unwrap_or(&folder))?;
             let mut file = fs::OpenOptions::new().create(true).append(true).open(path)?;
             file.write_all(format!("{time} {value} {step}\n").as_bytes())
@@ -170,6 +170,13 @@ fn legal(name: &str) -> String {
     name.chars().map(|c| if c.is_alphanumeric() || "_-. /".contains(c) { c } else { '_' }).collect()
 }
 
+/// The file of a metric below its entry's kind: `train/grad_norm/layers.0` is `train/grad_norm.layers.0`, because a metric
+/// cannot be a file and the folder of others.
+fn metric(name: &str) -> PathBuf {
+    let (kind, name) = name.split_once('/').unwrap_or(("", name));
+    Path::new(kind).join(legal(&name.replace('/', ".")))
+}
+
 /// Fields of a YAML file; JSON's values are YAML's.
 fn yaml(fields: &[(&str, Value)]) -> String {
     fields.iter().map(|(name, value)| format!("{name}: {value}\n")).collect()
@@ -221,6 +228,10 @@ mod tests {
         assert_eq!(steps(&path.join("metrics/train/loss")), [1, 2, 3]);
         assert!(!path.join("metrics/valid/loss").exists());
         assert_eq!(status(&path), "3");
+        let value = json!({ "grad_norm": 1.5, "grad_norm/layers.0": 0.5 });
+        let entry = LogEntry { kind: "train", step: 3, value: &value, line: "" };
+        MlflowRun::open(&store, &info, &file, Some(2)).unwrap().entry(&entry).unwrap();
+        assert!(["grad_norm", "grad_norm.layers.0"].iter().all(|name| path.join("metrics/train").join(name).is_file()));
         let param = |name: &str| fs::read_to_string(path.join("params").join(name)).unwrap();
         assert_eq!((param("training.seq-length"), param("training.dtype")), ("128".into(), "bf16".into()));
         let other = MlflowRun::open(&store, &info, &folder.path().join("other.jsonl"), None).unwrap();

@@ -39,7 +39,14 @@ const FAMILIES: [(&str, Plans); 5] = [("bert", bert), ("llava", llava), ("siglip
 /// # Errors
 /// If `config.json` is none of such a model, or a length is not possible; as [`plan_module`].
 pub fn plan_folder(folder: impl AsRef<Path>, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {
-    let config = read_config(folder.as_ref())?;
+    plan_config(&read_config(folder.as_ref())?, subject, run)
+}
+
+/// The same of the text of a `config.json`.
+///
+/// # Errors
+/// As [`plan_folder`].
+pub fn plan_config(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {
     let found = config["model_type"].as_str().unwrap_or_default();
     let known = FAMILIES.iter().find(|(kind, _)| *kind == found);
     let (_, plans) = known.ok_or_else(|| {
@@ -49,7 +56,7 @@ pub fn plan_folder(folder: impl AsRef<Path>, subject: &Subject, run: &ModuleRun)
              `plan RUN.toml --model.hf DIR`"
         )
     })?;
-    plans(&config, subject, run)
+    plans(config, subject, run)
 }
 
 fn bert(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {

@@ -14,7 +14,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Tensor};
 
 use crate::learner::for_any_module;
-pub use families::{Subject, plan_folder};
+pub use families::{Subject, plan_config, plan_folder};
 use owned::{again, of_fullest};
 
 /// How a module is trained.

@@ -119,6 +119,9 @@ impl WithModel for Launch<'_> {
             run = run.processes(processes);
         }
         if let Some(options) = saving::options(config, tokenizer)? {
+            if let Some(local) = saving::local_copies(config, &options) {
+                run = run.local_copies(local);
+            }
             run = run.checkpoints(options);
         }
         let (exited, all) = (run.exit_flag(), training.steps as u64);

@@ -3,8 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use backend_dist::mesh::ParallelLayout;
+use sha2::{Digest, Sha256};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, SaverOptions, SharedStorage, open_storage, stored_steps};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, SaveEvery, SaverOptions, SharedStorage, open_storage, stored_steps,
+};
 use crate::config::{Problem, RunConfig};
 use crate::learner::CheckpointOptions;
 
@@ -43,7 +46,7 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
             return starts_anew(root).and_then(|()| only_in_storage(storage, &section.resume, root)).map(|()| None);
         }
         ("never" | "if-present", None) => return Ok(None),
-        ("if-present", Some(root)) => match Checkpoint::open(root) {
+        ("if-present", Some(root)) => match newest(config, root) {
             Err(CheckpointError::NotFound { .. }) => {
                 return only_in_storage(storage, &section.resume, root).map(|()| None);
             }
@@ -72,10 +75,40 @@ pub(super) fn find(config: &RunConfig, allowed: &[String]) -> Result<Option<Resu
         let own = format!("{} is later than checkpoint.resume = {}", path.display(), section.resume);
         warning = Some(warning.map_or(own.clone(), |warning| format!("{own}; {warning}")));
     }
-    let is_own = section.directory.as_deref().is_some_and(|root| is_within(&path, root));
+    let is_copy = local_root(config).is_some_and(|local| is_within(&path, &local));
+    let is_own = is_copy || section.directory.as_deref().is_some_and(|root| is_within(&path, root));
     let is_named = resolved(&path) == resolved(Path::new(&section.resume));
     let begun_from = if is_named { Some(step) } else { state.begun_from }.filter(|_| is_own);
     if problems.is_empty() { Ok(Some(ResumePoint { path, step, layout, begun_from, warning })) } else { Err(problems) }
+}
+
+/// The newest checkpoint of the run, or its copy in the host's memory where that is newer. Without its own folder a run has
+/// been thrown away, and a copy that cannot be read is none.
+fn newest(config: &RunConfig, root: &Path) -> Result<Checkpoint, CheckpointError> {
+    let on_disk = Checkpoint::open(root);
+    let copy = local_root(config).filter(|_| root.is_dir()).and_then(|local| Checkpoint::open(local).ok());
+    match (copy, &on_disk) {
+        (Some(copy), Ok(saved)) if copy.state().step > saved.state().step => Ok(copy),
+        (Some(copy), Err(CheckpointError::NotFound { .. })) => Ok(copy),
+        _ => on_disk,
+    }
+}
+
+/// The run's own folder in `checkpoint.non-persistent-local-dir`, which other runs may have too.
+fn local_root(config: &RunConfig) -> Option<PathBuf> {
+    let section = &config.checkpoint;
+    let (local, root) = (section.non_persistent_local_dir.as_ref()?, section.directory.as_deref()?);
+    let root = std::path::absolute(root).ok()?;
+    let hash = Sha256::digest(root.as_os_str().as_encoded_bytes());
+    let name: String = hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(local.join(format!("burn-megatron-{name}")))
+}
+
+/// Where and when copies are made in the host's memory, with the tokenizer and in the manner of checkpoints.
+pub(super) fn local_copies(config: &RunConfig, checkpoints: &CheckpointOptions) -> Option<CheckpointOptions> {
+    let every = SaveEvery::Steps(config.checkpoint.non_persistent_every?);
+    let saver = SaverOptions { keep_last: Some(1), keep_every: None, storage: None, ..checkpoints.saver.clone() };
+    Some(CheckpointOptions { root: local_root(config)?, every, saver })
 }
 
 /// Whether a storage is this folder.

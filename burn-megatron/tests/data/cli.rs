@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use burn_megatron::data::indexed::IndexedDataset;
+
 use crate::command::{fail, run, succeed};
 
 #[test]
@@ -49,6 +51,57 @@ fn a_byte_order_mark_is_no_text() {
     for (name, text) in [("a.txt", "One\n\nTwo\n"), ("a.jsonl", "{\"text\": \"One\"}\n"), ("a.json", "[\"One\"]")] {
         assert_eq!(written(name, text, "\u{feff}"), written(name, text, ""), "{name}");
     }
+}
+
+/// Documents are rows, their sequences sentences, as Megatron-LM's `--split-sentences` has them.
+#[test]
+fn sentences_become_sequences_of_documents() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows =
+        [r#"{"text": "Mr. X came\nin. He left! "}"#, r#"{"text": ""}"#, r#"{"text": ["Given. Twice.", "", "Thrice"]}"#];
+    fs::write(folder.path().join("x.jsonl"), rows.join("\n")).unwrap();
+    let written = |flags: &str| {
+        let command =
+            format!("preprocess --input x.jsonl --output-prefix x --tokenizer byte --split-sentences {flags}");
+        says!(succeed(folder.path(), &command), "x_text_sentence.bin: 3 documents, ", " sentences, ");
+        let data = IndexedDataset::open(folder.path().join("x_text_sentence")).unwrap();
+        let text = |index: usize| {
+            String::from_utf8(data.sequence(index).unwrap().iter().map(|id| *id as u8).collect()).unwrap()
+        };
+        let documents: Vec<_> = (0..data.num_documents()).map(|document| data.document(document)).collect();
+        ((0..data.num_sequences()).map(text).collect::<Vec<_>>(), documents)
+    };
+    for (flags, first) in [
+        ("", ["Mr. X came\nin.", "He left!"]),
+        ("unicode --keep-newlines", ["Mr. X came\nin. ", "He left! "]),
+        ("lines", ["Mr. X came", "in. He left!"]),
+    ] {
+        let (sentences, documents) = written(flags);
+        assert_eq!(sentences, [&first[..], &["Given. Twice.", "Thrice"]].concat(), "{flags}");
+        assert_eq!(documents, [0..2, 2..2, 2..4], "{flags}");
+    }
+    // The last sentence of a document ends it.
+    let ends = "preprocess --input x.jsonl --output-prefix y --tokenizer byte --split-sentences --append-eod";
+    succeed(folder.path(), ends);
+    let data = IndexedDataset::open(folder.path().join("y_text_sentence")).unwrap();
+    let lasts: Vec<i64> = (0..4).map(|index| *data.sequence(index).unwrap().last().unwrap()).collect();
+    assert_eq!(lasts, [i64::from(b'.'), 256, i64::from(b'.'), 256]);
+
+    says!(
+        fail(folder.path(), "preprocess --input x.jsonl --output-prefix z --tokenizer byte"),
+        "x.jsonl:3: key 'text': an array of texts; --split-sentences takes them"
+    );
+    fs::write(folder.path().join("ids.jsonl"), "[1, 2]").unwrap();
+    says!(
+        fail(folder.path(), "preprocess --input ids.jsonl --output-prefix z --split-sentences"),
+        "token ids have no sentences"
+    );
+    let refused = run(folder.path(), "preprocess --input x.jsonl --output-prefix z --keep-newlines");
+    says!(String::from_utf8_lossy(&refused.stderr), "--split-sentences");
+    says!(
+        fail(folder.path(), "preprocess --input x.jsonl --output-prefix z --train-wordpiece 3 --split-sentences"),
+        "nearest legal: 7"
+    );
 }
 
 #[test]

@@ -50,7 +50,8 @@ pub fn trains_as(alone: &Setup, setup: &Setup, strategy: TrainingStrategy<Classi
         let single = metric(one.path(), name, epoch, Split::Train);
         let steps = metric(many.path(), name, epoch, Split::Train);
         let steps: Vec<f64> = steps.chunks(ranks).map(|step| step.iter().sum::<f64>() / ranks as f64).collect();
-        assert!(difference(&steps, &single) < 1e-10, "{what}, {name} of epoch {epoch}: {steps:?} {single:?}");
+        // Rounding of the steps before is larger in the loss of a batch than in the parameters: 6e-10 on an AMD EPYC.
+        assert!(difference(&steps, &single) < 1e-8, "{what}, {name} of epoch {epoch}: {steps:?} {single:?}");
     }
     let valid = |directory: &Path| metric(directory, "Loss", setup.epochs, Split::Valid);
     assert_eq!(valid(many.path()).len(), validation_batches(ranks), "{what}: ranks validate their shares of 10 items");

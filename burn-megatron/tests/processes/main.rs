@@ -5,6 +5,7 @@
 mod says;
 
 mod commands;
+mod module;
 mod restarts;
 mod train;
 

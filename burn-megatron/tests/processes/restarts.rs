@@ -1,7 +1,8 @@
 //! Processes that fail are started again by their launcher, all of them, as torchrun and Slurm do it, and continue with the
 //! bits of a run that was left alone.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -93,6 +94,50 @@ fn processes_that_torchrun_starts_again_resume_with_the_bits_of_a_run_that_was_l
     assert_eq!(restarts, 0);
     let named = |ended: &Ended| !ended.status.success() && ended.stderr.contains("rank 2 (dp 1, tp 0)");
     assert!(all.iter().any(named), "{}{}", all[0].stderr, all[1].stderr);
+}
+
+/// The copy in the host's memory is newer than the last checkpoint; one that is not whole is none.
+#[test]
+fn processes_continue_from_copies_that_outlive_them() {
+    let folder = folder();
+    let folder = folder.path();
+    // Without threads that write, what is saved is complete a step later.
+    let flags = "--checkpoint.every 5 --checkpoint.async false";
+    succeed(folder, &format!("{} {flags}", train("alone")), 1);
+    let copies = "--checkpoint.non-persistent-every 2 --checkpoint.non-persistent-local-dir shm";
+    let again = format!("{} {flags} {copies}", train("again"));
+    let (all, restarts) = torchrun(folder, &format!("{again} --inject kill:rank3@step4,kill:rank0@step10"), &[2; 3]);
+    for Ended { status, stdout, stderr } in &all {
+        assert!(status.success(), "after {restarts} restarts: {stdout}{stderr}");
+    }
+    assert_eq!(restarts, 2);
+    let resumed = all[0].stdout.lines().find(|line| line.contains("resuming from ")).unwrap();
+    assert!(resumed.contains("shm/burn-megatron-") && resumed.contains("/step_00000008"), "{resumed}");
+    assert_eq!(steps(folder, "again"), steps(folder, "alone"));
+    assert!(tensors(folder, "again") == tensors(folder, "alone"));
+    let left = || fs::read_dir(folder.join("shm")).unwrap().map(|entry| entry.unwrap().path());
+    assert_eq!(left().count(), 0, "the run has ended");
+
+    let damaged = format!("{} {flags} {copies}", train("damaged"));
+    torchrun(folder, &format!("{damaged} --inject kill:rank2@step10"), &[2]);
+    let copy = left().next().unwrap().join("step_00000008");
+    fs::remove_file(fs::read_dir(&copy).unwrap().map(|file| file.unwrap().path()).find(is_shard).unwrap()).unwrap();
+    let said = &super::run(folder, &damaged, 2)[0].stdout;
+    assert!(said.contains("resuming from damaged/checkpoints/step_00000005"), "{said}");
+    assert!(tensors(folder, "damaged") == tensors(folder, "alone"));
+
+    // Of a run whose folder was deleted nothing is taken.
+    let gone = format!("{} {flags} {copies}", train("gone"));
+    torchrun(folder, &format!("{gone} --inject kill:rank2@step4"), &[2]);
+    assert_eq!(left().count(), 1);
+    fs::remove_dir_all(folder.join("gone")).unwrap();
+    let said = &super::run(folder, &gone, 2)[0].stdout;
+    assert!(!said.contains("resuming from"), "{said}");
+    assert!(tensors(folder, "gone") == tensors(folder, "alone"));
+}
+
+fn is_shard(path: &PathBuf) -> bool {
+    path.extension().is_some_and(|extension| extension == "safetensors")
 }
 
 /// `torchrun --nnodes 1:2`: a node is lost and comes back, and the run is that of one process up to rounding.

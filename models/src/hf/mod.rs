@@ -59,8 +59,8 @@ pub enum HfError {
     Architecture { key: &'static str, value: String, supported: String },
     /// The file describes a model that trains and runs as a Burn module, not in the engine.
     #[error(
-        "config.json: `model_type` {kind} is a plain Burn module here: `burn-megatron forward`, `generate` and `MegatronStrategy::mesh` \
-         run it; models of the engine: {supported}"
+        "config.json: `model_type` {kind} is a plain Burn module here, which `train` reads from its folder (model.hf), as do `forward`, \
+         `generate`, `merge`, `plan --hf` and `MegatronStrategy::mesh`; models of the engine, as are meant here: {supported}"
     )]
     Module { kind: String, supported: String },
     /// A key is neither used nor known to be harmless.

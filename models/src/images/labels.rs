@@ -20,8 +20,8 @@ pub(super) fn read(config: &ConfigReader) -> Result<usize, HfError> {
     }
 }
 
-/// Names of so many classes.
-pub(super) fn write(file: &mut Value, classes: usize) {
+/// Gives the `config.json` of a classifier so many classes, with names of no meaning.
+pub fn write(file: &mut Value, classes: usize) {
     let label = |class: usize| format!("LABEL_{class}");
     let id2label: Map<String, Value> = (0..classes).map(|class| (class.to_string(), json!(label(class)))).collect();
     let label2id: Map<String, Value> = (0..classes).map(|class| (label(class), json!(class))).collect();

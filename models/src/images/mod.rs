@@ -23,12 +23,15 @@ mod block;
 pub mod clip;
 mod labels;
 pub mod llava;
+mod presets;
 pub mod siglip;
 pub mod vit;
 
 pub use block::{Block, Mlp};
 pub use clip::{ClipVision, ClipVisionConfig, VisionFamily};
+pub use labels::write as set_classes;
 pub use llava::{Llava, LlavaConfig};
+pub use presets::presets;
 pub use siglip::{PoolingHead, Siglip, SiglipConfig};
 pub use vit::{Vit, VitConfig};
 

@@ -76,15 +76,35 @@ def on_cpu():
     dist.reduce_scatter_tensor = dist._reduce_scatter_base = reduce_scatter
 
 
-def built(tp, distributed, more, engine_names=False):
-    from megatron.core import parallel_state
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, param_and_grad_buffer
+def gpt(tp, more, engine_names):
+    """A Llama, or a Mixtral."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import TransformerConfig
+
+    config = TransformerConfig(
+        **{**SIZES, **more}, use_cpu_initialization=True, add_bias_linear=False, gated_linear_unit=True, normalization="RMSNorm",
+        activation_func=torch.nn.functional.silu, tensor_model_parallel_size=tp, pipeline_dtype=torch.float32,
+        persist_layer_norm=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
+        hidden_dropout=0.0, attention_dropout=0.0,
+    )
+    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm")
+    if "num_moe_experts" in more and engine_names:
+        # With TransformerEngine, only a dense layer's norm is fused.
+        del spec.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
+    model = GPTModel(
+        config, spec, vocab_size=VOCAB, max_sequence_length=LENGTH, position_embedding_type="rope",
+        share_embeddings_and_output_weights=False,
+    )
+    return config, model
+
+
+def built(tp, distributed, more, engine_names=False, family=gpt):
+    from megatron.core import parallel_state
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, param_and_grad_buffer
     from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
-    from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.moe import moe_utils
 
     # Reductions that wait for each other, of which gloo knows nothing; random numbers of CUDA, for dropout, which there is
@@ -106,20 +126,7 @@ def built(tp, distributed, more, engine_names=False):
     ranks = dict(expert_model_parallel_size=more["expert_model_parallel_size"], expert_tensor_parallel_size=1) if "num_moe_experts" in more else {}
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp, **ranks)
     torch.manual_seed(7)
-    config = TransformerConfig(
-        **{**SIZES, **more}, use_cpu_initialization=True, add_bias_linear=False, gated_linear_unit=True, normalization="RMSNorm",
-        activation_func=torch.nn.functional.silu, tensor_model_parallel_size=tp, pipeline_dtype=torch.float32,
-        persist_layer_norm=False, bias_dropout_fusion=False, gradient_accumulation_fusion=False,
-        hidden_dropout=0.0, attention_dropout=0.0,
-    )
-    spec = get_gpt_layer_local_spec(num_experts=config.num_moe_experts, moe_grouped_gemm=False, normalization="RMSNorm")
-    if "num_moe_experts" in more and engine_names:
-        # With TransformerEngine, only a dense layer's norm is fused.
-        del spec.submodules.sharded_state_dict_keys_map["pre_mlp_layernorm."]
-    model = GPTModel(
-        config, spec, vocab_size=VOCAB, max_sequence_length=LENGTH, position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
-    )
+    config, model = family(tp, more, engine_names)
     ddp = DistributedDataParallelConfig(use_distributed_optimizer=distributed, overlap_grad_reduce=False)
     model = DistributedDataParallel(config, ddp, model)
     model.broadcast_params()
@@ -178,11 +185,11 @@ def state(model, optimizer, scheduler, sharding, loading):
     }
 
 
-def make(name):
+def make(name, family=gpt):
     from megatron.core import dist_checkpointing
 
     tp, distributed, sharding, of_model = KINDS[name]
-    parts = built(tp, distributed, of_model)
+    parts = built(tp, distributed, of_model, family=family)
     before = train(*parts, (0, STEPS[0]))
     if dist.get_rank() == 0:
         os.makedirs(name, exist_ok=True)
@@ -204,11 +211,11 @@ def make(name):
             json.dump(told, file)
 
 
-def loaded(folder, tp, more, sharding, engine_names=False):
+def loaded(folder, tp, more, sharding, engine_names=False, family=gpt):
     """The run of a folder, and its steps."""
     from megatron.core import dist_checkpointing
 
-    parts = built(tp, True, more, engine_names)
+    parts = built(tp, True, more, engine_names, family)
     for optimizer in getattr(parts[1], "chained_optimizers", [parts[1]]):
         # Without TransformerEngine, a new optimizer has no step that it could tell.
         optimizer._init_optimizer_states_with_dummy_values()

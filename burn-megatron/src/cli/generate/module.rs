@@ -23,9 +23,6 @@ use crate::refusal::Access;
 /// Stands for an image in a prompt of text, as in transformers.
 const IMAGE: &str = "<image>";
 
-/// Files that say how pixels are made of an image.
-const PROCESSORS: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
-
 pub(super) fn run(args: &Args, dir: &Path, cluster: &Cluster) -> Result<ExitCode> {
     let folder = ModuleFolder::open(dir)?;
     if let Some(window) = args.window {
@@ -79,12 +76,8 @@ fn pixels(paths: &[PathBuf], images: Option<ImageInput>, dir: &Path) -> Result<O
     let Some(ImageInput { image: [channels, size], .. }) = images else {
         bail!("--image {}: the model reads no images; nearest legal: none", first.display());
     };
-    let file = PROCESSORS.iter().map(|name| dir.join(name)).find(|path| path.exists());
-    let file = file.with_context(|| format!("{} has no {}", dir.display(), PROCESSORS.join(" or ")))?;
-    let named = |error: &dyn std::fmt::Display| anyhow!("{}: {error}", file.display());
-    let text = std::fs::read_to_string(&file).map_err(refused(Access::Read, &file))?;
-    let json = serde_json::from_str(&text).map_err(|error| named(&error))?;
-    let processor = ImageProcessor::from_json(&json).map_err(|error| named(&error))?;
+    let file = ImageProcessor::file_of(dir).map_err(anyhow::Error::msg)?;
+    let (_, processor) = ImageProcessor::read(&file).map_err(|error| anyhow!("{}: {error}", file.display()))?;
     let (made, taken) = (processor.output(), [size; 2]);
     ensure!(
         made == Some(taken) && channels == 3,

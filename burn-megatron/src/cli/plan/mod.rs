@@ -56,6 +56,15 @@ pub struct Args {
     overrides: Overrides,
 }
 
+impl Args {
+    /// The keys of CONFIG that flags give.
+    fn overrides(&self) -> Vec<(String, String)> {
+        let mut overrides = self.overrides.clone().with_layout(&self.layout);
+        overrides.0.extend(self.stages.overrides(&self.pipeline));
+        overrides.0
+    }
+}
+
 /// Prints the needs of a run, or bubble and activations in flight of a schedule, and draws.
 pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(folder) = &args.module.hf {
@@ -68,6 +77,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let colors = args.draw.then_some(colors);
     let plan = match &args.config {
         Some(_) => {
+            if let Some(text) = module::plan_run(&args)? {
+                print(&text)?;
+                return Ok(ExitCode::SUCCESS);
+            }
             let (text, plan) = run::plan(&args)?;
             print(&text)?;
             if let Some(colors) = colors {

@@ -7,8 +7,10 @@ use backend_dist::mesh::ParallelLayout;
 use models::lora::{ALL_LINEAR, LoraConfig};
 
 use super::Args;
+use crate::config::{ModuleConfig, Precision};
 use crate::plan::bytes;
-use crate::plan_module::{ModuleRun, Subject, plan_folder};
+use crate::plan_module::{ModulePlan, ModuleRun, Subject, plan_config, plan_folder};
+use crate::train::check_module;
 
 /// Flags that say nothing about a plain Burn module.
 const OF_OTHER_PLANS: &str = "\
@@ -75,8 +77,47 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
         autocast: module.autocast,
         ..ModuleRun::default()
     };
-    let plan = plan_folder(folder, &subject, &run).map_err(|error| anyhow!(error))?;
-    let (hardware, name) = args.machine.hardware(if module.autocast { 2 } else { 4 })?;
+    described(args, &plan_folder(folder, &subject, &run).map_err(|error| anyhow!(error))?, module.autocast)
+}
+
+/// The plan of the run of a BERT or a T5; `None` if the file is that of another model.
+pub(super) fn plan_run(args: &Args) -> Result<Option<String>> {
+    let ranks = |_: usize| args.machine.gpus.ok_or("plan needs --gpus for it".into());
+    let Some(config) = ModuleConfig::load_on(args.config.as_deref(), &args.overrides(), &ranks)? else {
+        return Ok(None);
+    };
+    let (kind, training) = (config.model.model_type(), &config.training);
+    let others = [
+        ("--draw", args.draw),
+        ("--svg", args.svg.is_some()),
+        ("--documents", args.machine.documents.is_some()),
+        ("--all-ranks", args.machine.all_ranks),
+    ];
+    if let Some((flag, _)) = others.into_iter().find(|(_, given)| *given) {
+        bail!("{flag} has no meaning with {kind}, a plain Burn module; nearest legal: without it");
+    }
+    check_module(&config)?;
+    if training.dtype == Precision::F64 {
+        bail!("training.dtype = f64: runs of {kind} are planned in f32 and bf16; nearest legal: f32");
+    }
+    let subject = Subject {
+        batch: training.micro_batch,
+        length: training.seq_length,
+        target: config.masked.decoder_seq_length,
+        lora: config.lora.config(),
+    };
+    let run = ModuleRun {
+        layout: config.parallel.clone(),
+        micro_batches: training.global_batch / (training.micro_batch * config.parallel.dp),
+        autocast: training.dtype == Precision::Bf16,
+        ..ModuleRun::default()
+    };
+    let plan = plan_config(&config.model.config, &subject, &run).map_err(|error| anyhow!(error))?;
+    Ok(Some(format!("model        {kind}, a plain Burn module\n{}", described(args, &plan, run.autocast)?)))
+}
+
+fn described(args: &Args, plan: &ModulePlan, autocast: bool) -> Result<String> {
+    let (hardware, name) = args.machine.hardware(if autocast { 2 } else { 4 })?;
     let [least, most] = plan.seconds(&hardware).map(|seconds| seconds * 1e3);
     let verdict = if plan.peak() <= hardware.memory { "fits into" } else { "DOES NOT FIT into" };
     Ok(format!(

@@ -12,10 +12,9 @@ use crate::plan::{self, Job, Report, SearchRequest, SearchResult, StateBytes, se
 
 /// The report, and the schedule for drawing.
 pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
-    let mut overrides = args.overrides.clone().with_layout(&args.layout);
-    overrides.0.extend(args.stages.overrides(&args.pipeline));
+    let overrides = args.overrides();
     let ranks = |_: usize| args.machine.gpus.ok_or("plan needs --gpus for it".into());
-    let config = RunConfig::load_on(args.config.as_deref(), &overrides.0, &ranks)?;
+    let config = RunConfig::load_on(args.config.as_deref(), &overrides, &ranks)?;
     let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
     let plan = plan::Plan::new(plan::Job { documents: args.machine.documents, ..job }, &hardware)?;

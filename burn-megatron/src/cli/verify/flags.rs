@@ -18,12 +18,20 @@ static MODELS: LazyLock<Vec<(Sample<FamilyConfig>, String)>> = LazyLock::new(|| 
     samples.map(|sample| (sample.clone(), sample.name.replace('-', "_"))).collect()
 });
 
+/// Models that are plain Burn modules, and what they are.
+pub const MODULES: [(&str, &str); 2] = [
+    ("bert", "BERT with a head for masked tokens and one for the next sentence"),
+    ("t5", "T5: encoder and decoder, each of --layers"),
+];
+
 /// The names of the models that can be verified.
 pub fn models() -> PossibleValuesParser {
-    PossibleValuesParser::new(MODELS.iter().map(|(sample, other)| {
+    let families = MODELS.iter().map(|(sample, other)| {
         let other = Some(other.as_str()).filter(|other| *other != sample.name);
         PossibleValue::new(sample.name).help(sample.about).aliases(other)
-    }))
+    });
+    let modules = MODULES.map(|(name, about)| PossibleValue::new(name).help(about));
+    PossibleValuesParser::new(families.chain(modules).collect::<Vec<_>>())
 }
 
 /// The model of a name of [`models()`].

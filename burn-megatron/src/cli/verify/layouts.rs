@@ -158,7 +158,7 @@ fn listed(
 }
 
 /// `count` elements of the list at equal distances, or all.
-fn spread<T>(list: Vec<T>, count: usize) -> Vec<T> {
+pub(super) fn spread<T>(list: Vec<T>, count: usize) -> Vec<T> {
     let all = list.len();
     let is_taken = |index: usize| count >= all || (index * count) / all != ((index + 1) * count) / all;
     list.into_iter().enumerate().filter(|(index, _)| is_taken(*index)).map(|(_, element)| element).collect()

@@ -2,6 +2,7 @@
 
 mod flags;
 mod layouts;
+mod module;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -12,7 +13,7 @@ use backend_dist::process::Cluster;
 use models::family::SampleSizes;
 use models::{CausalLm, FamilyConfig, WithModel};
 
-use self::flags::{Adapters, Base, Format, Size, Words, model, models, ranks, tolerance};
+use self::flags::{Adapters, Base, Format, MODULES, Size, Words, model, models, ranks, tolerance};
 use self::layouts::{Layouts, layouts};
 use super::device::DeviceKind;
 use super::processes::tell;
@@ -192,6 +193,9 @@ impl Args {
 /// Prints the table; the exit code is 1 where a layout differs by more than rounding or fails. Fails if the model or a
 /// layout is illegal, or the one device fails.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
+    if MODULES.iter().any(|(name, _)| *name == args.model) {
+        return module::run(&args, cluster);
+    }
     let sizes = args.sizes();
     let config = model(&args.model, &sizes);
     config.visit(Run { args: &args, sizes: &sizes, family: &config, cluster })

@@ -17,7 +17,7 @@ use super::layer::{Entry, read_file, read_overrides, read_text};
 use super::model::{self, Base, Hints};
 use super::problem::{ConfigErrors, Origin, Problem};
 use super::run::RunConfig;
-use super::sections::{MASKED, SECTIONS};
+use super::sections::{SECTIONS, is_of_modules};
 use super::world::{WorldSize, unknown as unknown_world};
 use crate::data::{find_tokenizer, readable_tokenizer};
 use crate::schedule::AUTO;
@@ -258,7 +258,7 @@ impl Values {
         if fills_world {
             self.values.insert("parallel.data-parallel", 1.into());
         }
-        self.refuse_masked();
+        self.refuse_sections_of_modules();
         let family = self.text("model.family");
         let seq_length = self.number("training.seq-length") as usize;
         let hints = Hints { vocabulary: self.vocabulary(), seq_length };
@@ -282,7 +282,7 @@ impl Values {
             _ => Value::Null,
         };
         sections["model"] = model;
-        sections.remove(MASKED);
+        sections.retain(|section, _| !is_of_modules(section));
         let config = serde_json::from_value(Value::Object(sections));
         let mut config: RunConfig = config.map_err(|error| ConfigErrors(vec![Problem::new(error)]))?;
         // Sizes that cannot be trained are refused by name later.

@@ -2,27 +2,30 @@
 
 use std::path::Path;
 
-use models::encoders::presets;
 use models::hf::HfModule;
+use models::images::{Llava, Vit, set_classes};
 use models::{Bert, T5};
 use serde_json::{Map, Value};
 
 use super::{ANY_SIZE, Base, Values};
 use crate::config::keys::KEYS;
 use crate::config::layer::read_text;
-use crate::config::model::{free, kebab, snake};
+use crate::config::model::{CLASSES, free, kebab, module_presets, snake};
 use crate::config::module::{ModuleConfig, ModuleModel};
-use crate::config::module_keys::{LIMITS, is_taken};
+use crate::config::module_keys::{LIMITS, is_taken, of_kinds};
 use crate::config::problem::{ConfigErrors, Problem, did_you_mean};
-use crate::config::sections::MASKED;
+use crate::config::sections::is_of_modules;
 use crate::config::world::WorldSize;
 use crate::engine::LossMean;
 
 /// Families that a file can train.
-const FAMILIES: [&str; 2] = ["bert", "t5"];
+const FAMILIES: [&str; 4] = ["bert", "t5", "vit", "llava"];
+
+/// Most classes of an image: a head of more is a mistake.
+const MOST_CLASSES: u64 = 1 << 20;
 
 impl ModuleConfig {
-    /// As [`RunConfig::load_on`](crate::config::RunConfig::load_on); `None` if the model is no BERT and no T5.
+    /// As [`RunConfig::load_on`](crate::config::RunConfig::load_on); `None` if the model is no BERT, T5, ViT or LLaVA.
     ///
     /// # Errors
     /// Everything that is wrong with keys and values.
@@ -46,10 +49,11 @@ impl ModuleConfig {
 
 impl Values {
     /// Refuses what only other models have.
-    pub(super) fn refuse_masked(&mut self) {
-        let of_section = |path: &&'static str| path.split('.').next() == Some(MASKED);
-        for path in self.given.keys().filter(|path| of_section(path)) {
-            let what = format!("{path} = {} has no meaning with this model; only with bert, t5", self.values[path]);
+    pub(super) fn refuse_sections_of_modules(&mut self) {
+        let is_one = |path: &&'static str| path.split('.').next().is_some_and(is_of_modules);
+        for path in self.given.keys().filter(|path| is_one(path)) {
+            let kinds = of_kinds(path).join(", ");
+            let what = format!("{path} = {} has no meaning with this model; only with {kinds}", self.values[path]);
             self.problems.push(Problem { origin: self.given[path].clone(), what });
         }
     }
@@ -60,7 +64,7 @@ impl Values {
             Base::Hf(folder) => {
                 serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?
             }
-            Base::Preset(name) => presets().into_iter().find(|(known, _)| known == name)?.1,
+            Base::Preset(name) => module_presets().find(|(known, _)| known == name)?.1,
             _ => return None,
         };
         config["model_type"].as_str().filter(|kind| FAMILIES.contains(kind))?;
@@ -73,6 +77,19 @@ impl Values {
         let mut sizes = Map::new();
         for entry in std::mem::take(&mut self.sizes) {
             let name = snake(entry.path.trim_start_matches("model."));
+            let given = free(&entry.value);
+            if name == CLASSES && kind == "vit" {
+                match given.as_u64().filter(|classes| (2..=MOST_CLASSES).contains(classes)) {
+                    Some(classes) => set_classes(&mut config, classes as usize),
+                    None => {
+                        let what = format!("{} = {given}; legal: 2 to {MOST_CLASSES} classes", entry.path);
+                        self.problems.push(Problem { origin: entry.origin, what });
+                        continue;
+                    }
+                }
+                sizes.insert(name, given);
+                continue;
+            }
             if config.get(&name).is_none() {
                 let known: Vec<String> = config
                     .as_object()
@@ -85,11 +102,16 @@ impl Values {
                 self.problems.push(Problem { origin: entry.origin, what });
                 continue;
             }
-            config[&name] = free(&entry.value);
-            sizes.insert(name.clone(), config[&name].clone());
+            overlay(&mut config[&name], given.clone());
+            sizes.insert(name, given);
         }
-        let read = if kind == "bert" { Bert::from_hf(&config).err() } else { T5::from_hf(&config).err() };
-        self.problems.extend(read.map(|error| Problem::new(format!("model: {error}"))));
+        let refused = match kind.as_str() {
+            "bert" => Bert::from_hf(&config).err(),
+            "vit" => Vit::from_hf(&config).err(),
+            "llava" => Llava::from_hf(&config).err(),
+            _ => T5::from_hf(&config).err(),
+        };
+        self.problems.extend(refused.map(|error| Problem::new(format!("model: {error}"))));
         self.refuse_others(&kind);
         if self.text("parallel.data-parallel").as_deref() == Some(ANY_SIZE) {
             let sizes = ["tensor-parallel", "pipeline-parallel"].map(|key| self.number(&format!("parallel.{key}")));
@@ -117,7 +139,7 @@ impl Values {
             let default = key.filter(|key| !key.default.is_empty()).map(|key| key.default_value());
             let limit = LIMITS.iter().find(|(limited, takes, _)| limited == path && !takes(value));
             let what = match limit {
-                _ if !is_taken(path) && Some(value) != default.as_ref() => {
+                _ if !is_taken(path, kind) && Some(value) != default.as_ref() => {
                     let nearest = default.map_or_else(|| "without it".to_string(), |default| shown(&default));
                     format!(
                         "{path} = {} has no meaning with {kind}, a plain Burn module; nearest legal: {nearest}",
@@ -148,6 +170,18 @@ impl Values {
         sections.insert("model".into(), serde_json::to_value(model).expect("plain data"));
         let read = serde_json::from_value(Value::Object(sections));
         read.map_err(|error| ConfigErrors(vec![Problem::new(error)]))
+    }
+}
+
+/// Puts a size over another one; of an object, as of a LLaVA's parts, only what is given.
+fn overlay(size: &mut Value, given: Value) {
+    match (size, given) {
+        (Value::Object(sizes), Value::Object(given)) => {
+            for (name, given) in given {
+                overlay(sizes.entry(name).or_insert(Value::Null), given);
+            }
+        }
+        (size, given) => *size = given,
     }
 }
 

@@ -112,7 +112,9 @@ fn every_key_is_printed_with_its_meaning() {
     let texts = [good(adamw, &[]), selective, pairs("simpo"), pairs("kto"), rewards];
     let bert = "[model]\npreset = \"bert-base\"\n[data]\nprefixes = [\"a\"]\ntokenizer = \"t.json\"\n";
     let bert = ModuleConfig::parse("bert.toml", bert, &[]).unwrap().expect("it is one");
-    let texts = texts.iter().map(RunConfig::to_toml).chain([bert.to_toml()]).collect::<Vec<_>>();
+    let llava = "[model]\npreset = \"llava-1.5-7b\"\n[data]\ntokenizer = \"t.json\"\n[images]\ntrain = \"a.tar\"\n";
+    let llava = ModuleConfig::parse("llava.toml", llava, &[]).unwrap().expect("it is one");
+    let texts = texts.iter().map(RunConfig::to_toml).chain([bert, llava].map(|run| run.to_toml())).collect::<Vec<_>>();
     for key in KEYS.iter().filter(|key| !key.is_resolved_away()) {
         let mut lines = texts.iter().flat_map(|text| text.lines());
         let line = lines.find(|line| line.ends_with(key.doc) && line.starts_with(key.name()));

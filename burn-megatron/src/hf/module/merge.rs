@@ -15,11 +15,12 @@ use models::{Bert, T5};
 use serde_json::json;
 
 use super::ModuleFolder;
+use super::small_files::copy_small_files;
 use crate::element::Element;
+use crate::hf::HfFolderError;
 use crate::hf::outputs::{Output, TensorReader, outputs};
 use crate::hf::tensors::Stored;
 use crate::hf::writer::{new_folder, pretty, refuse_full, write_safetensors, write_text};
-use crate::hf::{Companions, HfFolderError};
 
 /// The adapter of a folder, and our names of its layers by the names of their weights in the files.
 type Adapted = (Adapter, BTreeMap<String, String>);
@@ -35,10 +36,6 @@ const FAMILIES: [(&str, Read); 6] = [
     ("t5", adapted::<T5>),
     ("vit", adapted::<Vit>),
 ];
-
-/// Files next to the weights that a model is used with, besides [`Companions`].
-const SMALL_FILES: [&str; 5] =
-    ["preprocessor_config.json", "processor_config.json", "spiece.model", "tokenizer.json", "vocab.txt"];
 
 impl ModuleFolder {
     /// Writes the folder `to`, which must not exist or be empty: the model with its [adapter](Self::with_adapter) added to
@@ -63,7 +60,6 @@ impl ModuleFolder {
             )
         })?;
         let (adapter, layers) = adapted(self)?;
-        let companions = Companions::read(&self.folder)?;
         let mut config = self.original.clone();
         if let Some(element) = element {
             let key = if config.get("torch_dtype").is_some() { "torch_dtype" } else { "dtype" };
@@ -79,14 +75,7 @@ impl ModuleFolder {
         let source = Merged { base: self, adapter: &adapter, layers: &layers, element };
         let outputs = outputs(names.iter(), element, &source)?;
         let files = new_folder(to, |folder| {
-            for (name, text) in companions.others() {
-                write_text(&folder.join(name), text)?;
-            }
-            for (from, name) in SMALL_FILES.map(|name| (self.folder.join(name), name)) {
-                if from.exists() {
-                    std::fs::copy(&from, folder.join(name)).map_err(HfFolderError::io("read", &from))?;
-                }
-            }
+            copy_small_files(&self.folder, folder)?;
             write_text(&folder.join("config.json"), &pretty(&config))?;
             write_safetensors(folder, shard_bytes, &outputs, &source)
         })?;

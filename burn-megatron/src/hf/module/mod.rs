@@ -1,7 +1,9 @@
 //! Hugging Face folders of plain Burn modules, read and written.
 
 mod fill;
+mod freeze;
 mod merge;
+mod small_files;
 mod tensors;
 mod write;
 
@@ -18,6 +20,8 @@ use super::error::HfFolderError;
 use super::folder::read_config;
 use super::tensors::{INDEX, Stored, Tensors};
 use fill::Fill;
+pub(crate) use freeze::{freeze, names};
+pub(crate) use small_files::copy_small_files;
 pub(crate) use tensors::{Wanted, named_tensors};
 pub use write::ModuleExport;
 

@@ -84,6 +84,9 @@ impl OptimizerStates {
             );
             return Err(HfFolderError::file(weights, what));
         }
+        // The bias that balances experts follows their loads; no optimizer has moments of it.
+        let is_weight = |name: &&String| !(model.is_megatron() && name.ends_with(".router.expert_bias"));
+        let without: Vec<&String> = without.iter().filter(is_weight).collect();
         if let Some(name) = without.first() {
             let what =
                 format!("no moments of {} tensors, the first of them {name}: they must be frozen", without.len());

@@ -12,6 +12,7 @@ use models::CausalLm;
 
 use super::coordinator::Coordinator;
 use super::fit::{ModelParallel, Start};
+use super::local_copies;
 use super::logs::say;
 use super::placement::Placement;
 use super::restarts::Restarts;
@@ -53,7 +54,8 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
             coordinator.saved(reports).map_err(|error| error.to_string())?;
             saves.skip_copies();
         }
-        let copy = self.copies.as_ref().and_then(|copies| copies.newest());
+        let local = start.local.as_deref().and_then(local_copies::newest).map(Arc::new);
+        let copy = self.copies.as_ref().and_then(|copies| copies.newest()).or(local);
         let of_disk = match &coordinator.newest {
             Some((_, path)) => Some(Arc::new(Checkpoint::open(path).map_err(|error| error.to_string())?)),
             None => None,

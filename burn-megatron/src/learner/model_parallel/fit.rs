@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
@@ -17,6 +17,7 @@ use super::batches::{BatchStream, GlobalBatch};
 use super::burn_train_bridge::{Records, SaveRequest};
 use super::coordinator::Coordinator;
 use super::copies::Copies;
+use super::local_copies;
 use super::logs::{Tracer, Tracing, say};
 use super::placeholder::Megatron;
 use super::placement::Placement;
@@ -97,6 +98,9 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
                 Ok(values) => {
                     *self.finished.lock() = values.into_iter().next();
                     start.end_copies();
+                    if let Some(local) = &start.local {
+                        local_copies::end(local, &processes);
+                    }
                     break None;
                 }
             };
@@ -122,6 +126,8 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
 /// What the ranks of a run share.
 pub(super) struct Start {
     pub saves: Option<Arc<Saves>>,
+    /// Copies that outlive the processes.
+    pub local: Option<Arc<Saves>>,
     /// Where they begin, until all have; at the first step without it.
     from: Mutex<Option<Arc<Checkpoint>>>,
     /// What the run has on disk then: after a restart from memory an older one.
@@ -166,8 +172,10 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let Some(checkpoint) = from.as_ref().filter(|_| is_new && !self.settings.other_data) {
             check_data(checkpoint, &*self.settings.data.train)?;
         }
-        let on_disk = from.as_ref().filter(|_| is_new).map(|from| (from.state().step, from.path().to_path_buf()));
-        let newest = newest.or(on_disk);
+        let local = self.settings.local_copies.as_ref();
+        let copy = local_copies::is_copy(from.as_deref(), local);
+        let on_disk = || local_copies::on_disk(from.as_deref(), copy, self.settings.checkpoints.as_ref());
+        let newest = newest.or_else(|| is_new.then(on_disk).flatten());
         let state = from.as_ref().map(|checkpoint| checkpoint.state());
         let (step, consumed) = state.map_or((0, 0), |state| (state.step, state.consumed_samples));
         self.train.resume_at(step as usize, consumed as usize);
@@ -177,9 +185,16 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         if let Some(layout) = description.config.get_mut("parallel") {
             *layout = serde_json::to_value(processes.mesh().layout())?;
         }
+        let data = &*self.settings.data.train;
+        let local = local.map(|options| {
+            if is_new && !copy && processes.is_first() {
+                local_copies::delete(&options.root)?;
+            }
+            Saves::new("local copies", options, processes, description.clone(), data)
+        });
+        let local = local.transpose()?;
         let saves = self.settings.checkpoints.as_ref();
-        let saves =
-            saves.map(|options| Saves::new(options, processes, description, &*self.settings.data.train)).transpose()?;
+        let saves = saves.map(|options| Saves::new("saves", options, processes, description, data)).transpose()?;
         saves.iter().for_each(|saves| saves.begin_from(newest.as_ref()));
         if let (Some(records), Some(saves)) = (&self.records, &saves) {
             records.attach(saves);
@@ -193,7 +208,7 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         let stop_channel =
             (processes.count() > 1).then(|| StopChannel { interrupter: interrupter.clone(), channel: channel() });
         let (from, ranks) = (from.into(), processes.ranks().len());
-        Ok(Start { saves, from, newest, restarts: 0, tracing, stop_channel, ranks })
+        Ok(Start { saves, local, from, newest, restarts: 0, tracing, stop_channel, ranks })
     }
 
     /// One rank's part of the run.
@@ -271,14 +286,16 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
             drawn: None,
             stop_channel,
             saves,
+            local: start.local.clone(),
             saved: start.newest.as_ref().map_or(0, |(step, _)| *step),
             attempts: step,
             rolled_back: (step, 0),
             exited: false,
             flops,
-            stragglers: self.settings.logs.stragglers.then(|| StragglerWatch::new(rank)),
+            stragglers: self.settings.logs.stragglers.then(|| StragglerWatch::new(rank, start.tracing.is_some())),
             tracer,
             gauge,
+            slowed: Duration::ZERO,
         };
         self.epochs(&mut worker, epochs, (train, valid), coordinator.as_deref_mut())?;
         worker.end(coordinator.as_deref_mut())?;

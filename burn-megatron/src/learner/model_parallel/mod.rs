@@ -13,6 +13,7 @@ mod exit;
 mod faults;
 mod fit;
 mod held_out;
+mod local_copies;
 mod logs;
 mod metric_files;
 mod placeholder;

@@ -45,6 +45,8 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         if let Some(copies) = worker.copies {
             copies.clear();
         }
+        // Copies of the steps that are done again are those of a run that was given up.
+        worker.local.iter().for_each(|local| local.begin_from(None));
         worker.world.barrier();
         worker.engine.restore(&checkpoint)?;
         worker.engine.skip_to(consumed);

@@ -137,9 +137,10 @@ pub(super) struct Saves {
 }
 
 impl Saves {
-    /// Takes the folder; see [`Saver::new`] and, for several processes, [`Saver::among`]. `data` is what the run trains
-    /// on.
+    /// Takes the folder; see [`Saver::new`] and, for several processes, [`Saver::among`], which talk over the channel
+    /// `name`. `data` is what the run trains on.
     pub fn new(
+        name: &str,
         options: &CheckpointOptions,
         processes: &Processes,
         description: Description,
@@ -148,7 +149,7 @@ impl Saves {
         let (root, ranks, saver) = (&options.root, processes.ranks(), options.saver.clone());
         let saver = match processes.count() {
             1 => Saver::new(root, ranks.len(), saver)?,
-            _ => Saver::among(Peers::new(BetweenProcesses(processes.channel("saves"))), root, ranks, saver)?,
+            _ => Saver::among(Peers::new(BetweenProcesses(processes.channel(name))), root, ranks, saver)?,
         };
         Ok(Arc::new(Self { saver, every: options.every, description, data: fingerprint(data)? }))
     }

@@ -48,6 +48,8 @@ pub(super) struct Settings {
     /// Whether the run has ended so.
     pub exited: Arc<AtomicBool>,
     pub checkpoints: Option<CheckpointOptions>,
+    /// Copies that outlive the processes.
+    pub local_copies: Option<CheckpointOptions>,
     /// The checkpoint's run may have read other samples.
     pub other_data: bool,
     pub description: Description,

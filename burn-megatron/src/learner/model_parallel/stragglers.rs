@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 use backend_dist::comm::Group;
 use backend_dist::launch::Rank;
+#[cfg(feature = "cuda")]
+use backend_dist::timeline::Timeline;
+use burn::tensor::Device;
 
 /// Steps that are looked at together.
 const STEPS: u32 = 10;
@@ -16,6 +19,8 @@ pub(super) struct StragglerWatch {
     steps: u32,
     since: Instant,
     waited: Duration,
+    #[cfg(feature = "cuda")]
+    gpu: Option<Timeline>,
 }
 
 /// A rank that works longer than the others.
@@ -29,8 +34,30 @@ struct Straggler {
 }
 
 impl StragglerWatch {
-    pub fn new(rank: &Rank) -> Self {
-        Self { steps: 0, since: Instant::now(), waited: rank.waited() }
+    /// Also of the rank's GPU, if it has one; a trace watches it already.
+    pub fn new(rank: &Rank, #[cfg_attr(not(feature = "cuda"), expect(unused))] is_traced: bool) -> Self {
+        let since = Instant::now();
+        Self {
+            steps: 0,
+            since,
+            waited: rank.waited(),
+            #[cfg(feature = "cuda")]
+            gpu: (!is_traced).then(|| Timeline::start(&rank.device, since)).flatten(),
+        }
+    }
+
+    /// Seconds in which this rank has waited for others since the last call: its host, or its GPU's compute stream for
+    /// collectives. A slow GPU does not keep its own host from waiting for it, but the GPUs of others.
+    fn waited(&mut self, rank: &Rank) -> f64 {
+        let before = std::mem::replace(&mut self.waited, rank.waited());
+        let host = (self.waited - before).as_secs_f64();
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &mut self.gpu {
+            let nanoseconds: u64 = gpu.read().stalls.iter().map(|[start, end]| end.saturating_sub(*start)).sum();
+            // They may wait at the same time.
+            return host.max(nanoseconds as f64 / 1e9);
+        }
+        host
     }
 
     /// Notes the end of a step. After every tenth, the line that names stragglers, if there are any, on all ranks; all
@@ -40,12 +67,27 @@ impl StragglerWatch {
         if self.steps < STEPS {
             return None;
         }
-        let (seconds, waited) = (self.since.elapsed().as_secs_f64(), (rank.waited() - self.waited).as_secs_f64());
-        let shares = world.all_gather_host((1.0 - waited / seconds).clamp(0.0, 1.0));
-        *self = Self::new(rank);
+        let waited = self.waited(rank);
+        let share = 1.0 - waited / self.since.elapsed().as_secs_f64();
+        let shares = world.all_gather_host(share.clamp(0.0, 1.0));
+        (self.steps, self.since, self.waited) = (0, Instant::now(), rank.waited());
         let lines: Vec<String> = stragglers(&shares).iter().map(Straggler::to_string).collect();
         (!lines.is_empty()).then(|| format!("straggler in the last {STEPS} steps: {}", lines.join("; ")))
     }
+}
+
+/// Makes a rank slow: its GPU does not begin the next step for so long, while its host continues, and a CPU rank sleeps. Returns
+/// how much longer the next step takes.
+pub(super) fn slow_down(
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] device: &Device,
+    time: Duration,
+) -> Duration {
+    #[cfg(feature = "cuda")]
+    if !time.is_zero() && backend_dist::gpu::occupy::occupy(device, time) {
+        return time;
+    }
+    std::thread::sleep(time);
+    Duration::ZERO
 }
 
 /// Ranks whose share of work is far above the median, the slowest first.

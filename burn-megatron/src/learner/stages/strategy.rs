@@ -11,7 +11,7 @@ use super::wire::{Sendable, Wire};
 use crate::learner::custom;
 use crate::learner::data_parallel::{DataParallel, drawn};
 use crate::learner::mesh::{MeshStrategy, for_stages};
-use crate::learner::report::{Fit, Fitted, Training};
+use crate::learner::report::{Fit, Fitted, Told, Training};
 use crate::learner::tensor_parallel::TensorParallel;
 use crate::learner::zero::Units;
 
@@ -67,7 +67,7 @@ impl StagesStrategy {
 #[allow(private_bounds, reason = "the name of bounds that the documentation of `StagesStrategy` writes out")]
 impl<M: StagesModel> From<StagesStrategy> for TrainingStrategy<M> {
     fn from(strategy: StagesStrategy) -> Self {
-        custom(OnStages { mesh: strategy.0, wire: None })
+        custom(OnStages { mesh: strategy.0, wire: None, told: None })
     }
 }
 
@@ -91,13 +91,25 @@ where
     M: TrainStep<Input: Sendable, Output: Sendable>,
 {
     fn from(strategy: ProcessesStrategy) -> Self {
-        custom(OnStages { mesh: strategy.0, wire: Some(Wire::new()) })
+        strategy.telling(None)
+    }
+}
+
+impl ProcessesStrategy {
+    /// As a strategy whose ranks tell each other something of their outputs.
+    #[allow(private_bounds, reason = "as of `StagesStrategy`, with batches and outputs that are `Sendable`")]
+    pub(in crate::learner) fn telling<M>(self, told: Option<Told<M>>) -> TrainingStrategy<M>
+    where
+        M: StagesModel + TrainStep<Input: Sendable, Output: Sendable>,
+    {
+        custom(OnStages { mesh: self.0, wire: Some(Wire::new()), told })
     }
 }
 
 struct OnStages<M: TrainStep> {
     mesh: MeshStrategy,
     wire: Option<Wire<M>>,
+    told: Option<Told<M>>,
 }
 
 impl<M: StagesModel> OnStages<M> {
@@ -137,6 +149,7 @@ impl<M: StagesModel> Fit<M> for OnStages<M> {
             self.mesh.clone();
         let accumulation = micro_batches.or(training.components.grad_accumulation);
         training.components.grad_accumulation = accumulation;
+        training.told = self.told;
         let seed = drawn(&devices, &training.learner.model());
         match self.divided(&training.learner.model(), accumulation) {
             Ok(division) => {

@@ -105,10 +105,13 @@ impl MetricsSink for WandbRun {
         if Some(entry.step) <= self.done {
             return Ok(());
         }
-        if self.pending.as_ref().is_some_and(|(step, _)| *step != entry.step) {
+        // A checkpoint is complete some steps later. W&B counts on from its last step where a row is of one before, so that all
+        // later rows would be those of other steps.
+        let step = self.pending.as_ref().map_or(entry.step, |(step, _)| entry.step.max(*step));
+        if self.pending.as_ref().is_some_and(|(pending, _)| *pending != step) {
             self.flush()?;
         }
-        let values = &mut self.pending.get_or_insert_with(|| (entry.step, Vec::new())).1;
+        let values = &mut self.pending.get_or_insert_with(|| (step, Vec::new())).1;
         let news = entry.scalars();
         // A step that is done again has its newest values.
         values.retain(|(name, _)| news.iter().all(|(new, _)| new != name));
@@ -167,6 +170,8 @@ mod tests {
         log("train", 1, 2.5);
         log("train", 2, 2.25);
         log("valid", 2, f64::NAN);
+        // Complete while the second step was computed.
+        log("checkpoint", 1, 3.5);
         run.end().unwrap();
         let bytes = fs::read(&run.path).unwrap();
         assert!(bytes.starts_with(b":W&B"));
@@ -174,6 +179,7 @@ mod tests {
         // Once in the summary, once in the history.
         assert_eq!((count("train/loss"), count("valid/loss"), count("2.25"), count("NaN")), (4, 2, 2, 2));
         assert_eq!(count("{\"steps\":2}"), 1);
+        assert_eq!((count("checkpoint/loss"), count("_step")), (2, 4), "no row of step 1 after that of step 2");
     }
 
     #[test]

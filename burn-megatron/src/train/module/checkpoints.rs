@@ -9,6 +9,9 @@ use crate::train::TrainError;
 /// The configuration of the run, in the folder of its checkpoints.
 const RUN: &str = "run.json";
 
+/// What tells the data of the run from other data.
+const DATA: &str = "data.sha256";
+
 /// Sections that may differ from those of the run that is resumed.
 const FREE: [&str; 6] = ["parallel", "pipeline", "checkpoint", "output", "log", "evaluation.batches"];
 
@@ -54,18 +57,37 @@ fn epochs(folder: &Path) -> Vec<usize> {
     found
 }
 
-/// Where the run continues: the epochs that are saved, of a run with the same configuration. Writes the configuration where
-/// there is none. Fails if the folder has another run's.
-pub(super) fn begin(folder: &Path, config: &ModuleConfig) -> Result<Vec<usize>, TrainError> {
+/// Where the run continues: the epochs that are saved, of a run with the same configuration. The first process writes the
+/// configuration where there is none. Fails if the folder has another run's.
+pub(super) fn begin(folder: &Path, config: &ModuleConfig, is_first: bool) -> Result<Vec<usize>, TrainError> {
     let io = |cause| TrainError::Io { path: folder.into(), cause };
     std::fs::create_dir_all(folder).map_err(io)?;
     let saved = if config.checkpoint.resume == "never" { Vec::new() } else { epochs(folder) };
     if let (Some(before), false) = (ModuleRun::find(folder)?, saved.is_empty()) {
         same(&before.config, config)?;
     }
-    let text = serde_json::to_string_pretty(config).expect("plain data");
-    std::fs::write(folder.join(RUN), text).map_err(io)?;
+    if is_first {
+        let text = serde_json::to_string_pretty(config).expect("plain data");
+        std::fs::write(folder.join(RUN), text).map_err(io)?;
+    }
     Ok(saved)
+}
+
+/// Refuses lists with other samples than those of the run that is resumed, by what the first process has noted of them.
+pub(super) fn same_data(folder: &Path, digest: &str, resumes: bool, is_first: bool) -> Result<(), TrainError> {
+    let path = folder.join(DATA);
+    let noted = std::fs::read_to_string(&path).ok().filter(|_| resumes);
+    if noted.is_some_and(|noted| noted != digest) {
+        return Err(TrainError::Module(
+            "[images]: the lists have other samples than those of the run that would be resumed; nearest legal: the same lists, or \
+             another output.directory"
+                .into(),
+        ));
+    }
+    match is_first {
+        true => std::fs::write(&path, digest).map_err(|cause| TrainError::Io { path, cause }),
+        false => Ok(()),
+    }
 }
 
 /// Refuses a key with which the steps that were taken would have been others.

@@ -1,123 +1,71 @@
-//! The families that a file trains, and their samples.
+//! The families that a file trains.
 
-use std::ops::Range;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::Path;
 
-use burn::tensor::Device;
-use models::{Bert, T5};
+use burn::tensor::{Device, FloatDType};
 
 use crate::config::ModuleConfig;
-use crate::data::indexed::IndexedDataset;
-use crate::data::masked::{BertDataset, BertOptions, MaskVocabulary, Masking, T5Dataset, T5Options};
-use crate::data::read_tokenizer;
-use crate::learner::{BertBatch, ReadBatch, T5Batch, Trainable};
+use crate::hf::{ModuleFolder, copy_small_files};
+use crate::learner::{ReadBatch, Trainable};
 use crate::train::TrainError;
+
+/// What a run learns from.
+pub(super) struct ModuleData<B> {
+    pub train: ReadBatch<B>,
+    pub valid: ReadBatch<B>,
+    /// Samples of an evaluation.
+    pub held_out: usize,
+    /// What there is to say of it, in lines.
+    pub notes: Vec<String>,
+    /// What tells it from other data, of lists that may have changed under the same name.
+    pub digest: Option<String>,
+}
 
 /// A family.
 pub(super) trait Family: Trainable {
-    /// So many samples of these documents.
-    fn samples(
-        config: &ModuleConfig,
-        sizes: &Self::Config,
-        sentences: &Arc<IndexedDataset>,
-        documents: Range<usize>,
-        count: usize,
-    ) -> Result<ReadBatch<Self::Batch>, TrainError>;
-}
+    /// Samples of training and of validation.
+    fn data(config: &ModuleConfig, sizes: &Self::Config) -> Result<ModuleData<Self::Batch>, TrainError>;
 
-impl Family for Bert {
-    fn samples(
-        config: &ModuleConfig,
+    /// The model of `model.hf`, with these sizes.
+    fn read(
+        folder: &ModuleFolder,
         sizes: &Self::Config,
-        sentences: &Arc<IndexedDataset>,
-        documents: Range<usize>,
-        count: usize,
-    ) -> Result<ReadBatch<BertBatch>, TrainError> {
-        let (length, most) = (config.training.seq_length, sizes.max_position_embeddings);
-        if length > most {
-            let what = format!("training.seq-length = {length}: the model has {most} positions; nearest legal: {most}");
-            return Err(TrainError::Module(what));
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Result<Self, TrainError> {
+        Ok(folder.read(sizes, dtype, device)?)
+    }
+
+    /// Adds to an exported folder what the model is used with besides its weights.
+    fn complete(config: &ModuleConfig, _sizes: &Self::Config, exported: &Path) -> Result<(), TrainError> {
+        match &config.model.hf {
+            Some(folder) => Ok(copy_small_files(folder, exported)?),
+            None => Ok(()),
         }
-        let names = names(config, sizes.vocab_size)?;
-        let vocabulary = MaskVocabulary::word_piece(names.iter().map(String::as_str))?;
-        let defaults = BertOptions::new(length, config.data.seed);
-        let options = BertOptions {
-            num_samples: Some(count),
-            short_sequence_probability: config.masked.short_seq_prob,
-            masking: Masking { probability: config.masked.mask_prob, ..defaults.masking },
-            classification_head: sizes.next_sentence,
-            ..defaults
-        };
-        let data = BertDataset::new(sentences.clone(), documents, vocabulary, options)?;
-        Ok(read(move |index| data.sample(index), |samples, device| BertBatch::new(&samples, device)))
     }
 }
 
-impl Family for T5 {
-    fn samples(
-        config: &ModuleConfig,
-        sizes: &Self::Config,
-        sentences: &Arc<IndexedDataset>,
-        documents: Range<usize>,
-        count: usize,
-    ) -> Result<ReadBatch<T5Batch>, TrainError> {
-        let names = names(config, sizes.vocab_size)?;
-        let [start, end, pad] =
-            [sizes.decoder_start_token_id, sizes.eos_token_id, sizes.pad_token_id].map(|token| token as i64);
-        // Of SentencePiece a token that begins a word has a mark. What is masked becomes sentinels, so that no token stands
-        // for it.
-        let begins = |name: &String| name.starts_with('▁') || name.starts_with('<');
-        let has_marks = names.iter().any(|name| name.starts_with('▁'));
-        let continues = names.iter().map(|name| has_marks && !begins(name)).collect();
-        let vocabulary = match names.iter().any(|name| name == "[CLS]") {
-            true => MaskVocabulary::word_piece(names.iter().map(String::as_str))?,
-            false => MaskVocabulary { cls: end, sep: end, mask: end, pad, continues },
-        };
-        let sentinel = |number: usize| {
-            let name = format!("<extra_id_{number}>");
-            let found = names.iter().position(|known| *known == name).map(|id| id as i64);
-            found.ok_or_else(|| {
-                let what = format!(
-                    "masked.vocab-extra-ids = {}: the tokenizer has no {name}; nearest legal: {number}",
-                    config.masked.vocab_extra_ids
-                );
-                TrainError::Module(what)
-            })
-        };
-        let sentinels = (0..config.masked.vocab_extra_ids).map(sentinel).collect::<Result<_, _>>()?;
-        let lengths = [config.training.seq_length, config.masked.decoder_seq_length];
-        let defaults = T5Options::new(lengths, config.data.seed, sentinels, [start, end]);
-        let options = T5Options {
-            num_samples: Some(count),
-            short_sequence_probability: config.masked.short_seq_prob,
-            masking: Masking { probability: config.masked.mask_prob, ..defaults.masking },
-            ..defaults
-        };
-        let data = T5Dataset::new(sentences.clone(), documents, vocabulary, options)?;
-        Ok(read(move |index| data.sample(index), |samples, device| T5Batch::new(&samples, device)))
-    }
+/// Evaluates an expression with the name of the model of a configuration's family.
+macro_rules! of_family {
+    ($config:expr, $family:ident => $value:expr) => {
+        match $config.model.model_type() {
+            "bert" => {
+                type $family = models::Bert;
+                $value
+            }
+            "t5" => {
+                type $family = models::T5;
+                $value
+            }
+            "vit" => {
+                type $family = models::images::Vit;
+                $value
+            }
+            _ => {
+                type $family = models::images::Llava;
+                $value
+            }
+        }
+    };
 }
-
-fn read<S: 'static, E: ToString + 'static, B: 'static>(
-    sample: impl Fn(usize) -> Result<S, E> + Send + Sync + 'static,
-    batch: fn(Vec<S>, &Device) -> B,
-) -> ReadBatch<B> {
-    Arc::new(move |indices, device| {
-        let samples: Result<Vec<S>, E> = indices.map(&sample).collect();
-        Ok(batch(samples.map_err(|error| error.to_string())?, device))
-    })
-}
-
-/// The tokens of `data.tokenizer` by id.
-fn names(config: &ModuleConfig, vocabulary: usize) -> Result<Vec<String>, TrainError> {
-    let path = PathBuf::from(config.data.tokenizer.as_deref().unwrap_or_default());
-    let wrong = |what: String| TrainError::Tokenizer { path: path.clone(), what };
-    let tokenizer = read_tokenizer(&path).map_err(|error| wrong(error.to_string()))?;
-    let tokens = tokenizer.get_vocab_size(true);
-    if tokens > vocabulary {
-        let advice = format!("nearest legal: model.vocab-size = {tokens}");
-        return Err(TrainError::Vocabulary { path: path.clone(), tokens, vocabulary, advice });
-    }
-    Ok((0..tokens as u32).map(|id| tokenizer.id_to_token(id).unwrap_or_default()).collect())
-}
+pub(super) use of_family;

@@ -1,36 +1,43 @@
-//! `train` of a BERT or a T5: a plain Burn module under burn-train, in the layout of its file.
+//! `train` of a plain Burn module (BERT, T5, ViT, LLaVA) under burn-train, in the layout of its file.
 
+mod adapters;
 mod checkpoints;
 mod family;
+mod images;
+mod llava;
+mod masked;
+mod vit;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
+use backend_dist::process::Cluster;
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use models::hf::HfModule;
-use models::{Bert, T5};
+use models::hf::HfError;
 
 use super::TrainError;
 use crate::checkpoint::{SaveEvery, lock_output};
 use crate::config::{ModuleConfig, Precision};
-use crate::data::indexed::IndexedDataset;
+use crate::console::say;
 use crate::element::Element;
-use crate::hf::{ModuleExport, ModuleFolder};
+use crate::hf::{ModuleExport, ModuleFolder, freeze, names, write_module_adapter};
 use crate::learner::{
-    ModuleCheckpoints, ModuleEnd, ModuleTraining, ReadBatch, Steps, Trainable, for_any_module, for_stages,
+    ModuleCheckpoints, ModuleEnd, ModuleTraining, Steps, check_shards, check_stages, for_any_module, for_stages,
 };
 use crate::metrics::{LogFiles, RunInfo, RunLog};
+use adapters::adapted;
 pub use checkpoints::ModuleRun;
-use checkpoints::begin;
-use family::Family;
+use checkpoints::{begin, same_data};
+use family::{Family, ModuleData, of_family};
 
 /// How a training ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModuleReport {
     /// Mean loss of the last evaluation, if there was one.
     pub held_out: Option<f64>,
+    /// Its share of targets that are the likeliest class or token.
+    pub accuracy: Option<f64>,
     /// The step of the checkpoint that it began from; 0 without one.
     pub from: usize,
     /// A signal or a key has stopped it before its last step.
@@ -44,19 +51,33 @@ pub struct ModuleReport {
 /// # Errors
 /// If the layout is not for such a model, data or weights cannot be read, the checkpoints are of another run, or a rank fails.
 pub fn train_module(config: &ModuleConfig, devices: Vec<Device>) -> Result<ModuleReport, TrainError> {
-    check_module(config)?;
-    let _lock = lock_output(&config.output.directory)?;
-    match config.model.model_type() {
-        "bert" => train::<Bert>(config, devices),
-        _ => train::<T5>(config, devices),
-    }
+    train_module_among(config, &Cluster::from([]), devices)
 }
 
-/// Whether the model can be trained in the layout of its file.
+/// The same in each process of a cluster, with a device for each rank of this process. The first process writes logs and
+/// checkpoints, and all read them.
 ///
 /// # Errors
-/// Names the layout, and the nearest that is possible.
+/// As [`train_module`].
+pub fn train_module_among(
+    config: &ModuleConfig,
+    cluster: &Cluster,
+    devices: Vec<Device>,
+) -> Result<ModuleReport, TrainError> {
+    check_module(config)?;
+    let _lock = cluster.is_first().then(|| lock_output(&config.output.directory)).transpose()?;
+    of_family!(config, M => train::<M>(config, cluster, devices))
+}
+
+/// Whether the model can be trained in the layout of its file, with the adapters of it and its frozen parameters.
+///
+/// # Errors
+/// Names the layout, and the nearest that is possible; or what is no layer or parameter of the model.
 pub fn check_module(config: &ModuleConfig) -> Result<(), TrainError> {
+    // The first tensor decides which floats a process has, and a check may make one.
+    if config.training.dtype == Precision::F64 {
+        moments_in_f64();
+    }
     let layout = &config.parallel;
     let legal = if layout.pp > 1 { for_stages(layout) } else { for_any_module(layout) };
     legal.map_err(|what| TrainError::Module(format!("[parallel]: {what}")))?;
@@ -64,26 +85,56 @@ pub fn check_module(config: &ModuleConfig) -> Result<(), TrainError> {
         let what = format!("pipeline.schedule = {schedule} with pipeline-parallel 1; nearest legal: none");
         return Err(TrainError::Module(what));
     }
-    Ok(())
+    of_family!(config, M => check_parameters::<M>(config))
 }
 
-fn train<M: Family>(config: &ModuleConfig, devices: Vec<Device>) -> Result<ModuleReport, TrainError> {
+fn check_parameters<M: Family>(config: &ModuleConfig) -> Result<(), TrainError> {
+    let sizes = M::from_hf(&config.model.config).map_err(wrong)?;
+    // No parameter is made.
+    let model = M::init(&sizes, &Device::flex());
+    let groups = config.param_groups.check(&names(&model));
+    groups.map_err(|what| TrainError::Module(format!("param-groups.{what}")))?;
+    adapters::plan(config, &model)?;
+    let (layout, training) = (&config.parallel, &config.training);
+    let micro_batches = training.global_batch / (training.micro_batch * layout.dp);
+    check_stages(model, layout, config.pipeline.schedule, micro_batches)
+        .map_err(|what| TrainError::Module(format!("[parallel]: {what}")))
+}
+
+fn wrong(error: HfError) -> TrainError {
+    TrainError::Module(format!("model: {error}"))
+}
+
+fn train<M: Family>(
+    config: &ModuleConfig,
+    cluster: &Cluster,
+    devices: Vec<Device>,
+) -> Result<ModuleReport, TrainError> {
     let reads_f64 = config.training.dtype != Precision::F64 || moments_in_f64();
     let (started, training, evaluation) = (Instant::now(), &config.training, &config.evaluation);
     let (sizes, model) = model::<M>(config)?;
-    let [train, valid] = data::<M>(config, &sizes)?;
+    let model = adapted(config, model, true)?;
+    check_shards(&model, &config.parallel).map_err(|what| TrainError::Module(format!("[parallel]: {what}")))?;
+    let ModuleData { train, valid, held_out, notes, digest } = M::data(config, &sizes)?;
+    notes.iter().filter(|_| cluster.is_first()).for_each(|note| say(format_args!("{:<12} {note}", "images")));
     let steps =
         Steps { all: training.steps, epoch: evaluation.every.min(training.steps), samples: training.global_batch };
     let epochs = steps.all.div_ceil(steps.epoch);
     let saved = match &config.checkpoint.directory {
-        Some(folder) => begin(folder, config)?,
+        Some(folder) => {
+            let saved = begin(folder, config, cluster.is_first())?;
+            if let Some(digest) = &digest {
+                same_data(folder, digest, !saved.is_empty(), cluster.is_first())?;
+            }
+            saved
+        }
         None => Vec::new(),
     };
     let done = saved.last().copied().unwrap_or(0);
     let from = (done * steps.epoch).min(steps.all);
     if done >= epochs {
         let seconds = started.elapsed().as_secs_f64();
-        return Ok(ModuleReport { held_out: None, from, stopped: false, seconds });
+        return Ok(ModuleReport { held_out: None, accuracy: None, from, stopped: false, seconds });
     }
     if done > 0 && !reads_f64 {
         let what =
@@ -93,7 +144,11 @@ fn train<M: Family>(config: &ModuleConfig, devices: Vec<Device>) -> Result<Modul
 
     let rates =
         config.lr.schedule(training.global_batch).map_err(|error| TrainError::Module(format!("[lr]: {error}")))?;
-    let log = RunLog::open(&files(config), from as u64).map_err(|cause| io(&config.output.directory, cause))?;
+    let in_output = |cause| io(&config.output.directory, cause);
+    let log = cluster.is_first().then(|| RunLog::open(&files(config), from as u64)).transpose().map_err(in_output)?;
+    // What burn-train writes in another process than the first is nothing that anybody reads.
+    let unread = if cluster.is_first() { None } else { Some(tempfile::tempdir().map_err(in_output)?) };
+    let directory = unread.as_ref().map_or(config.output.directory.clone(), |folder| folder.path().into());
     let checkpoints = config.checkpoint.directory.clone().map(|folder| ModuleCheckpoints {
         folder,
         every: match config.checkpoint.every {
@@ -112,17 +167,25 @@ fn train<M: Family>(config: &ModuleConfig, devices: Vec<Device>) -> Result<Modul
         steps,
         micro_batch: training.micro_batch,
         train,
-        held_out: (evaluation.batches * training.global_batch, valid),
+        held_out: (held_out, valid),
         optimizer: config.optimizer,
         rates,
         clip: training.clip,
         seed: training.seed,
-        directory: config.output.directory.clone(),
+        directory,
         log,
         checkpoints,
     };
-    let ModuleEnd { held_out, stopped } = run.launch(model).ok_or(TrainError::Failed)?;
-    Ok(ModuleReport { held_out, from, stopped, seconds: started.elapsed().as_secs_f64() })
+    // The ranks meet anew: who would wait there for a process that has failed hears of it.
+    cluster.all_gather(())?;
+    let end = run.launch(model);
+    // A signal, or a log that cannot be written, may be the first process's alone.
+    let ends = cluster.all_gather(end.as_ref().map(|end| end.stopped))?;
+    let stopped = ends.into_iter().collect::<Option<Vec<bool>>>().ok_or(TrainError::Failed)?.contains(&true);
+    let held_out = end.and_then(|ModuleEnd { held_out, .. }| held_out);
+    let seconds = started.elapsed().as_secs_f64();
+    let (loss, accuracy) = (held_out.map(|means| means.loss), held_out.and_then(|means| means.accuracy));
+    Ok(ModuleReport { held_out: loss, accuracy, from, stopped, seconds })
 }
 
 /// Whether burn-optim reads the moments of a checkpoint in f64: it does in the default type of the default device, which a
@@ -133,19 +196,20 @@ fn moments_in_f64() -> bool {
 }
 
 /// The sizes and the model, with the weights of its folder or random ones of the run's seed.
-fn model<M: HfModule>(config: &ModuleConfig) -> Result<(M::Config, M), TrainError> {
-    let wrong = |error| TrainError::Module(format!("model: {error}"));
+fn model<M: Family>(config: &ModuleConfig) -> Result<(M::Config, M), TrainError> {
     let dtype = if config.training.dtype == Precision::F64 { FloatDType::F64 } else { FloatDType::F32 };
-    let device = Device::flex();
-    if let Some(folder) = &config.model.hf {
-        let folder = ModuleFolder::open(folder)?;
-        let sizes = M::present(M::from_hf(&config.model.config).map_err(wrong)?, &|name| folder.has(name));
-        let model = folder.read(&sizes, dtype, &device.autodiff())?;
-        return Ok((sizes, model));
-    }
-    let sizes = M::from_hf(&config.model.config).map_err(wrong)?;
+    let (device, sizes) = (Device::flex(), M::from_hf(&config.model.config).map_err(wrong)?);
     device.seed(config.training.seed);
-    Ok((sizes.clone(), M::init(&sizes, &device.autodiff()).map(&mut Typed(dtype))))
+    let (sizes, model) = match &config.model.hf {
+        Some(folder) => {
+            let folder = ModuleFolder::open(folder)?;
+            let sizes = M::present(sizes, &|name| folder.has(name));
+            let model = M::read(&folder, &sizes, dtype, &device.autodiff())?;
+            (sizes, model)
+        }
+        None => (sizes.clone(), M::init(&sizes, &device.autodiff())),
+    };
+    Ok((sizes, freeze(model.map(&mut Typed(dtype)), &config.param_groups.frozen)))
 }
 
 /// Makes all parameters, in a type.
@@ -157,26 +221,6 @@ impl ModuleMapper for Typed {
         let leaf = Tensor::from_inner(tensor.inner().cast(DType::from(self.0))).require_grad();
         Param::from_mapped_value(id, leaf, mapper)
     }
-}
-
-type Data<M> = [ReadBatch<<M as Trainable>::Batch>; 2];
-
-/// Samples of training and of validation.
-fn data<M: Family>(config: &ModuleConfig, sizes: &M::Config) -> Result<Data<M>, TrainError> {
-    let (training, evaluation) = (&config.training, &config.evaluation);
-    let opened =
-        IndexedDataset::open(&config.data.prefixes[0]).map_err(|error| TrainError::Module(error.to_string()))?;
-    let sentences = Arc::new(opened);
-    let [train, valid, _] = config.data.split.ranges(sentences.num_documents());
-    let part = |documents: Option<std::ops::Range<usize>>, name: &str, steps: usize| match documents {
-        Some(documents) if !documents.is_empty() => {
-            M::samples(config, sizes, &sentences, documents, steps * training.global_batch)
-        }
-        _ => Err(TrainError::Module(format!("data.split leaves no document for {name}; give it a larger share"))),
-    };
-    let train = part(train, "training", training.steps)?;
-    let valid = if evaluation.batches == 0 { train.clone() } else { part(valid, "validation", evaluation.batches)? };
-    Ok([train, valid])
 }
 
 fn files(config: &ModuleConfig) -> LogFiles {
@@ -197,16 +241,21 @@ fn io(path: &Path, cause: std::io::Error) -> TrainError {
 }
 
 impl ModuleRun {
-    /// Writes the model of the last checkpoint as a Hugging Face folder, with `element` weights in files of at most
-    /// `shard_bytes`. Gives the step and the number of files.
+    /// Writes the model of the last checkpoint as a Hugging Face folder, adapters merged into it, with `element` weights in files
+    /// of at most `shard_bytes`. Gives the step and the number of files.
     ///
     /// # Errors
     /// If there is no checkpoint, or the folder cannot be written.
     pub fn export(&self, to: &Path, element: Option<Element>, shard_bytes: u64) -> Result<(usize, usize), TrainError> {
-        match self.config.model.model_type() {
-            "bert" => self.export_as::<Bert>(to, element, shard_bytes),
-            _ => self.export_as::<T5>(to, element, shard_bytes),
-        }
+        of_family!(self.config, M => self.export_as::<M>(to, element, shard_bytes))
+    }
+
+    /// Writes the adapters of the last checkpoint as peft does. Gives the step and the number of layers.
+    ///
+    /// # Errors
+    /// If there is no checkpoint, the run has no adapters, or the folder cannot be written.
+    pub fn export_adapter(&self, to: &Path) -> Result<(usize, usize), TrainError> {
+        of_family!(self.config, M => self.export_adapter_as::<M>(to))
     }
 
     fn export_as<M: Family>(
@@ -215,15 +264,33 @@ impl ModuleRun {
         element: Option<Element>,
         shard_bytes: u64,
     ) -> Result<(usize, usize), TrainError> {
-        let Some(epoch) = self.epochs().last().copied() else {
-            return Err(TrainError::Module(format!("{} has no checkpoint yet", self.folder.display())));
-        };
-        let (sizes, model) = model::<M>(&self.config)?;
-        let trained = model.with_weights(&self.weights(epoch));
+        let (step, sizes, trained) = self.trained::<M>()?;
         let own = if self.config.training.dtype == Precision::F64 { Element::F64 } else { Element::F32 };
         let what =
             ModuleExport { original: Some(&self.config.model.config), element: element.unwrap_or(own), shard_bytes };
         let files = what.write(to, &trained, &sizes)?;
-        Ok(((epoch * self.config.evaluation.every).min(self.config.training.steps), files))
+        M::complete(&self.config, &sizes, to)?;
+        Ok((step, files))
+    }
+
+    fn export_adapter_as<M: Family>(&self, to: &Path) -> Result<(usize, usize), TrainError> {
+        let (step, _, trained) = self.trained::<M>()?;
+        let plan = adapters::plan(&self.config, &trained)?.ok_or_else(|| {
+            let what = format!("{} has no adapters: its run had no [lora]; give --hf", self.folder.display());
+            TrainError::Module(what)
+        })?;
+        let base = self.config.model.hf.as_ref().map(|folder| folder.display().to_string());
+        write_module_adapter(to, &trained, &plan, base.as_deref())?;
+        Ok((step, plan.len()))
+    }
+
+    /// Step, sizes and model of the last checkpoint.
+    fn trained<M: Family>(&self) -> Result<(usize, M::Config, M), TrainError> {
+        let Some(epoch) = self.epochs().last().copied() else {
+            return Err(TrainError::Module(format!("{} has no checkpoint yet", self.folder.display())));
+        };
+        let (sizes, model) = model::<M>(&self.config)?;
+        let trained = adapted(&self.config, model, false)?.with_weights(&self.weights(epoch));
+        Ok(((epoch * self.config.evaluation.every).min(self.config.training.steps), sizes, trained))
     }
 }

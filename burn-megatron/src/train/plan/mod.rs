@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::HumanBytes;
+use models::ModelConfig;
 use models::lora::Adapter;
-use models::{LoraConfig, ModelConfig};
-use serde_json::json;
 
 use self::files::{indexed, made_from_text, missing_tokenizer, not_a_folder, source_file};
 use super::TrainError;
 use super::data::{Tokens, indexed as indexed_tokens, tokenizer_file};
+use super::initial_adapter::as_configured;
 use super::resume::{self, ResumePoint};
 use super::run_data::fits;
 use super::same_weights::{self, Folders, Weights};
@@ -235,20 +235,7 @@ fn initial_adapter(config: &RunConfig, path: &Path) -> Result<Adapter, Problem> 
     let adapter =
         read_adapter(path, &config.model.config).map_err(|error| Problem::new(format!("lora.adapter: {error}")))?;
     let ours = config.lora.plan(&config.model.config).ok().flatten();
-    let same = ours.is_some_and(|ours| ours.is_like(&adapter.plan));
-    if !same {
-        let LoraConfig { rank, alpha, rslora, dora, rank_pattern, alpha_pattern, .. } = adapter.plan.config();
-        let patterns = [("rank-pattern", json!(rank_pattern)), ("alpha-pattern", json!(alpha_pattern))];
-        let patterns = patterns.iter().filter(|(_, own)| *own != json!({}));
-        let patterns: String = patterns.map(|(key, own)| format!(", {key} = {own}")).collect();
-        return Err(Problem::new(format!(
-            "lora.adapter = {}: it has rank = {rank}, alpha = {alpha}, rslora = {rslora}, dora = {dora}{patterns} on {} layers, \
-             [lora] says otherwise; give these values, and its target-modules",
-            path.display(),
-            adapter.plan.len()
-        )));
-    }
-    Ok(adapter)
+    as_configured(path, adapter, ours.as_ref()).map_err(Problem::new)
 }
 
 /// Samples whose order does not fit into memory.

@@ -1,5 +1,6 @@
 //! Runs of PyTorch and Megatron-Core continue here with their moments, and back.
 
+mod families;
 mod forms;
 mod refused;
 

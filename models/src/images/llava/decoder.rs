@@ -94,6 +94,11 @@ impl Decoder {
         self.blocks.len()
     }
 
+    /// Whether the embedding is the output layer too.
+    pub fn is_tied(&self) -> bool {
+        self.head.is_none()
+    }
+
     /// `[batch, length, hidden]` of `tokens [batch, length]`.
     pub fn embed(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         self.embedding.forward(tokens)

@@ -83,6 +83,11 @@ impl Llava {
         self.image
     }
 
+    /// After how many blocks of the tower its hidden states are taken.
+    pub fn feature_blocks(&self) -> usize {
+        self.feature_blocks
+    }
+
     /// The image tower.
     pub fn tower(&self) -> &ClipVision {
         &self.tower

@@ -48,9 +48,14 @@ impl Vit {
             positions: normal.init([1, 1 + config.patches(), hidden], device),
             blocks: (0..config.num_hidden_layers).map(|_| block.init(device)).collect(),
             norm: LayerNormConfig::new(hidden).with_epsilon(config.layer_norm_eps).init(device),
-            head: LinearConfig::new(hidden, config.num_labels).with_initializer(normal).init(device),
+            head: head(config, device),
             image: [config.num_channels, config.image_size],
         }
+    }
+
+    /// The same model with a new head, for the classes of `config`.
+    pub fn with_new_head(self, config: &VitConfig, device: &Device) -> Self {
+        Self { head: head(config, device), ..self }
     }
 
     /// Which parameters tensor parallelism shards: attention by heads, the MLP by its inner features.
@@ -99,4 +104,10 @@ impl Vit {
     pub fn loss(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
         cross_entropy(logits.unsqueeze_dim(1), classes.unsqueeze_dim(1))
     }
+}
+
+/// From the class token to logits.
+fn head(config: &VitConfig, device: &Device) -> Linear {
+    let normal = Initializer::Normal { mean: 0.0, std: config.initializer_range };
+    LinearConfig::new(config.hidden_size, config.num_labels).with_initializer(normal).init(device)
 }

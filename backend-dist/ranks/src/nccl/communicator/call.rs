@@ -80,7 +80,7 @@ impl Call<'_> {
 
     /// Lets the compute stream wait for the last record of `event`, which may be of another GPU.
     pub(crate) fn compute_waits_for(self, event: usize) -> Result<(), String> {
-        behind(self.compute, event)
+        self.stalling(|| behind(self.compute, event))
     }
 
     /// Lets the compute stream wait for the event of `slot`.

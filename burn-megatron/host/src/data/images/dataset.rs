@@ -70,6 +70,14 @@ impl ImageDataset {
         &self.entries[index].target
     }
 
+    /// Where sample `index` is: file and line, or file and member.
+    ///
+    /// # Panics
+    /// If there is no such sample.
+    pub fn place(&self, index: usize) -> &str {
+        &self.entries[index].place
+    }
+
     /// The image of sample `index`.
     ///
     /// # Errors

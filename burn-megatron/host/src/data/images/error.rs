@@ -17,6 +17,9 @@ pub enum ImageError {
     /// A file that cannot be read.
     #[error("cannot read {}: {source}{}", path.display(), advice(Access::Read, source))]
     Read { path: PathBuf, source: io::Error },
+    /// A tokenizer that cannot be used.
+    #[error("data.tokenizer = {}: {what}", path.display())]
+    Tokenizer { path: PathBuf, what: String },
     /// A list of another kind.
     #[error("{}: legal: a .jsonl file of images, or a .tar file", path.display())]
     Kind { path: PathBuf },

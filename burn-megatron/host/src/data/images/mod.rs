@@ -28,9 +28,11 @@ mod lines;
 mod processor;
 mod resample;
 mod sample;
+mod set;
 mod shard;
 #[cfg(test)]
 mod tests;
+mod text;
 
 pub use dataset::ImageDataset;
 pub use decode::RgbImage;
@@ -38,3 +40,5 @@ pub use error::ImageError;
 pub use processor::ImageProcessor;
 pub use resample::{Filter, resize};
 pub use sample::Target;
+pub use set::ImageSet;
+pub use text::{ImageText, ImageTokenizer};

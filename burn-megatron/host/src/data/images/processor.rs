@@ -1,5 +1,7 @@
 //! Pixels to a model's input, as the image processors of Hugging Face transformers do it.
 
+use std::path::{Path, PathBuf};
+
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -7,6 +9,7 @@ use serde_json::{Map, Value};
 use super::decode::RgbImage;
 use super::error::ImageError;
 use super::resample::{Filter, resize};
+use super::sample::unreadable;
 
 /// What a `preprocessor_config.json`, or the `processor_config.json` of newer folders, of ViT, CLIP, SigLIP or LLaVA says.
 ///
@@ -101,7 +104,30 @@ const CLIP: Defaults = Defaults {
     std: [0.26862954, 0.26130258, 0.27577711],
 };
 
+/// Files of folders that say how pixels are made of an image.
+const FILES: [&str; 2] = ["preprocessor_config.json", "processor_config.json"];
+
 impl ImageProcessor {
+    /// The file of a folder that says how pixels are made of an image, if it has one.
+    ///
+    /// # Errors
+    /// Names the files that it might have.
+    pub fn file_of(folder: &Path) -> Result<PathBuf, String> {
+        let file = FILES.iter().map(|name| folder.join(name)).find(|path| path.exists());
+        file.ok_or_else(|| format!("{} has no {}", folder.display(), FILES.join(" or ")))
+    }
+
+    /// Reads a file, and gives its JSON too. The error is without its path.
+    ///
+    /// # Errors
+    /// As [`from_json`](Self::from_json); if the file cannot be read or is no JSON.
+    pub fn read(file: &Path) -> Result<(Value, Self), ImageError> {
+        let text = std::fs::read(file).map_err(unreadable(file))?;
+        let json = serde_json::from_slice(&text).map_err(|error| ImageError::Config(error.to_string()))?;
+        let read = Self::from_json(&json)?;
+        Ok((json, read))
+    }
+
     /// Reads `preprocessor_config.json`, or `processor_config.json`, whose `image_processor` has the same keys.
     ///
     /// # Errors

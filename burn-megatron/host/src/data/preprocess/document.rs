@@ -1,4 +1,4 @@
-//! One document: the value of each key, as text or as token ids.
+//! One document: the value of each key, as text, as sentences or as token ids.
 
 use serde_json::{Map, Value};
 
@@ -8,6 +8,8 @@ use super::source::Body;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Field {
     Text(String),
+    /// An array of texts.
+    Sentences(Vec<String>),
     Ids(Vec<i64>),
 }
 
@@ -51,13 +53,17 @@ fn take(object: &mut Map<String, Value>, key: &str) -> Result<Value, String> {
 fn field(key: &str, value: Value) -> Result<Field, String> {
     match value {
         Value::String(text) => Ok(Field::Text(text)),
+        Value::Array(values) if !values.is_empty() && values.iter().all(Value::is_string) => {
+            let text = |value| if let Value::String(text) = value { Some(text) } else { None };
+            Ok(Field::Sentences(values.into_iter().filter_map(text).collect()))
+        }
         Value::Array(values) => {
             let id = |(i, value): (usize, &Value)| {
                 value.as_i64().ok_or_else(|| format!("key '{key}': element {i} of the array, {value}, is no token id"))
             };
             values.iter().enumerate().map(id).collect::<Result<_, _>>().map(Field::Ids)
         }
-        other => Err(format!("key '{key}' is neither text nor an array of token ids: {other}")),
+        other => Err(format!("key '{key}' is neither text nor an array of texts or token ids: {other}")),
     }
 }
 
@@ -71,9 +77,10 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_text_or_ids() {
+    fn keys_are_text_sentences_or_ids() {
         let fields = parse(r#"{"a": "x", "b": [1, 2], "c": null}"#, &["b", "a"]).unwrap();
         assert_eq!(fields, [Field::Ids(vec![1, 2]), Field::Text("x".into())]);
+        assert_eq!(parse(r#"{"a": ["x", ""]}"#, &["a"]).unwrap(), [Field::Sentences(vec!["x".into(), String::new()])]);
         assert_eq!(parse("[3]", &["text"]).unwrap(), [Field::Ids(vec![3])]);
         assert_eq!(parse("[]", &["text"]).unwrap(), [Field::Ids(vec![])]);
     }
@@ -89,7 +96,10 @@ mod tests {
             wrong(r#"{"text": [1, "x"]}"#, &["text"]),
             "key 'text': element 1 of the array, \"x\", is no token id"
         );
-        assert_eq!(wrong(r#"{"text": 7}"#, &["text"]), "key 'text' is neither text nor an array of token ids: 7");
+        assert_eq!(
+            wrong(r#"{"text": 7}"#, &["text"]),
+            "key 'text' is neither text nor an array of texts or token ids: 7"
+        );
         assert_eq!(wrong("[1]", &["a", "b"]), "one value, but 2 keys are wanted (a, b)");
         let error = fields(Body::Text(vec![b'a', 0xff]), &["text".into()]).unwrap_err();
         assert_eq!(error, "not UTF-8 at byte 1 of the document");

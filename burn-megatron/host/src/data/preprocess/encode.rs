@@ -2,7 +2,7 @@
 
 use tokenizers::Tokenizer;
 
-use super::super::indexed::{Dtype, IndexedError, paths, with_suffix};
+use super::super::indexed::{Dtype, IndexedError, paths};
 use super::document::{Field, fields};
 use super::fast_bpe::FastBpe;
 use super::long_texts::LongTexts;
@@ -32,6 +32,10 @@ struct Tokens {
 }
 
 impl Tokens {
+    fn new(dtype: Dtype) -> Self {
+        Self { dtype, bytes: Vec::new(), misfit: None }
+    }
+
     fn push(&mut self, id: i64) {
         if !self.dtype.holds(id) {
             self.misfit.get_or_insert(id);
@@ -70,17 +74,17 @@ impl<'a> Encoder<'a> {
         Ok(Self { options, tokenizer, fast, long, vocab_size, eod, dtype })
     }
 
-    /// The tokens of each key; none where the document has none.
-    pub fn encode(&self, record: Record) -> Result<Vec<Vec<u8>>> {
+    /// The sequences of each key, none of them empty: one, or a sentence each.
+    pub fn encode(&self, record: Record) -> Result<Vec<Vec<Vec<u8>>>> {
         let (location, keys) = (record.location, &self.options.json_keys);
         let refuse = |what| PreprocessError::Document { location: location.clone(), what };
         let values = fields(record.body, keys).map_err(refuse)?;
         let encode = |(field, key): (Field, &String)| {
-            let tokens = self.tokens(field, key).map_err(refuse)?;
-            match tokens.misfit {
-                None => Ok(tokens.bytes),
+            let sequences = self.sequences(field, key).map_err(refuse)?;
+            match sequences.iter().find_map(|sequence| sequence.misfit) {
+                None => Ok(sequences.into_iter().map(|sequence| sequence.bytes).collect()),
                 Some(value) => {
-                    let path = paths(&with_suffix(&self.options.output_prefix, &format!("_{key}_document"))).0;
+                    let path = paths(&self.options.prefix_of(key)).0;
                     Err(IndexedError::Value { path, value, dtype: self.dtype }.into())
                 }
             }
@@ -88,34 +92,51 @@ impl<'a> Encoder<'a> {
         values.into_iter().zip(keys).map(encode).collect()
     }
 
-    fn tokens(&self, field: Field, key: &str) -> Result<Tokens, String> {
-        let mut tokens = Tokens { dtype: self.dtype, bytes: Vec::new(), misfit: None };
-        match field {
-            Field::Ids(ids) => {
-                let limit = self.vocab_size.map_or(i64::MAX, |size| size as i64);
-                if let Some(id) = ids.iter().find(|id| !(0..limit).contains(id)) {
-                    let why = if *id < 0 { "below 0".into() } else { format!("outside the vocabulary of {limit}") };
-                    return Err(format!("key '{key}': token id {id} is {why}"));
-                }
-                ids.into_iter().for_each(|id| tokens.push(id));
+    fn sequences(&self, field: Field, key: &str) -> Result<Vec<Tokens>, String> {
+        let named = |what: String| format!("key '{key}': {what}");
+        let keep = self.options.keep_newlines;
+        let sequences = match (field, self.options.split_sentences) {
+            (Field::Ids(_), Some(_)) => {
+                return Err(named("token ids have no sentences that could be split; nearest legal: texts".into()));
             }
-            Field::Text(text) => {
-                let tokenizer = self.tokenizer.ok_or_else(|| {
-                    format!("key '{key}' is text, and no tokenizer is chosen (--tokenizer or --train-tokenizer)")
-                })?;
-                let named = |error| format!("key '{key}': {error}");
-                match &self.fast {
-                    Some(fast) => fast.encode(&text, |id| tokens.push(id.into())).map_err(named)?,
-                    None => {
-                        let give = |id: u32| tokens.push(id.into());
-                        self.long.encode(tokenizer, &text, give).map_err(named)?;
-                    }
-                }
+            (Field::Sentences(_), None) => {
+                return Err(named(
+                    "an array of texts; --split-sentences takes them as the sentences of a document".into(),
+                ));
             }
+            (Field::Ids(ids), None) => self.ids(ids).map(|tokens| vec![tokens]),
+            (Field::Text(text), None) => self.text(&text).map(|tokens| vec![tokens]),
+            (Field::Text(text), Some(split)) => split.of(&text, keep).into_iter().map(|text| self.text(text)).collect(),
+            (Field::Sentences(texts), Some(_)) => texts.iter().map(|text| self.text(text)).collect(),
+        };
+        let mut sequences = sequences.map_err(named)?;
+        sequences.retain(|sequence| !sequence.bytes.is_empty());
+        // Megatron leaves empty documents without their end as well, and ends the last sentence of the others.
+        if let (Some(last), Some(eod), true) = (sequences.last_mut(), self.eod, self.options.append_eod) {
+            last.push(eod);
         }
-        // Megatron leaves empty documents without their end as well.
-        if self.options.append_eod && !tokens.bytes.is_empty() {
-            self.eod.into_iter().for_each(|id| tokens.push(id));
+        Ok(sequences)
+    }
+
+    fn ids(&self, ids: Vec<i64>) -> Result<Tokens, String> {
+        let limit = self.vocab_size.map_or(i64::MAX, |size| size as i64);
+        if let Some(id) = ids.iter().find(|id| !(0..limit).contains(id)) {
+            let why = if *id < 0 { "below 0".into() } else { format!("outside the vocabulary of {limit}") };
+            return Err(format!("token id {id} is {why}"));
+        }
+        let mut tokens = Tokens::new(self.dtype);
+        ids.into_iter().for_each(|id| tokens.push(id));
+        Ok(tokens)
+    }
+
+    fn text(&self, text: &str) -> Result<Tokens, String> {
+        let tokenizer = self
+            .tokenizer
+            .ok_or("it is text, and no tokenizer is chosen (--tokenizer, --train-tokenizer or --train-wordpiece)")?;
+        let mut tokens = Tokens::new(self.dtype);
+        match &self.fast {
+            Some(fast) => fast.encode(text, |id| tokens.push(id.into()))?,
+            None => self.long.encode(tokenizer, text, |id| tokens.push(id.into()))?,
         }
         Ok(tokens)
     }

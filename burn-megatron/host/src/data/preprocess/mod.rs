@@ -1,7 +1,7 @@
 //! Text files to Megatron's `.bin`/`.idx`.
 //!
 //! [`prepare`] reads `.txt`, `.jsonl`, `.json` and `.parquet` files, makes or loads a tokenizer, and writes
-//! `{prefix}_{key}_document.bin/.idx` for every JSON key. The result depends on the input and the options only, not on
+//! `{prefix}_{key}_document.bin/.idx` for every JSON key, or `{prefix}_{key}_sentence.bin/.idx` whose sequences are sentences. The result depends on the input and the options only, not on
 //! the number of workers.
 //!
 //! ```
@@ -29,8 +29,10 @@ mod fast_bpe;
 mod long_texts;
 mod pipeline;
 mod pretokenize;
+mod sentences;
 mod source;
 mod tokenizer;
+mod word_piece;
 
 use std::fmt;
 use std::io;
@@ -38,11 +40,16 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::indexed::{Dtype, IndexedError, IndexedSummary};
+use super::indexed::{Dtype, IndexedError, IndexedSummary, with_suffix};
 use crate::refusal::{Access, advice};
 pub use pipeline::prepare;
+pub use sentences::Sentences;
 pub use source::TextDocuments;
-pub use tokenizer::{LARGEST_BPE, SMALLEST_BPE, TokenizerChoice, end_of_document, vocab_size};
+pub use tokenizer::{SMALLEST_BPE, TokenizerChoice, end_of_document, vocab_size};
+pub use word_piece::SMALLEST_WORD_PIECE;
+
+/// Entries of the largest vocabulary that is trained: several times those of any known model.
+pub const LARGEST_BPE: usize = 1 << 20;
 
 /// Most threads that tokenize.
 pub const MAX_WORKERS: usize = 1024;
@@ -53,7 +60,7 @@ pub struct PreprocessOptions {
     /// Files in order. `.jsonl`, `.jsonlines` and `.ndjson`: a document per line; `.json`: the same, or one array of documents;
     /// `.parquet`: a document per row, whose columns are keys; everything else is text.
     pub inputs: Vec<PathBuf>,
-    /// Outputs are named `{prefix}_{key}_document`.
+    /// Outputs are named `{prefix}_{key}_document`, or `{prefix}_{key}_sentence`.
     pub output_prefix: PathBuf,
     /// Keys of a JSON document to take; each becomes an output. A key that holds an array of integers is taken as token
     /// ids. Text files, and JSON documents that are no objects, have one value, which gets the only key.
@@ -72,6 +79,11 @@ pub struct PreprocessOptions {
     pub dtype: Option<Dtype>,
     /// What a document is in a text file.
     pub text_documents: TextDocuments,
+    /// How documents are split into sentences, each a sequence, as BERT's and T5's data are (Megatron-LM's
+    /// `--split-sentences`); keys that are arrays of texts have their sentences already. Without it a document is one sequence.
+    pub split_sentences: Option<Sentences>,
+    /// Whether sentences keep the white space behind them, line breaks too.
+    pub keep_newlines: bool,
     /// Threads that tokenize, at most [`MAX_WORKERS`].
     pub workers: usize,
     /// Whether documents that cannot be read are left out and counted instead of ending the run.
@@ -92,9 +104,17 @@ impl PreprocessOptions {
             vocab_size: None,
             dtype: None,
             text_documents: TextDocuments::Paragraph,
+            split_sentences: None,
+            keep_newlines: false,
             workers: std::thread::available_parallelism().map_or(1, usize::from),
             skip_bad_lines: false,
         }
+    }
+
+    /// The prefix of a key's output.
+    fn prefix_of(&self, key: &str) -> PathBuf {
+        let level = if self.split_sentences.is_some() { "sentence" } else { "document" };
+        with_suffix(&self.output_prefix, &format!("_{key}_{level}"))
     }
 }
 

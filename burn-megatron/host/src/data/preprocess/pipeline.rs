@@ -36,10 +36,9 @@ pub fn prepare(options: &PreprocessOptions, progress: &mut (dyn FnMut(Progress) 
     let pool = workers(pool, options.workers)?;
 
     let dtype = encoder.dtype;
-    let prefix_of = |key: &String| with_suffix(&options.output_prefix, &format!("_{key}_document"));
     let mut writers = Vec::new();
     for key in &options.json_keys {
-        writers.push(IndexedWriter::create(prefix_of(key), dtype)?);
+        writers.push(IndexedWriter::create(options.prefix_of(key), dtype)?);
     }
 
     let start = Instant::now();
@@ -67,9 +66,9 @@ pub fn prepare(options: &PreprocessOptions, progress: &mut (dyn FnMut(Progress) 
         for document in encoded {
             match document {
                 Ok(keys) => {
-                    for (writer, tokens) in writers.iter_mut().zip(keys) {
-                        if !tokens.is_empty() {
-                            writer.push_encoded(&tokens)?;
+                    for (writer, sequences) in writers.iter_mut().zip(keys) {
+                        for sequence in sequences {
+                            writer.push_encoded(&sequence)?;
                         }
                         writer.end_document();
                     }
@@ -106,7 +105,7 @@ pub fn prepare(options: &PreprocessOptions, progress: &mut (dyn FnMut(Progress) 
         (_, None) => None,
     };
     for (key, pair) in options.json_keys.iter().zip(complete) {
-        report.outputs.push(KeyOutput { key: key.clone(), prefix: prefix_of(key), summary: pair.publish()? });
+        report.outputs.push(KeyOutput { key: key.clone(), prefix: options.prefix_of(key), summary: pair.publish()? });
     }
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
@@ -130,6 +129,9 @@ fn check(options: &PreprocessOptions) -> Result<()> {
     }
     if let Some(twice) = keys.iter().enumerate().find_map(|(index, key)| keys[..index].contains(key).then_some(key)) {
         return refuse(format!("the JSON key '{twice}' is given twice; each has an output of its own, name it once"));
+    }
+    if options.keep_newlines && options.split_sentences.is_none() {
+        return refuse("line breaks are kept anyway where sentences are not split; leave out --keep-newlines".into());
     }
     if workers > MAX_WORKERS {
         return refuse(format!(
@@ -201,9 +203,10 @@ fn make_tokenizer(
             }
         }
     });
-    let texts = texts.flatten().filter_map(|field| match field {
-        Field::Text(text) => Some(text),
-        Field::Ids(_) => None,
+    let texts = texts.flatten().flat_map(|field| match field {
+        Field::Text(text) => vec![text],
+        Field::Sentences(texts) => texts,
+        Field::Ids(_) => Vec::new(),
     });
     let tokenizer = options.tokenizer.tokenizer(texts, options.append_eod);
     match failure {

@@ -9,7 +9,7 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::{AddedToken, ModelWrapper, Tokenizer, Trainer};
 
 use super::pretokenize::{PreTokenizer, chunks};
-use super::{PreprocessError, Result};
+use super::{LARGEST_BPE, PreprocessError, Result, word_piece};
 use crate::data::tokenizer_file::{byte_symbol, read_tokenizer};
 
 /// The end-of-document token of tokenizers that are made here.
@@ -21,9 +21,6 @@ const END_TOKENS: [&str; 7] = [END_OF_TEXT, "<|end_of_text|>", "<eod>", "<EOD>",
 /// Entries of the smallest byte-level BPE: the bytes and the end-of-document token.
 pub const SMALLEST_BPE: usize = 257;
 
-/// Entries of the largest byte-level BPE that is trained: several times those of any known model.
-pub const LARGEST_BPE: usize = 1 << 20;
-
 /// Where the tokenizer comes from. One that is made here is saved as `{prefix}_tokenizer.json`, which every program of
 /// the `tokenizers` family reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +29,8 @@ pub enum TokenizerChoice {
     File(PathBuf),
     /// A byte-level BPE of this many entries, trained on the input.
     TrainBpe(usize),
+    /// A WordPiece vocabulary of this many entries for lower-case text, as BERT's, trained on the input.
+    TrainWordPiece(usize),
     /// The characters of the input in code point order, as nanoGPT's Shakespeare example does.
     Characters,
     /// The 256 bytes, each being its own id.
@@ -47,7 +46,7 @@ fn failed(error: impl std::fmt::Display) -> PreprocessError {
 impl TokenizerChoice {
     /// Whether the tokenizer comes from the input and is to be saved.
     pub(super) fn is_made_here(&self) -> bool {
-        matches!(self, Self::TrainBpe(_) | Self::Characters | Self::Bytes)
+        matches!(self, Self::TrainBpe(_) | Self::TrainWordPiece(_) | Self::Characters | Self::Bytes)
     }
 
     /// Loads or makes the tokenizer from `texts`. `with_eod` adds the end-of-document token to those made here; a BPE
@@ -67,6 +66,7 @@ impl TokenizerChoice {
                 return tokenizer.map(Some).map_err(|error| failed(format!("{}: {error}", path.display())));
             }
             Self::TrainBpe(vocab_size) => return train_bpe(texts, *vocab_size).map(Some),
+            Self::TrainWordPiece(vocab_size) => return word_piece::train(texts, *vocab_size).map(Some).map_err(failed),
             Self::Characters => {
                 let mut characters = BTreeSet::new();
                 texts.for_each(|text| characters.extend(text.chars()));

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 
+use super::word_piece::Cleaning;
+
 /// The file next to a tokenizer's.
 pub(super) struct Config {
     path: PathBuf,
@@ -44,6 +46,16 @@ impl Config {
     pub fn extra_ids(&self) -> u64 {
         let is_t5 = self.value["tokenizer_class"].as_str().is_some_and(|class| class.starts_with("T5Tokenizer"));
         self.value["extra_ids"].as_u64().unwrap_or(if is_t5 { 100 } else { 0 })
+    }
+
+    /// How BERT's tokenizer cleans a text.
+    pub fn cleaning(&self, lowercase: bool) -> Cleaning {
+        let flag = |name: &str| self.value[name].as_bool();
+        Cleaning {
+            lowercase: flag("do_lower_case").unwrap_or(lowercase),
+            strip_accents: flag("strip_accents"),
+            chinese: flag("tokenize_chinese_chars").unwrap_or(true),
+        }
     }
 
     /// What puts the special tokens in front of and behind a text; none if there are none. Fails if a token that is

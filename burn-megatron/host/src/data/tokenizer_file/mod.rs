@@ -1,4 +1,5 @@
-//! Tokenizers in the files in which models are published: `tokenizer.json`, SentencePiece's `.model`, and tiktoken's ranks.
+//! Tokenizers in the files in which models are published: `tokenizer.json`, SentencePiece's `.model`, tiktoken's ranks, and
+//! BERT's `vocab.txt`.
 //! All become a tokenizer of the `tokenizers` crate, told by what is in the file and not by its name: Llama 2 and Llama 3
 //! both come with a `tokenizer.model`, and one is SentencePiece's, the other tiktoken's.
 
@@ -8,19 +9,27 @@ mod config;
 mod sentencepiece;
 mod tiktoken;
 mod wire;
+pub(in crate::data) mod word_piece;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-use config::Config;
+use config::{Config, End};
 
 pub(in crate::data) use byte_symbol::byte_symbol;
 
 /// Names of a tokenizer in a folder, the first that is there counts.
-const NAMES: [&str; 6] =
-    ["tokenizer.json", "tokenizer.model", "spiece.model", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken"];
+const NAMES: [&str; 7] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "tiktoken.model",
+    "qwen.tiktoken",
+    "tokenizer.tiktoken",
+    "vocab.txt",
+];
 
 /// What is wrong with a tokenizer's file; who reads it names it.
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +59,8 @@ pub fn readable_tokenizer(folder: &Path) -> Result<Option<PathBuf>, TokenizerFil
     }
 }
 
-/// Reads a `tokenizer.json`, a SentencePiece model (unigram or BPE), or tiktoken's ranks.
+/// Reads a `tokenizer.json`, a SentencePiece model (unigram or BPE), tiktoken's ranks, or BERT's `vocab.txt`, whose text is
+/// lower-case if `tokenizer_config.json` says so (`do_lower_case`), or else if no token has a capital letter.
 ///
 /// Texts are of any length: what a `tokenizer.json` says of truncation and padding is left out.
 ///
@@ -86,7 +96,7 @@ pub fn read_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerFileError> {
         Ok(kind) => converted(path, kind, &bytes).map_err(failed)?,
         Err(what) => {
             return Err(failed(format!(
-                "{what}; a tokenizer.json, a SentencePiece model (unigram or BPE) and tiktoken ranks are read"
+                "{what}; a tokenizer.json, a SentencePiece model (unigram or BPE) and tiktoken ranks are read, and BERT's vocab.txt"
             )));
         }
     };
@@ -94,12 +104,18 @@ pub fn read_tokenizer(path: &Path) -> Result<Tokenizer, TokenizerFileError> {
     Ok(tokenizer)
 }
 
-/// A SentencePiece model or tiktoken's ranks.
+/// A SentencePiece model, tiktoken's ranks or BERT's vocabulary.
 fn converted(path: &Path, kind: Kind, bytes: &[u8]) -> Result<Tokenizer, String> {
     let config = Config::next_to(path)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let (json, ends) = match kind {
         Kind::Ranks => tiktoken::as_json(bytes, config.special_tokens()?)?,
+        Kind::WordPiece => {
+            let tokens = word_piece::read(bytes)?;
+            // What is around a text is in the file already.
+            let none = || End { token: None, is_added: false };
+            (word_piece::as_json(&tokens, config.cleaning(word_piece::is_lowercase(&tokens)))?, [none(), none()])
+        }
         _ => sentencepiece::as_json(bytes, &name, config.extra_ids())?,
     };
     let mut tokenizer = Tokenizer::from_bytes(json.to_string()).map_err(|error| error.to_string())?;
@@ -139,6 +155,7 @@ enum Kind {
     Json,
     SentencePiece,
     Ranks,
+    WordPiece,
 }
 
 impl Kind {
@@ -155,6 +172,7 @@ impl Kind {
             _ if starts("PK") => Err("this is a ZIP archive, such as weights of PyTorch".into()),
             _ if starts("<") => Err("this is a page of a web site".into()),
             _ if tiktoken::is_ranks(bytes) => Ok(Self::Ranks),
+            _ if word_piece::is_vocabulary(bytes) => Ok(Self::WordPiece),
             // The first field of a SentencePiece model is a piece, a message with a length.
             _ if bytes[0] == 0x0a => Ok(Self::SentencePiece),
             _ => Err("this is no tokenizer".into()),

@@ -131,6 +131,26 @@ fn read_as(name: &str, bytes: &[u8], config: &str) -> Result<Tokenizer, String> 
     read_tokenizer(&path).map_err(|error| error.to_string())
 }
 
+/// BERT's vocabulary is lower-case as its configuration says, or as it looks.
+#[test]
+fn a_vocabulary_of_word_pieces_is_berts_tokenizer() {
+    let lower = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\n猫\ne\n".to_string();
+    let tokens = |text: &str, config: &str, sentence: &str| {
+        let tokenizer = read_as("vocab.txt", text.as_bytes(), config).unwrap();
+        tokenizer.encode(sentence, true).unwrap().get_tokens().join(" ")
+    };
+    assert_eq!(tokens(&lower, "", "The CATS猫é[MASK]"), "[CLS] the cat ##s 猫 e [MASK] [SEP]");
+    assert_eq!(tokens(&lower, r#"{"do_lower_case": false}"#, "The cats"), "[CLS] [UNK] cat ##s [SEP]");
+    assert_eq!(tokens(&format!("{lower}The\n"), "", "The the"), "[CLS] The the [SEP]");
+    for (text, expected) in [
+        (lower.replace("[MASK]\n", ""), "the vocabulary has no token [MASK]"),
+        (format!("{lower}cat\n"), "line 11 of the vocabulary is empty or has a token that another has"),
+    ] {
+        let said = read_as("vocab.txt", text.as_bytes(), "").unwrap_err();
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
 /// Ranks of all single bytes, then of pairs of them, then of three.
 fn ranks(count: usize) -> Vec<u8> {
     let token = |rank: usize| match rank {

@@ -102,6 +102,7 @@ impl<M: CausalLm + 'static> Pretraining<M> {
             exit: ExitOptions::default(),
             exited: Arc::default(),
             checkpoints: None,
+            local_copies: None,
             other_data: false,
             description: Description::default(),
         };
@@ -220,6 +221,14 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
     /// epoch (`SupervisedTraining::with_checkpointing_strategy`; by default it never does), and after the last step.
     pub fn checkpoints(mut self, options: CheckpointOptions) -> Self {
         self.settings.checkpoints = Some(options);
+        self
+    }
+
+    /// Also saves to a folder in the memory of the host, from which processes continue that their launcher starts again:
+    /// give the newest copy there to [`resume`](Self::resume). One that this run does not start from is deleted, and so are
+    /// all when the run ends. All processes must see the folder, so they are on one host.
+    pub fn local_copies(mut self, options: CheckpointOptions) -> Self {
+        self.settings.local_copies = Some(options);
         self
     }
 

@@ -43,8 +43,8 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         };
         let request = SaveRequest::default();
         let records = settings.checkpoints.as_ref().map(|options| Records::of(options.root.clone(), epoch_steps));
-        let copies =
-            settings.restarts.copy_every.filter(|_| settings.processes.as_ref().is_none_or(|all| all.count() == 1));
+        let in_one = settings.processes.as_ref().is_none_or(|all| all.count() == 1);
+        let copies = settings.restarts.copy_every.filter(|_| in_one && settings.local_copies.is_none());
         let strategy = ModelParallel {
             settings: settings.clone(),
             build: self.build.clone(),

@@ -3,7 +3,7 @@
 mod saving;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend_dist::comm::Group;
 use backend_dist::launch::{BoxError, Rank};
@@ -22,7 +22,7 @@ use super::faults::Faults;
 use super::logs::{Tracer, say};
 use super::rollouts::{Drawn, GrpoRun};
 use super::saving::{Description, Saves, run_state};
-use super::stragglers::StragglerWatch;
+use super::stragglers::{StragglerWatch, slow_down};
 use crate::data::TokenDataset;
 use crate::engine::{AnomalyAction, EngineConfig, RankEngine, TokenBatch};
 use crate::eval::TrainingTasks;
@@ -83,6 +83,8 @@ pub(super) struct Worker<'a, M> {
     pub drawn: Option<Drawn>,
     pub stop_channel: Option<&'a StopChannel>,
     pub saves: Option<Arc<Saves>>,
+    /// Copies that outlive the processes.
+    pub local: Option<Arc<Saves>>,
     /// The last step that the run has on disk, or 0.
     pub saved: u64,
     /// Steps, also those that were taken back by going back to a checkpoint.
@@ -96,6 +98,8 @@ pub(super) struct Worker<'a, M> {
     pub stragglers: Option<StragglerWatch>,
     pub tracer: Tracer<'a>,
     pub gauge: Gauge,
+    /// How much longer a fault lets the GPU take for the next step.
+    pub slowed: Duration,
 }
 
 impl<M: CausalLm> Worker<'_, M> {
@@ -139,7 +143,8 @@ impl<M: CausalLm> Worker<'_, M> {
                 let rank = self.rank.rank;
                 say(&format!("rank {rank}: not all inputs of recomputed layers are in host memory: {trouble}"));
             }
-            std::thread::sleep(self.faults.delay(self.rank.rank, report.seconds));
+            let seconds = (report.seconds - self.slowed.as_secs_f64()).max(0.0);
+            self.slowed = slow_down(&self.rank.device, self.faults.delay(self.rank.rank, seconds));
             let rewards = self.drawn.as_ref().map(|drawn| drawn.stats);
             if let Some(started) = startup::end().filter(|_| coordinator.is_some()) {
                 say(&started.to_string());
@@ -213,6 +218,8 @@ impl<M: CausalLm> Worker<'_, M> {
             // After the step is in the log: a run that is killed in between does it again.
             if save || self.saves.as_ref().is_some_and(|saves| saves.due(step)) {
                 self.save(coordinator.as_deref_mut())?;
+            } else if self.local.as_ref().is_some_and(|local| local.due(step)) {
+                self.copy_locally()?;
             } else if let Some(copies) = self.copies.filter(|copies| copies.due(step)) {
                 let state = run_state(self.rank, &self.engine, self.config, &Description::default(), &Value::Null);
                 copies.add(state, self.engine.snapshot());

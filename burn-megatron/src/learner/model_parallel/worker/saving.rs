@@ -39,6 +39,19 @@ impl<M: CausalLm> Worker<'_, M> {
         Ok(())
     }
 
+    /// Copies the current step to the memory of the host. A copy that fails does not end the run; all ranks call it.
+    pub(super) fn copy_locally(&self) -> Result<(), BoxError> {
+        let Some(local) = &self.local else { return Ok(()) };
+        local.submit(self.rank, &self.engine, self.config)?;
+        self.tell_host_trouble();
+        if let Err(error) = local.finished().map(drop).map_err(|error| error.to_string())
+            && self.rank.leads_process()
+        {
+            say(&format!("a copy in the host's memory was not made: {error}"));
+        }
+        Ok(())
+    }
+
     pub(super) fn tell_host_trouble(&self) {
         if let Some(trouble) = self.engine.take_host_trouble() {
             say(&without_host_memory(&trouble));

@@ -1,0 +1,254 @@
+//! `verify` of BERT and T5, which are plain Burn modules: each layout trains under the learner of `train`.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use backend_dist::mesh::ParallelLayout;
+use backend_dist::parallelize::Plan;
+use backend_dist::process::Cluster;
+use burn::module::ModuleDisplay;
+use burn::tensor::{Device, FloatDType};
+use models::hf::HfModule;
+use models::lora::{LoraConfig, with_adapters};
+use models::recompute::Granularity;
+use models::{Bert, BertConfig, T5, T5Config};
+
+use super::flags::Words;
+use super::{Adapters, Args};
+use crate::cli::device::DeviceKind;
+use crate::config::Precision;
+use crate::console::say;
+use crate::learner::{BertTraining, Stages, T5Training, TrainBatch, for_any_module, for_stages};
+use crate::schedule::{PipelineConfig, ScheduleKind};
+use crate::verify::{Candidate, Line, TOLERANCE, candidates};
+use crate::verify_module::{ModuleError, Proof, verify_module_as, verify_stages_as};
+
+mod batches;
+
+/// Sequences of a step at least; layouts with more parts take more.
+const SEQUENCES: usize = 8;
+
+struct Sizes {
+    layers: usize,
+    hidden: usize,
+    ffn: usize,
+    heads: usize,
+    vocab: usize,
+    seq: usize,
+}
+
+/// Prints a line per layout, as for other models.
+pub(super) fn run(args: &Args, cluster: &Cluster) -> Result<ExitCode> {
+    check(args, cluster)?;
+    let sizes = Sizes {
+        layers: args.layers.unwrap_or(2),
+        hidden: args.hidden.unwrap_or(32),
+        ffn: args.ffn.unwrap_or(64),
+        heads: args.heads.unwrap_or(4),
+        vocab: args.vocab.unwrap_or(24),
+        seq: args.seq_length.unwrap_or(8),
+    };
+    let (Sizes { layers, hidden, ffn, heads, vocab, seq }, lora) = (sizes, args.lora);
+    for (flag, value, least) in
+        [("layers", layers, 1), ("heads", heads, 1), ("vocab", vocab, 4), ("seq-length", seq, 4)]
+    {
+        if value < least {
+            bail!("nothing to verify: --{flag} {value}; nearest legal: {least}");
+        }
+    }
+    if !hidden.is_multiple_of(heads) || hidden == 0 {
+        bail!(
+            "--hidden {hidden} is no multiple of --heads {heads}; nearest legal: {}",
+            hidden.next_multiple_of(heads).max(heads)
+        );
+    }
+    let of = [heads, vocab, ffn, seq];
+    match args.model.as_str() {
+        "bert" => {
+            let config = BertConfig {
+                vocab_size: vocab,
+                hidden_size: hidden,
+                num_hidden_layers: layers,
+                num_attention_heads: heads,
+                intermediate_size: ffn,
+                max_position_embeddings: seq,
+                ..Bert::without_dropout(BertConfig::base())
+            };
+            let make = |device: &Device| Ok(BertTraining { bert: adapted(Bert::new(&config, device), lora)? });
+            let batch = move |items: Range<usize>, device: &Device| batches::bert(items, [seq, vocab], device);
+            layouts(args, (layers, of), &make, batch, &Bert::plan())
+        }
+        _ => {
+            let config = T5Config {
+                vocab_size: vocab,
+                d_model: hidden,
+                d_kv: hidden / heads,
+                d_ff: ffn,
+                num_layers: layers,
+                num_decoder_layers: layers,
+                num_heads: heads,
+                ..T5::without_dropout(T5Config::small())
+            };
+            let make = |device: &Device| Ok(T5Training { t5: adapted(T5::new(&config, device), lora)? });
+            let batch = move |items: Range<usize>, device: &Device| batches::t5(items, [seq, vocab], device);
+            layouts(args, (2 * layers, of), &make, batch, &T5::plan())
+        }
+    }
+}
+
+/// Refuses flags that have no meaning.
+fn check(args: &Args, cluster: &Cluster) -> Result<()> {
+    let kind = &args.model;
+    let refused = [
+        ("--dtype", args.dtype != Precision::F64, "f64"),
+        ("--device", args.device != DeviceKind::Cpu, "cpu"),
+        ("--fp8", args.fp8.is_some(), "without it"),
+        ("--lora-base", args.lora_base.is_some(), "without it"),
+        ("--size", args.size.is_some(), "without it, or the sizes themselves"),
+        ("--kv-heads", args.kv_heads.is_some(), "without it"),
+        ("--dropout", args.dropout != 0.1, "without it, there is none"),
+        ("--global-batch", args.global_batch != SEQUENCES, "8"),
+        ("--steps", args.steps.is_some_and(|steps| steps != 3), "3"),
+        ("--curve", args.curve.is_some(), "without it"),
+        ("--share-gpus", args.share_gpus, "without it"),
+        ("--pairwise", args.pairwise, "without it"),
+        ("--tolerance", args.tolerance.is_some_and(|bound| bound != TOLERANCE), "1e-10"),
+        ("--seed", args.seed != 1234, "1234"),
+    ];
+    if let Some((flag, _, legal)) = refused.into_iter().find(|(_, given, _)| *given) {
+        bail!("{flag} has no meaning with --model {kind}, a plain Burn module; nearest legal: {legal}");
+    }
+    if cluster.count() > 1 {
+        bail!("--model {kind} in {} processes: it is verified in one; nearest legal: 1", cluster.count());
+    }
+    Ok(())
+}
+
+/// The model with adapters, if they are asked for.
+fn adapted<M: HfModule>(model: M, kind: Option<Adapters>) -> Result<M> {
+    let Some(kind) = kind else { return Ok(model) };
+    let (rslora, dora) = (kind == Adapters::Rslora, kind == Adapters::Dora);
+    let plan = LoraConfig { rank: 16, rslora, dora, ..LoraConfig::default() }.module_plan(&model).context("--lora")?;
+    Ok(with_adapters(model, &plan, None)?)
+}
+
+/// Compares the layouts of the flags, or all that fit `blocks` and what ranks share out.
+fn layouts<T: Stages + ModuleDisplay + 'static>(
+    args: &Args,
+    (blocks, shared): (usize, [usize; 4]),
+    make: &impl Fn(&Device) -> Result<T>,
+    batch: impl Fn(Range<usize>, &Device) -> TrainBatch<T> + Clone + Send + Sync + 'static,
+    plan: &Plan,
+) -> Result<ExitCode> {
+    // The first tensor decides which floats the process has. Adapters that cannot be are refused before any proof.
+    let mut device = Device::flex();
+    let _ = device.configure(FloatDType::F64);
+    make(&device)?;
+    let list = listed(args, blocks, shared)?;
+    let [heads, vocab, _, seq] = shared;
+    say(format_args!(
+        "{}: {blocks} blocks of {heads} heads, vocabulary {vocab}{}; 3 steps of at least {SEQUENCES} x {seq} tokens in f64; worst \
+         relative difference to one CPU device in f64",
+        args.model,
+        args.lora.map_or(String::new(), |kind| format!(", adapters ({})", Words(kind)))
+    ));
+    say(Line::heading());
+    let (start, mut lines) = (Instant::now(), Vec::new());
+    for candidate in &list {
+        let line = compared(candidate, |device| make(device).expect("it was made before"), batch.clone(), plan)
+            .with_context(|| format!("--layout \"{candidate}\""))?;
+        say(&line);
+        lines.push(line);
+    }
+    let equal = lines.iter().filter(|line| line.passes()).count();
+    let (all, seconds) = (lines.len(), start.elapsed().as_secs_f64());
+    say(format_args!("{equal} of {all} layouts equal one device within {TOLERANCE:e} ({seconds:.1} s)"));
+    Ok(if equal == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn compared<T: Stages + ModuleDisplay + 'static>(
+    candidate: &Candidate,
+    make: impl FnOnce(&Device) -> T,
+    batch: impl Fn(Range<usize>, &Device) -> TrainBatch<T> + Send + Sync + 'static,
+    plan: &Plan,
+) -> Result<Line> {
+    let (layout, proof) = (std::slice::from_ref(&candidate.layout), Proof::default().plan(plan.clone()));
+    let result = if candidate.layout.pp == 1 {
+        let loss = move |model: &T, items: Range<usize>, device: &Device| model.run(&batch(items, device)).0;
+        verify_module_as(make, loss, layout, &proof)
+    } else {
+        let proof = proof.micro_batches(candidate.accumulation).recompute(candidate.recompute.clone());
+        let scheduled = candidate.pipeline.schedule.map(|schedule| proof.clone().schedule(schedule));
+        verify_stages_as(make, batch, layout, &scheduled.unwrap_or(proof))
+    };
+    match result {
+        Ok(report) | Err(ModuleError::Different(report)) => {
+            Ok(report.lines.into_iter().next().context("a layout has a line")?)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The layouts of the flags, or all that fit.
+fn listed(args: &Args, blocks: usize, shared: [usize; 4]) -> Result<Vec<Candidate>> {
+    if !args.layouts.is_empty() {
+        return args.layouts.iter().map(|text| given(text)).collect();
+    }
+    if args.sample == Some(0) {
+        bail!("nothing to verify: --sample 0; nearest legal: 1");
+    }
+    let fits = |layout: &ParallelLayout| {
+        let divides = shared.iter().all(|size| size.is_multiple_of(layout.tp));
+        layout.cp == 1 && layout.pp * layout.vpp <= blocks && divides
+    };
+    let mut seen = BTreeSet::new();
+    let all = candidates(args.ranks, SEQUENCES, blocks, false, |layout, _| fits(layout)).into_iter();
+    let all: Vec<Candidate> = all.filter_map(plain).filter(|candidate| seen.insert(candidate.to_string())).collect();
+    if all.is_empty() {
+        bail!("nothing to verify: no layout of up to {} ranks fits", args.ranks);
+    }
+    Ok(super::layouts::spread(all, args.sample.unwrap_or(usize::MAX)))
+}
+
+/// A layout of a flag. The proof refuses what no such model can have.
+fn given(text: &str) -> Result<Candidate> {
+    let named = || format!("--layout \"{text}\"");
+    let candidate: Candidate = text.parse().with_context(named)?;
+    candidate.layout.check().with_context(named)?;
+    let legal = if candidate.layout.pp > 1 { for_stages } else { for_any_module };
+    legal(&candidate.layout).map_err(anyhow::Error::msg)?;
+    let Candidate { layout, pipeline, .. } = &candidate;
+    let schedule = PipelineConfig { schedule: pipeline.schedule, ..PipelineConfig::default() };
+    let kept = Candidate { layout: layout.clone(), pipeline: schedule, ..candidate.clone() };
+    let kept = Candidate { context: Default::default(), moe_overlap: false, ..kept };
+    let kept = match layout.pp {
+        1 => Candidate { layout: layout.clone(), ..Candidate::default() },
+        _ => kept,
+    };
+    if kept != candidate {
+        bail!("{} has what a plain Burn module has not; nearest legal: --layout \"{kept}\"", named());
+    }
+    Ok(candidate)
+}
+
+/// What of a layout such a model can have: schedules, micro-batches and recomputed blocks in pipelines; `None` if it is
+/// the one device.
+fn plain(candidate: Candidate) -> Option<Candidate> {
+    let (layout, schedule) = (candidate.layout.clone(), candidate.pipeline.schedule);
+    if layout.pp == 1 {
+        return (layout.world_size() > 1).then(|| Candidate { layout, ..Candidate::default() });
+    }
+    let splits = [ScheduleKind::ZbH1, ScheduleKind::ZbV].iter().any(|kind| Some(*kind) == schedule);
+    let recompute =
+        Some(candidate.recompute).filter(|again| again.granularity == Granularity::Full && !again.keep_attention);
+    (!splits).then(|| Candidate {
+        layout,
+        accumulation: candidate.accumulation,
+        pipeline: PipelineConfig { schedule, ..PipelineConfig::default() },
+        recompute: recompute.unwrap_or_default(),
+        ..Candidate::default()
+    })
+}

@@ -1,0 +1,138 @@
+//! `train` of ViT and LLaVA from a file: real images, the same losses in every layout, a run that resumes, an export that is read
+//! again, and what is refused.
+
+mod lists;
+mod llava;
+mod vit;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+const TP: &str = "--parallel.tensor-parallel";
+const SP: &str = "--parallel.sequence-parallel";
+const PP: &str = "--parallel.pipeline-parallel";
+const DP: &str = "--parallel.data-parallel";
+const ZERO: &str = "--parallel.zero";
+
+const PICTURES: [&str; 6] = ["small.png", "wide.png", "grey.png", "alpha.png", "palette.png", "wide.jpg"];
+/// What they show: three of them are one picture.
+const CLASSES: [usize; 6] = [0, 1, 2, 3, 1, 1];
+
+/// A picture of the tests of images.
+fn picture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("host/tests/golden/images").join(name)
+}
+
+/// A list of each picture as often, with what is said of it by its number.
+fn list(path: &Path, times: usize, said: impl Fn(usize) -> Value) {
+    for name in PICTURES {
+        fs::copy(picture(name), path.with_file_name(name)).unwrap();
+    }
+    let line = |index: usize| {
+        let mut line = said(index % PICTURES.len());
+        line["image"] = PICTURES[index % PICTURES.len()].into();
+        format!("{line}\n")
+    };
+    fs::write(path, (0..times * PICTURES.len()).map(line).collect::<String>()).unwrap();
+}
+
+fn labels(path: &Path, times: usize) {
+    list(path, times, |number| json!({"label": CLASSES[number]}));
+}
+
+/// The file of a run of `model`, six steps of eight samples of `train.jsonl`.
+fn write_run(folder: &Path, model: &str, more: &str) {
+    let at = folder.display();
+    let text = format!(
+        "[model]\n{model}[training]\nsteps = 6\nmicro-batch = 2\nglobal-batch = 8\ndtype = \"f64\"\n[lr]\nmax = 0.01\n\
+         warmup = \"1 steps\"\n[evaluation]\nevery = 2\nbatches = 1\n[data]\nsplit = \"60,40,0\"\n[images]\n\
+         train = \"{at}/train.jsonl\"\n{more}[output]\ndirectory = \"{at}/run\"\n[checkpoint]\nkeep-last = \"none\"\n"
+    );
+    fs::write(folder.join("run.toml"), text).unwrap();
+}
+
+fn train(folder: &Path, flags: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.arg("train").arg(folder.join("run.toml")).args(["--device", "cpu"]).args(flags).output().unwrap()
+}
+
+fn trained(folder: &Path, flags: &[&str]) -> String {
+    let output = train(folder, flags);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{flags:?}: {said}{complained}");
+    said + &complained
+}
+
+/// What is said of a run that does not begin.
+fn refused(folder: &Path, flags: &[&str]) -> String {
+    let output = train(folder, flags);
+    assert!(!output.status.success(), "{flags:?}");
+    assert!(!folder.join("run/steps.jsonl").exists(), "{flags:?} has begun");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A number of every step, and of every evaluation.
+fn logged(run: &Path, name: &str) -> [Vec<f64>; 2] {
+    let text = fs::read_to_string(run.join("steps.jsonl")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    ["train", "valid"].map(|kind| {
+        let of_kind = lines.iter().filter(|line| line["kind"] == kind);
+        of_kind.map(|line| line[name].as_f64().unwrap_or_else(|| panic!("{name} in {line}"))).collect()
+    })
+}
+
+/// The weights of the last checkpoint, written as a Hugging Face folder.
+fn export(run: &Path, to: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
+    command.args(["export", "--checkpoint"]).arg(run.join("checkpoints")).arg("--hf").arg(to);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bytes = fs::read(to.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    file.iter().map(|(name, tensor)| (name.to_string(), tensor.data().to_vec())).collect()
+}
+
+/// That losses and accuracies of layouts are those of one rank. Gives the losses.
+fn layouts_agree(folder: &Path, flags: &[&str], layouts: &[&[&str]]) -> [Vec<f64>; 2] {
+    let (run, other) = (folder.join("run"), folder.join("other"));
+    trained(folder, flags);
+    for layout in layouts {
+        let _ = fs::remove_dir_all(&other);
+        trained(folder, &[&["--output.directory", other.to_str().unwrap()], flags, *layout].concat());
+        for name in ["loss", "accuracy"] {
+            for (alone, found) in logged(&run, name).iter().zip(&logged(&other, name)) {
+                assert_eq!(alone.len(), found.len(), "{layout:?}");
+                let furthest = alone.iter().zip(found).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(furthest < 1e-10, "{layout:?}: {name} {found:?}, not {alone:?}");
+            }
+        }
+    }
+    logged(&run, "loss")
+}
+
+/// That a run without its last checkpoint does the last steps again with the same bits.
+fn resumes(folder: &Path, flags: &[&str]) {
+    let run = folder.join("run");
+    trained(folder, flags);
+    let (whole, weights) = (logged(&run, "loss"), export(&run, &folder.join("whole")));
+    for part in ["model", "optim", "scheduler"] {
+        fs::remove_file(run.join(format!("checkpoints/{part}-3.bpk"))).unwrap();
+    }
+    // Other samples under the same name.
+    let list = folder.join("train.jsonl");
+    let text = fs::read_to_string(&list).unwrap();
+    fs::write(&list, text.split_once('\n').unwrap().1).unwrap();
+    let output = train(folder, flags);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("other samples than those of the run that would be resumed"), "{message}");
+    fs::write(&list, text).unwrap();
+    let said = trained(folder, flags);
+    assert!(said.contains("began after step 4 of 6"), "{said}");
+    assert_eq!(logged(&run, "loss"), whole);
+    assert!(export(&run, &folder.join("again")) == weights);
+}
