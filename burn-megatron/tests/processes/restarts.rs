@@ -2,7 +2,7 @@
 //! bits of a run that was left alone.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Child;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -121,7 +121,8 @@ fn processes_continue_from_copies_that_outlive_them() {
     let damaged = format!("{} {flags} {copies}", train("damaged"));
     torchrun(folder, &format!("{damaged} --inject kill:rank2@step10"), &[2]);
     let copy = left().next().unwrap().join("step_00000008");
-    fs::remove_file(fs::read_dir(&copy).unwrap().map(|file| file.unwrap().path()).find(is_shard).unwrap()).unwrap();
+    fs::remove_file(fs::read_dir(&copy).unwrap().map(|file| file.unwrap().path()).find(|path| is_shard(path)).unwrap())
+        .unwrap();
     let said = &super::run(folder, &damaged, 2)[0].stdout;
     assert!(said.contains("resuming from damaged/checkpoints/step_00000005"), "{said}");
     assert!(tensors(folder, "damaged") == tensors(folder, "alone"));
@@ -136,7 +137,7 @@ fn processes_continue_from_copies_that_outlive_them() {
     assert!(tensors(folder, "gone") == tensors(folder, "alone"));
 }
 
-fn is_shard(path: &PathBuf) -> bool {
+fn is_shard(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "safetensors")
 }
 
