@@ -3,13 +3,14 @@
 
 #[path = "train_module/adapters.rs"]
 mod adapters;
+#[path = "support/module_runs.rs"]
+mod module_runs;
 #[path = "train_module/text.rs"]
 mod text;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use burn::tensor::FloatDType;
 use burn_megatron::data::indexed::{Dtype, IndexedWriter};
@@ -17,14 +18,10 @@ use burn_megatron::forward::{Settings, forward_module};
 use burn_megatron::hf::ModuleFolder;
 use burn_megatron::prelude::*;
 use models::hf::HostInput;
+use module_runs::{DP, PP, SP, TP, ZERO, export, logged, train};
 use serde_json::{Value, json};
 
 const WORDS: usize = 40;
-const TP: &str = "--parallel.tensor-parallel";
-const SP: &str = "--parallel.sequence-parallel";
-const PP: &str = "--parallel.pipeline-parallel";
-const DP: &str = "--parallel.data-parallel";
-const ZERO: &str = "--parallel.zero";
 
 /// A tokenizer of special tokens and words, and documents of sentences in which a word tells the next one.
 fn data(folder: &Path, special: &[&str]) {
@@ -80,11 +77,6 @@ fn run_of(model: &str, dropout: f64) -> tempfile::TempDir {
     folder
 }
 
-fn train(folder: &Path, flags: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.arg("train").arg(folder.join("run.toml")).args(["--device", "cpu"]).args(flags).output().unwrap()
-}
-
 fn trained(folder: &Path, flags: &[&str]) -> String {
     let output = train(folder, flags);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -100,26 +92,7 @@ fn refused(folder: &Path, flags: &[&str]) -> String {
 
 /// The losses of all steps, and of all evaluations.
 fn losses(run: &Path) -> [Vec<f64>; 2] {
-    let text = fs::read_to_string(run.join("steps.jsonl")).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    ["train", "valid"].map(|kind| {
-        let of_kind = lines.iter().filter(|line| line["kind"] == kind);
-        of_kind.map(|line| line["loss"].as_f64().unwrap()).collect()
-    })
-}
-
-fn export(run: &Path, to: &Path) -> BTreeMap<String, Vec<u8>> {
-    let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
-        .args(["export", "--checkpoint"])
-        .arg(run.join("checkpoints"))
-        .arg("--hf")
-        .arg(to)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let bytes = fs::read(to.join("model.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    file.iter().map(|(name, tensor)| (name.to_string(), tensor.data().to_vec())).collect()
+    logged(run, "loss")
 }
 
 fn layouts_agree(model: &str) {

@@ -1,5 +1,7 @@
 //! LLaVA.
 
+use std::process::Command;
+
 use super::*;
 
 /// A small LLaVA of transformers with a tokenizer of words, whose image token is `<image>`.

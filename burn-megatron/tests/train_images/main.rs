@@ -3,20 +3,15 @@
 
 mod lists;
 mod llava;
+#[path = "../support/module_runs.rs"]
+mod module_runs;
 mod vit;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
+use module_runs::{DP, PP, SP, TP, ZERO, export, logged, train};
 use serde_json::{Value, json};
-
-const TP: &str = "--parallel.tensor-parallel";
-const SP: &str = "--parallel.sequence-parallel";
-const PP: &str = "--parallel.pipeline-parallel";
-const DP: &str = "--parallel.data-parallel";
-const ZERO: &str = "--parallel.zero";
 
 const PICTURES: [&str; 6] = ["small.png", "wide.png", "grey.png", "alpha.png", "palette.png", "wide.jpg"];
 /// What they show: three of them are one picture.
@@ -55,11 +50,6 @@ fn write_run(folder: &Path, model: &str, more: &str) {
     fs::write(folder.join("run.toml"), text).unwrap();
 }
 
-fn train(folder: &Path, flags: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.arg("train").arg(folder.join("run.toml")).args(["--device", "cpu"]).args(flags).output().unwrap()
-}
-
 fn trained(folder: &Path, flags: &[&str]) -> String {
     let output = train(folder, flags);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -74,27 +64,6 @@ fn refused(folder: &Path, flags: &[&str]) -> String {
     assert!(!output.status.success(), "{flags:?}");
     assert!(!folder.join("run/steps.jsonl").exists(), "{flags:?} has begun");
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// A number of every step, and of every evaluation.
-fn logged(run: &Path, name: &str) -> [Vec<f64>; 2] {
-    let text = fs::read_to_string(run.join("steps.jsonl")).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    ["train", "valid"].map(|kind| {
-        let of_kind = lines.iter().filter(|line| line["kind"] == kind);
-        of_kind.map(|line| line[name].as_f64().unwrap_or_else(|| panic!("{name} in {line}"))).collect()
-    })
-}
-
-/// The weights of the last checkpoint, written as a Hugging Face folder.
-fn export(run: &Path, to: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.args(["export", "--checkpoint"]).arg(run.join("checkpoints")).arg("--hf").arg(to);
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let bytes = fs::read(to.join("model.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    file.iter().map(|(name, tensor)| (name.to_string(), tensor.data().to_vec())).collect()
 }
 
 /// That losses and accuracies of layouts are those of one rank. Gives the losses.

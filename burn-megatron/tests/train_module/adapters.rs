@@ -99,7 +99,7 @@ fn trains(model: &str, targets: &str, frozen: &str, kind: &[&str]) {
     assert_eq!(again, alone);
     assert!(export(&at("alone"), &at("again")) == merged);
 
-    // A run that starts from the adapter goes on from its loss.
+    // A run that starts from the adapter begins with its loss.
     let adapter = said("adapter");
     let (_, found) = train("on", &["--lora.adapter", &adapter]);
     assert!(found[0][0] < alone[0][0], "{found:?} after {alone:?}");

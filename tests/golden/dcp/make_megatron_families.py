@@ -16,7 +16,7 @@ import make_megatron_optimizer as runs
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from make_megatron_optimizer import BACK, LENGTH, STEPS, VOCAB, loaded, on_cpu, tokens, train
+from make_megatron_optimizer import BACK, LENGTH, STEPS, VOCAB, compare, loaded, on_cpu, tokens, train
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DENSE = dict(num_layers=2, hidden_size=16, ffn_hidden_size=32, num_attention_heads=4, num_query_groups=2)
@@ -153,12 +153,8 @@ def check(name, folder, expert_parallel=2):
     if "num_moe_experts" in more:
         more = {**more, "expert_model_parallel_size": int(expert_parallel)}
     parts, done = loaded(folder, tp, more, sharding, engine_names=True, family=family(name))
-    losses = train(*parts, (done, done + BACK))
-    expected = expected[done - first:][:BACK]
-    assert len(losses) == len(expected) == BACK
-    worst = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
+    compare(folder, parts, done, expected[done - first:][:BACK])
     if dist.get_rank() == 0:
-        print(f"{folder}: {BACK} steps from step {done}, largest relative difference of losses {worst:.1e}")
         print(f"the run that it comes from, again: {again:.1e}")
 
 

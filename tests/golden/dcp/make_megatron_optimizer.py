@@ -226,6 +226,15 @@ def loaded(folder, tp, more, sharding, engine_names=False, family=gpt):
     return parts, told["iteration"]
 
 
+def compare(folder, parts, done, expected):
+    """Trains what was read from `folder`, and prints how far its losses are from the expected ones."""
+    losses = train(*parts, (done, done + BACK))
+    assert len(losses) == len(expected) == BACK
+    worst = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
+    if dist.get_rank() == 0:
+        print(f"{folder}: {BACK} steps from step {done}, largest relative difference of losses {worst:.1e}")
+
+
 def check(folder, file, ranks=2):
     from megatron.core import parallel_state
 
@@ -241,12 +250,8 @@ def check(folder, file, ranks=2):
     # The folder is of one expert-parallel rank, or of several.
     more = {**EXPERTS, "expert_model_parallel_size": int(ranks)} if experts else {}
     parts, done = loaded(folder, tp, more, sharding, engine_names=True)
-    losses = train(*parts, (done, done + BACK))
-    expected = expected[done - first:][:BACK]
-    assert len(losses) == len(expected) == BACK
-    worst = max(abs(ours / theirs - 1) for ours, theirs in zip(losses, expected))
+    compare(folder, parts, done, expected[done - first:][:BACK])
     if dist.get_rank() == 0:
-        print(f"{folder}: {BACK} steps from step {done}, largest relative difference of losses {worst:.1e}")
         print(f"the run that it comes from, again: {again:.1e} from {file}")
 
 

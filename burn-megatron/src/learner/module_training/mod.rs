@@ -1,7 +1,7 @@
 //! A plain Burn module under burn-train, as a file describes its training: steps, evaluations, checkpoints and a log.
 
 mod every_epochs;
-mod images;
+mod families;
 mod loader;
 mod log;
 mod optimizer;
@@ -21,14 +21,12 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Interrupter, Learner, LearnerModel, SupervisedTraining, TrainStep,
     TrainingStrategy,
 };
+use models::Recompute;
 use models::hf::HfModule;
-use models::{Bert, Recompute, T5};
 
-use super::bert::{BertBatch, BertTraining};
 use super::mesh::MeshStrategy;
 use super::processes;
 use super::stages::{Division, Sendable, Stages, Wanted};
-use super::t5::{T5Batch, T5Training};
 use super::tensor_parallel::TensorParallel;
 use crate::console::{LogRenderer, renderer};
 use crate::lr::LrSchedule;
@@ -41,7 +39,6 @@ pub(crate) use loader::{ReadBatch, Steps};
 pub(crate) use log::Means;
 use log::StepLog;
 use optimizer::{Rate, adamw};
-use share::Share;
 use told::with_mean_loss;
 
 /// The names of burn-train's files of a checkpoint: weights, moments, and the learning rate.
@@ -69,32 +66,6 @@ pub(crate) trait Trainable: HfModule + Sync + 'static {
     /// With the weights of a checkpoint's file.
     fn with_weights(self, file: &Path) -> Self {
         Self::trained(self.training(1.0).load_file(file))
-    }
-}
-
-impl Trainable for Bert {
-    type Batch = BertBatch;
-    type Training = Share<BertTraining>;
-
-    fn training(self, share: f64) -> Self::Training {
-        Share { model: BertTraining { bert: self }, share }
-    }
-
-    fn trained(training: Self::Training) -> Self {
-        training.model.bert
-    }
-}
-
-impl Trainable for T5 {
-    type Batch = T5Batch;
-    type Training = Share<T5Training>;
-
-    fn training(self, share: f64) -> Self::Training {
-        Share { model: T5Training { t5: self }, share }
-    }
-
-    fn trained(training: Self::Training) -> Self {
-        training.model.t5
     }
 }
 
