@@ -9,10 +9,11 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context;
 use backend_dist::memory::RankAllocator;
 use backend_dist::process::{Cluster, ProcessWorld};
 use backend_dist::shard::stable_hash;
-use burn_megatron::prelude::LlamaConfig;
+use burn_megatron::prelude::{CausalLm, LlamaConfig, Pretraining};
 
 pub use plain::{Args, Dice, accuracy, loader, trained};
 pub use text::Text;
@@ -60,6 +61,26 @@ pub fn together(work: impl FnOnce(&Cluster) -> anyhow::Result<()>) -> ExitCode {
     let words = std::env::args().skip(1).collect::<Vec<_>>().join("\n");
     let cluster = Cluster::from_env(&[("arguments", words)]);
     report(cluster.map_err(Into::into).and_then(|cluster| cluster.run(|| work(&cluster))))
+}
+
+/// Trains, and returns in the first process what the run's `finish` returned on rank 0. A training that fails ends the
+/// program: its strategy has printed the reason.
+///
+/// # Errors
+/// If the training ended without a model.
+pub fn pretrain<M: CausalLm + 'static, R: Send + 'static>(
+    run: &Pretraining<M, R>,
+    cluster: &Cluster,
+) -> anyhow::Result<Option<R>> {
+    let (training, learner) = run.supervised();
+    let result = training.launch(learner);
+    let failed = result.error.is_some();
+    drop(result); // Gives the terminal back.
+    if failed {
+        std::process::exit(1);
+    }
+    let finished = || run.finished().context("the training ended without a model");
+    cluster.is_first().then(finished).transpose()
 }
 
 /// Prints a line, in the first process only.

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use backend_dist::gpu::GpuInfo;
 use backend_dist::mesh::Axis;
 use backend_dist::process::Cluster;
@@ -273,17 +273,7 @@ fn train(args: Args, cluster: &Cluster) -> Result<()> {
         Ok((loss, [prompt.clone(), written].concat()))
     });
 
-    let (training, learner) = run.supervised();
-    let result = training.launch(learner);
-    let failed = result.error.is_some();
-    drop(result); // Gives the terminal back.
-    if failed {
-        std::process::exit(1); // The strategy has printed the reason.
-    }
-    if !cluster.is_first() {
-        return Ok(());
-    }
-    let (loss, sample) = run.finished().context("the training ended without a model")?;
+    let Some((loss, sample)) = examples::pretrain(&run, cluster)? else { return Ok(()) };
     println!("\nheld-out text: loss {loss:.4}, perplexity {:.1}", loss.exp());
     if writes {
         println!("a sample of the model:\n{}\n", text.decode(&sample)?);

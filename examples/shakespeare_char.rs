@@ -126,17 +126,7 @@ fn train(args: Args, cluster: &Cluster) -> Result<()> {
         Ok((loss, written))
     });
 
-    let (training, learner) = run.supervised();
-    let result = training.launch(learner);
-    let failed = result.error.is_some();
-    drop(result); // Gives the terminal back.
-    if failed {
-        std::process::exit(1); // The strategy has printed the reason.
-    }
-    if !cluster.is_first() {
-        return Ok(());
-    }
-    let (loss, sample) = run.finished().context("the training ended without a model")?;
+    let Some((loss, sample)) = examples::pretrain(&run, cluster)? else { return Ok(()) };
     println!("\n{}\n", sample.iter().map(|id| characters[*id as usize]).collect::<String>());
     println!("whole held-out tenth: loss {loss:.4}; {} from start to end", duration(start.elapsed().as_secs_f64()));
     println!("written to {}", args.out.display());

@@ -63,7 +63,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         .launch(Learner::new(model, AdamWConfig::new().init(), 2e-3));
     let model = trained(result)?;
     let right = accuracy(&valid, &device, |batch| model.forward(batch))?;
-    let chance = 100.0 / config.num_labels as f64;
+    let chance = 100.0 / config.num_labels.unwrap_or(1) as f64;
     tell(format_args!("{:.1} % of images it never saw are told right; chance is {chance:.0} %", 100.0 * right));
     Ok(())
 }
@@ -75,7 +75,7 @@ fn sizes(num_channels: usize, image_size: usize, num_labels: usize) -> VitConfig
         intermediate_size: 96,
         num_channels,
         image_size,
-        num_labels,
+        num_labels: Some(num_labels),
         initializer_range: 0.1,
         ..VitConfig::tiny()
     }

@@ -1,6 +1,7 @@
-//! The commands in the documents are understood by the command line as it is.
+//! The commands and the files of runs in the documents are understood as they are.
 
 use burn_megatron::cli::Cli;
+use burn_megatron::config::{ModuleConfig, RunConfig, SECTIONS};
 use clap::Parser;
 use clap::error::ErrorKind;
 use tests::repository;
@@ -34,6 +35,39 @@ fn the_documents_commands_are_understood() {
         }
     }
     assert!(count >= 30, "only {count} commands found");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The TOML blocks of a document that are files of runs, or parts of them.
+fn runs(text: &str) -> impl Iterator<Item = &str> {
+    let section = |line: &str| {
+        line.trim().strip_prefix('[').and_then(|rest| rest.split_once(']')).map(|(name, _)| name.to_owned())
+    };
+    let is_known = |name: String| SECTIONS.iter().any(|(known, _)| *known == name);
+    let blocks = text.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix("toml\n"));
+    blocks.filter(move |block| block.lines().find_map(section).is_some_and(is_known))
+}
+
+#[test]
+fn the_documents_runs_are_understood() {
+    let mut wrong = Vec::new();
+    let mut count = 0;
+    for path in repository::files(".md") {
+        let document = repository::read(&path);
+        for text in runs(&document) {
+            count += 1;
+            let read = match ModuleConfig::parse(&path, text, &[]) {
+                Ok(None) => RunConfig::parse(&path, text, &[]).map(drop),
+                module => module.map(drop),
+            };
+            let problems = read.err().map(|errors| errors.to_string()).unwrap_or_default();
+            // Of a folder that is not there, keys alone can be known.
+            let of_folder = text.contains("\nhf = ");
+            let counts = |problem: &&str| !of_folder || problem.contains("unknown");
+            wrong.extend(problems.lines().filter(counts).map(str::to_owned));
+        }
+    }
+    assert!(count >= 15, "only {count} runs found");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

@@ -19,10 +19,24 @@ fn command(folder: &Path, name: &str, layout: &str) -> Command {
     command
 }
 
-fn finish(folder: &Path, name: &str, layout: &str) {
-    let output = command(folder, name, layout).output().unwrap();
-    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-    assert!(output.status.success(), "{said}");
+fn finish(folder: &Path, name: &str, layout: &str) -> String {
+    succeed(&mut command(folder, name, layout))
+}
+
+/// What a program says that must not fail.
+fn succeed(program: &mut Command) -> String {
+    let output = program.output().unwrap();
+    let [said, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{said}{errors}");
+    said
+}
+
+/// What a program says that must fail.
+fn fail(program: &mut Command) -> String {
+    let output = program.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{:?} {said}", output.status);
+    said
 }
 
 type Said = Lines<BufReader<ChildStdout>>;
@@ -101,9 +115,7 @@ fn folder() -> tempfile::TempDir {
 fn a_second_run_in_the_same_folder_is_refused_at_once() {
     let folder = folder();
     let (mut first, lines) = started(folder.path(), "both", "", 2);
-    let second = command(folder.path(), "both", "--checkpoint.directory none").output().unwrap();
-    let said = String::from_utf8_lossy(&second.stderr);
-    assert_eq!(second.status.code(), Some(1), "{said}");
+    let said = fail(&mut command(folder.path(), "both", "--checkpoint.directory none"));
     let holder = format!("output.directory = both is in use by another run (process {} on ", first.id());
     assert!(said.contains(&holder), "{said}");
     lines.for_each(drop);
@@ -126,7 +138,7 @@ fn a_signal_that_is_ignored_stays_ignored() {
     assert!(child.wait().unwrap().success());
     assert_eq!(last_checkpoint(folder.path(), "nohup").state().step, STEPS);
     // The same command once more: all steps are done.
-    assert!(run.output().unwrap().status.success());
+    succeed(&mut run);
 }
 
 #[test]
@@ -137,11 +149,11 @@ fn the_average_of_the_weights_is_exported_and_missed_where_there_is_none() {
     let export = |run: &str, to: &str, flags: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
         command.current_dir(folder.path()).args(["export", "--checkpoint"]).arg(format!("{run}/checkpoints"));
-        command.args(["--hf", to]).args(flags).output().unwrap()
+        command.args(["--hf", to]).args(flags);
+        command
     };
-    assert!(export("average", "of-weights", &[]).status.success());
-    let output = export("average", "of-average", &["--ema"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    succeed(&mut export("average", "of-weights", &[]));
+    succeed(&mut export("average", "of-average", &["--ema"]));
     let checkpoint = last_checkpoint(folder.path(), "average");
     for (kind, to) in [(Kind::Weight, "of-weights"), (Kind::Average, "of-average")] {
         let tensor = checkpoint.tensors().iter().find(|tensor| tensor.name == "embed_tokens.weight").unwrap();
@@ -150,19 +162,14 @@ fn the_average_of_the_weights_is_exported_and_missed_where_there_is_none() {
         let file = fs::read(folder.path().join(to).join("model.safetensors")).unwrap();
         assert!(file.windows(bytes.len()).any(|part| part == bytes), "{to} has another embedding");
     }
-    let said = export("weights", "none", &["--ema", "--dtype", "bf16"]);
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    let said = fail(&mut export("weights", "none", &["--ema", "--dtype", "bf16"]));
     assert!(said.contains("has no average of its weights: its run had no training.ema-decay"), "{said}");
 }
 
 #[test]
 fn a_slow_rank_is_named_with_its_share_of_the_time() {
     let folder = folder();
-    let output = command(folder.path(), "slow", "--log.straggler true --inject slow:rank3:4x --training.steps 24")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let said = finish(folder.path(), "slow", "--log.straggler true --inject slow:rank3:4x --training.steps 24");
     let lines: Vec<&str> = said.lines().filter(|line| line.starts_with("straggler in the last 10 steps: ")).collect();
     let named =
         |line: &&&str| line.contains(": rank 3 works ") && line.contains(" % of the time, the median of the ranks ");
@@ -176,9 +183,7 @@ fn a_rank_that_fails_is_named_and_all_begin_again_with_the_bits_of_a_run_that_wa
     finish(folder.path(), "alone", flags);
     let flags = format!("{flags} --training.max-restarts 2 --checkpoint.non-persistent-every 3");
     let faults = "error:rank3@step11,panic:rank0@step18";
-    let output = command(folder.path(), "failed", &format!("{flags} --inject {faults}")).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let said = finish(folder.path(), "failed", &format!("{flags} --inject {faults}"));
     for words in [
         "rank 3 (dp 1, tp 1) failed: fault error:rank3@step11 of --inject; running; its last operation was broadcast",
         "; all ranks begin again with step 10, from memory; 1 restart left",
@@ -200,9 +205,7 @@ fn steps_that_are_done_again_are_printed_with_their_numbers() {
         ("again", 9, "--inject error:rank1@step10 --training.max-restarts 1"),
     ] {
         let flags = format!("{flags} --training.steps 16 --checkpoint.every 6");
-        let output = command(folder.path(), name, &flags).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        let said = finish(folder.path(), name, &flags);
         let number = |line: &str| line.strip_prefix("step ")?.split('/').next()?.trim().parse().ok();
         let numbers: Vec<u64> = said.lines().filter_map(number).collect();
         assert!(numbers.into_iter().eq((1..=last).chain(7..=16)), "{said}");
@@ -244,9 +247,7 @@ fn a_save_that_has_failed_is_said_when_a_rank_fails_before_it_was() {
 fn a_rank_that_hangs_ends_its_process_after_the_timeout() {
     let folder = folder();
     let flags = "--inject hang:rank1@step3 --training.distributed-timeout-minutes 0.1";
-    let output = command(folder.path(), "hangs", flags).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let said = fail(&mut command(folder.path(), "hangs", flags));
     // Not as long again: the others are out, and this one hangs.
     assert!(said.contains(" waited 6 s in ") && said.contains("did not stop within 3 s"), "{said}");
 }
@@ -254,10 +255,9 @@ fn a_rank_that_hangs_ends_its_process_after_the_timeout() {
 #[test]
 fn a_fault_that_cannot_happen_is_refused_with_the_nearest_that_can() {
     let folder = folder();
-    let output = command(folder.path(), "refused", "--inject kill:rank4@step2").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = fail(&mut command(folder.path(), "refused", "--inject kill:rank4@step2"));
     let refused = format!("there are ranks 0 to 3 and steps 1 to {STEPS}; nearest legal: kill:rank3@step2");
-    assert!(output.status.code() == Some(1) && said.contains(&refused), "{said}");
+    assert!(said.contains(&refused), "{said}");
 }
 
 #[test]
@@ -266,10 +266,7 @@ fn a_limit_of_the_size_of_files_is_an_error_that_is_named() {
     let run = command(folder.path(), "limited", "");
     let mut shell = Command::new("bash");
     let limit = ["-c", "ulimit -f 60; exec \"$@\"", "bash"];
-    let output =
-        shell.current_dir(folder.path()).args(limit).arg(run.get_program()).args(run.get_args()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{:?} {said}", output.status);
+    let said = fail(shell.current_dir(folder.path()).args(limit).arg(run.get_program()).args(run.get_args()));
     assert!(said.contains("a limit of the size of files is reached") && said.contains("checkpoints"), "{said}");
 }
 

@@ -52,6 +52,10 @@ struct State {
     coming: VecDeque<(usize, Coming)>,
     is_backward: bool,
     leaving: Leaving,
+    /// Parameters that had a gradient in this pass.
+    reduced: HashSet<usize>,
+    /// Whether they may be used again, as by blocks that run again in a backward pass.
+    recomputes: bool,
     record_on: Option<usize>,
     counts: Counts,
 }
@@ -108,6 +112,24 @@ impl Gathers {
         self.state.lock().record_on = Some(member);
     }
 
+    pub fn recompute(&self) {
+        self.state.lock().recomputes = true;
+    }
+
+    /// The forward pass uses the trained parameter `index`.
+    ///
+    /// # Panics
+    /// If a backward pass had its gradient, which is on its way: those of a pass are added up, whatever the program does with
+    /// them.
+    pub fn used(&self, index: usize, path: &str) {
+        let state = self.state.lock();
+        assert!(
+            !state.in_pass || state.recomputes || !state.reduced.contains(&index),
+            "parameter `{path}` is used after a backward pass had its gradient, which is on its way to its owner: ZeRO 3 needs \
+             steps with one backward pass; nearest legal: ZeRO 2"
+        );
+    }
+
     pub fn take_counts(&self) -> Counts {
         std::mem::take(&mut self.state.lock().counts)
     }
@@ -128,6 +150,7 @@ impl Gathers {
         state.in_pass = false;
         state.is_backward = false;
         state.bases.clear();
+        state.reduced.clear();
         state.forget_coming();
         let means = state.leaving.finish(&self.owned);
         (std::mem::take(&mut state.ids), means)
@@ -191,6 +214,7 @@ impl Gathers {
         };
         state.counts.reduced += 1;
         if state.in_pass {
+            state.reduced.insert(index);
             state.leaving.add((index, path.clone()), gradient, &self.owned);
             return None;
         }

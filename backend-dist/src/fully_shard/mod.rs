@@ -139,6 +139,13 @@ impl FullyShard {
         self
     }
 
+    /// Blocks of the module run again in backward passes, so that a pass may use a parameter after it had its gradient.
+    /// Without this a pass has one backward pass, and panics if another comes: the gradients of all would count.
+    pub fn recomputing(self) -> Self {
+        self.gathers.recompute();
+        self
+    }
+
     /// `module` with its large parameters on their owners.
     pub fn shard<M: Module>(&self, module: M) -> M {
         module.apply_reparameterization(self.clone())

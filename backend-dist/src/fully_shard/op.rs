@@ -140,6 +140,9 @@ impl<B: Backend + UnshardOps> Backward<B, 2> for Unshard {
 impl<B: Backend + UnshardOps, C: CheckpointStrategy> UnshardOps for Autodiff<B, C> {
     fn unshard(base: FloatTensor<Self>, sharding: Sharding, _backward: bool) -> FloatTensor<Self> {
         let node = base.node();
+        if let (Some(index), true) = (sharding.index, base.is_tracked()) {
+            sharding.gathers.used(index, &sharding.path);
+        }
         // A parameter without a gradient has no step.
         let order = if base.is_tracked() { step_order::after_earlier_uses() } else { base.node() };
         let again = GatherAgain::<B> { base: node.id(), sharding: sharding.clone(), backend: PhantomData };

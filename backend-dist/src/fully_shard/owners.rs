@@ -28,7 +28,9 @@ impl Owners {
 
     /// Assigns the parameters that were found to `ranks` ranks.
     pub(super) fn of_found(found: &Find, ranks: usize) -> Self {
-        Self::assign(found.params.iter().map(|param| (param.id, param.length)), ranks)
+        let mut seen = HashSet::new();
+        let once = found.params.iter().filter(|param| seen.insert(param.id));
+        Self::assign(once.map(|param| (param.id, param.length)), ranks)
     }
 
     /// Assigns parameters of these lengths to `ranks` ranks.

@@ -80,7 +80,8 @@ pub(super) struct Find<'a> {
     whole: HashSet<ParamId>,
     names: Vec<String>,
     pub params: Vec<Found>,
-    /// Where they are, as indices of `params`. A module may hold one parameter in several fields.
+    /// Where they are, as indices of `params`. A parameter that a module holds in several fields is as many of them: after a
+    /// step of Burn's optimizers, which is the first field's, they have values of their own.
     pub paths: HashMap<String, usize>,
 }
 
@@ -111,10 +112,6 @@ impl PathVisitor for Find<'_> {
         // A tensor without elements has nothing to share out.
         let is_small = length < self.units.keep_below.max(1) || D == 0;
         if is_small || self.whole.contains(&param.id) || !(self.of)(param.id) {
-            return;
-        }
-        if let Some(index) = self.params.iter().position(|known| known.id == param.id) {
-            self.paths.insert(path.to_string(), index);
             return;
         }
         self.paths.insert(path.to_string(), self.params.len());

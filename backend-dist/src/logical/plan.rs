@@ -56,12 +56,13 @@ pub struct Homes {
     sequence: bool,
 }
 
-/// Dimension of the sequence in activations `[batch, sequence, features]`.
-const SEQUENCE: usize = 1;
+/// Dimensions of tokens in activations `[batch, sequence, features]`. The first is tried first: what ranks hold of it lies
+/// together, so that a gather is the whole tensor without a copy.
+const TOKENS: [usize; 2] = [0, 1];
 
 impl Homes {
-    /// Sequence parallelism along the first axis: activations of three dimensions that are sums are scattered along the
-    /// second one, whether they have been gathered before or not.
+    /// Sequence parallelism along the first axis: activations of three dimensions that are sums are scattered by tokens,
+    /// whether they have been gathered before or not.
     pub fn with_sequence(mut self, sequence: bool) -> Self {
         self.sequence = sequence;
         self
@@ -71,7 +72,7 @@ impl Homes {
     pub fn of_embedding(&self, op: &OperationIr, ranks: usize) -> Option<(TensorIr, Placement)> {
         match op {
             OperationIr::Module(ModuleOperationIr::Embedding(op)) if self.sequence => {
-                sequence_shard(&op.out.shape, ranks).map(|at| (op.out.clone(), at))
+                token_shard(&op.out.shape, ranks).map(|at| (op.out.clone(), at))
             }
             _ => None,
         }
@@ -114,14 +115,15 @@ impl Homes {
     fn of(&self, axis: usize, shape: &Shape, ranks: usize) -> Option<Placement> {
         // Most programs gather no activations.
         let noted = if self.at.is_empty() { None } else { self.at.get(&(axis, shape.clone())).copied() };
-        noted.or_else(|| if self.sequence && axis == 0 { sequence_shard(shape, ranks) } else { None })
+        noted.or_else(|| if self.sequence && axis == 0 { token_shard(shape, ranks) } else { None })
     }
 }
 
-/// `[batch, sequence, features]` sharded along the sequence, if the ranks divide it.
-fn sequence_shard(shape: &Shape, ranks: usize) -> Option<Placement> {
-    let at = Placement::Shard(SEQUENCE);
-    (ranks > 1 && shape.num_dims() == 3 && at.local_shape(shape, ranks).is_some()).then_some(at)
+/// `[batch, sequence, features]` sharded by samples if the ranks divide these, else along the sequence if they divide it.
+fn token_shard(shape: &Shape, ranks: usize) -> Option<Placement> {
+    let is_even = |at: &Placement| at.local_shape(shape, ranks).is_some();
+    let is_of_tokens = ranks > 1 && shape.num_dims() == 3;
+    TOKENS.map(Placement::Shard).into_iter().find(is_even).filter(|_| is_of_tokens)
 }
 
 /// The plan of `op`, whose inputs are in the states that `state` gives, and `is_half` if they are stored in half

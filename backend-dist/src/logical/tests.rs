@@ -39,6 +39,16 @@ fn a_matmul_keeps_a_weight_where_it_is_or_gathers_it() {
 }
 
 #[test]
+fn a_gradient_of_a_weight_gathers_samples_and_keeps_features() {
+    let choose = |lhs, rhs, policy| decided(matmul(operand(&[2, 8, 6], lhs), operand(&[2, 6, 4], rhs), policy));
+    for policy in [Policy::WeightsStay, Policy::WeightsMove] {
+        assert_eq!(choose(Shard(0), Shard(2), policy), Some((vec![Replicate, Shard(2)], Shard(2))));
+        assert_eq!(choose(Shard(1), Shard(0), policy), Some((vec![Shard(1), Replicate], Shard(1))));
+        assert_eq!(choose(Shard(0), Shard(0), policy), Some((vec![Shard(0); 2], Shard(0))));
+    }
+}
+
+#[test]
 fn a_sum_waits_while_that_saves_something() {
     let choose = |linearity, x, y: (&[usize], Placement)| {
         decided(elementwise(linearity, &[operand(&[4, 6], x), operand(y.0, y.1)], &[4, 6]))

@@ -1,6 +1,7 @@
 //! Numbers that a module shows and its parameters do not tell, such as how many heads attention has.
 
-use burn::module::{DisplaySettings, Module, ModuleDisplay};
+use burn::module::{DisplaySettings, Module, ModuleDisplay, ModuleMapper, Param};
+use burn::tensor::Tensor;
 
 /// A number that a module shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,10 +16,24 @@ pub(super) struct Attribute {
 
 /// The attributes with these names, wherever in the module they are.
 ///
-/// A module shows all its attributes when it is asked to. There is no other way to those that are no parameters.
+/// A module shows all its attributes when it is asked to. There is no other way to those that are no parameters. Parameters
+/// that are not initialized yet remain so.
 pub(super) fn attributes<M: Module + ModuleDisplay>(module: &M, names: &[&str]) -> Vec<Attribute> {
     let settings = DisplaySettings::new().with_show_all_attributes(true).with_new_line_after_attribute(true);
-    read(&module.format(settings), names)
+    read(&module.clone().map(&mut StandIns).format(settings), names)
+}
+
+/// One element in place of each parameter that is not initialized: a parameter that is shown is made for it, and a model may
+/// have more of them than there is memory.
+struct StandIns;
+
+impl ModuleMapper for StandIns {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.is_initialized() {
+            true => param,
+            false => Param::initialized(param.id, Tensor::zeros([1; D], &param.lazy_device())),
+        }
+    }
 }
 
 /// Reads lines of three kinds: `name: Type {`, `name: value` and `}`.
@@ -49,5 +64,6 @@ mod tests {
         let heads = attributes(&encoder, &["n_heads"]);
         let of = |module: &str| heads.iter().find(|heads| heads.module == module).map(|heads| heads.value);
         assert_eq!((of("layers.0.mha"), of("layers.1.mha"), of("layers")), (Some(3), Some(3), None), "{heads:?}");
+        assert!(!encoder.layers[0].mha.query.weight.is_initialized());
     }
 }

@@ -1,9 +1,12 @@
 //! Tensors of a logical device equal those of one device, whatever the placements.
 
+mod gradients;
+mod layers;
 mod misuse;
 mod operations;
 mod property;
 mod random;
+mod rarer;
 mod teams;
 
 use burn::tensor::{Device, FloatDType};

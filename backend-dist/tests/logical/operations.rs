@@ -17,25 +17,25 @@ pub struct Inputs {
     pub dim: usize,
 }
 
-type Operation = (&'static str, fn(Inputs) -> Tensor<1>);
+pub type Operation = (&'static str, fn(Inputs) -> Tensor<1>);
 
-fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+pub fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     let len = x.dims().iter().product::<usize>();
     x.reshape([len])
 }
 
-fn number<const D: usize>(x: Tensor<D, Int>) -> Tensor<1> {
+pub fn number<const D: usize>(x: Tensor<D, Int>) -> Tensor<1> {
     flat(x.float())
 }
 
 /// A row of `index`.
-fn few(i: &Inputs) -> Tensor<1, Int> {
+pub fn few(i: &Inputs) -> Tensor<1, Int> {
     let last = i.index.dims()[2];
     i.index.clone().slice([0..1, 0..1, 0..last]).reshape([last])
 }
 
 /// Pictures of one channel more than they have samples.
-fn pictures(x: Tensor<3>) -> Tensor<4> {
+pub fn pictures(x: Tensor<3>) -> Tensor<4> {
     let [a, b, c] = x.dims();
     x.reshape([a, b, c, 1]).repeat_dim(3, 4)
 }

@@ -1,7 +1,9 @@
 //! Every operation, with inputs in any placement, on 1 to 4 ranks.
 
 use crate::cpu;
-use crate::operations::{Inputs, OPERATIONS};
+use crate::layers::LAYERS;
+use crate::operations::{Inputs, OPERATIONS, Operation};
+use crate::rarer::RARER;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::logical::Placement::{self, Partial, Replicate, Shard};
 use backend_dist::mesh::{Axis, Mesh};
@@ -9,7 +11,17 @@ use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use proptest::prelude::*;
 
-fn values(shape: [usize; 3], seed: usize) -> Vec<f64> {
+/// The operation of this number.
+pub fn operation(at: usize) -> &'static Operation {
+    OPERATIONS.iter().chain(RARER).chain(LAYERS).nth(at).unwrap()
+}
+
+/// Number of operations.
+pub fn count() -> usize {
+    OPERATIONS.len() + RARER.len() + LAYERS.len()
+}
+
+pub fn values(shape: [usize; 3], seed: usize) -> Vec<f64> {
     (0..shape.iter().product::<usize>()).map(|i| ((i * 7 + seed * 13) as f64 * 0.37).sin()).collect()
 }
 
@@ -18,7 +30,7 @@ fn float(shape: [usize; 3], seed: usize, device: &Device) -> Tensor<3> {
 }
 
 /// Values below every dimension.
-fn index(shape: [usize; 3], device: &Device) -> Tensor<3, Int> {
+pub fn index(shape: [usize; 3], device: &Device) -> Tensor<3, Int> {
     let below = shape.iter().min().unwrap();
     let n: usize = shape.iter().product();
     let values: Vec<i64> = (0..n).map(|i| ((i * 5 + 2) % below) as i64).collect();
@@ -55,13 +67,41 @@ fn read(x: Tensor<1>) -> Vec<f64> {
 }
 
 /// Placements of x, y and the index along every axis.
-type Places = Vec<[Placement; 3]>;
+pub type Places = Vec<[Placement; 3]>;
 
 fn check(operation: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[Axis], places: &Places) {
     for fusion in [false, true] {
         let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
         check_with(options, operation, shape, dim, (layout, axes, places));
     }
+}
+
+/// The inputs of this shape where they are to be.
+pub fn place(mut inputs: Inputs, shape: [usize; 3], rank: &Rank, axes: &[Axis], places: &Places) -> Inputs {
+    // What two axes shard alike, the first has divided.
+    let fits = |at: &Placement| match at {
+        Shard(dim) => shape[*dim].is_multiple_of(rank.mesh.world_size()),
+        _ => true,
+    };
+    for (&axis, [x, y, index]) in axes.iter().zip(places) {
+        if fits(x) {
+            inputs.x = placed(inputs.x, rank, axis, *x);
+        }
+        if fits(y) {
+            inputs.y = placed(inputs.y, rank, axis, *y);
+        }
+        if fits(index) {
+            inputs.index = placed_int(inputs.index, rank, axis, *index);
+        }
+    }
+    inputs
+}
+
+/// The norm of the difference, by that of what is expected.
+pub fn difference(values: &[f64], expected: &[f64]) -> f64 {
+    assert_eq!(values.len(), expected.len());
+    let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+    values.iter().zip(expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt() / norm.max(1e-3)
 }
 
 fn check_with(
@@ -71,7 +111,7 @@ fn check_with(
     dim: usize,
     (layout, axes, places): (&str, &[Axis], &Places),
 ) {
-    let (name, run) = OPERATIONS[operation];
+    let (name, run) = *self::operation(operation);
     let inputs = |device: &Device| Inputs {
         x: float(shape, 1, device),
         y: float(shape, 2, device),
@@ -81,34 +121,16 @@ fn check_with(
     let expected = read(run(inputs(&cpu())));
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
     let ranks = launch(&mesh, &[cpu()], |rank| {
-        let mut inputs = inputs(&rank.logical_device_with(axes, options));
-        for (&axis, [x, y, index]) in axes.iter().zip(places) {
-            // What two axes shard alike, the first has divided.
-            let fits = |tensor: [usize; 3], at: &Placement| match at {
-                Shard(dim) => tensor[*dim].is_multiple_of(rank.mesh.world_size()),
-                _ => true,
-            };
-            if fits(shape, x) {
-                inputs.x = placed(inputs.x, &rank, axis, *x);
-            }
-            if fits(shape, y) {
-                inputs.y = placed(inputs.y, &rank, axis, *y);
-            }
-            if fits(shape, index) {
-                inputs.index = placed_int(inputs.index, &rank, axis, *index);
-            }
-        }
+        let inputs = place(inputs(&rank.logical_device_with(axes, options)), shape, &rank, axes, places);
         // What an operation leaves to others, again as it was planned the first time, and what it consumes.
         let [again, last] = [inputs.clone(), inputs.clone()];
         Ok([read(run(inputs)), read(run(again)), read(run(last))])
     });
     for (rank, values) in ranks.unwrap().iter().flatten().enumerate() {
-        assert_eq!(values.len(), expected.len(), "{name}");
-        let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let difference = values.iter().zip(&expected).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+        let found = difference(values, &expected);
         assert!(
-            difference <= 1e-10 * norm.max(1e-3),
-            "{name} of {shape:?} along {dim} on {layout} with {places:?}, {options:?}, result {rank}: {difference} of {norm}"
+            found <= 1e-10,
+            "{name} of {shape:?} along {dim} on {layout} with {places:?}, {options:?}, result {rank}: {found:e}"
         );
     }
 }
@@ -126,7 +148,7 @@ proptest! {
 
     #[test]
     fn an_operation_on_one_axis_equals_one_device(
-        operation in 0..OPERATIONS.len(),
+        operation in 0..count(),
         a in 1usize..9,
         b in 1usize..9,
         c in 1usize..5,
@@ -139,7 +161,7 @@ proptest! {
 
     #[test]
     fn an_operation_on_two_axes_equals_one_device(
-        operation in 0..OPERATIONS.len(),
+        operation in 0..count(),
         a in 1usize..5,
         b in 1usize..5,
         c in 1usize..5,
@@ -154,7 +176,7 @@ proptest! {
 #[test]
 fn a_consumed_copy_has_no_views() {
     let reshape = OPERATIONS.iter().position(|(name, _)| *name == "reduced after a merge").unwrap();
-    for operation in 0..OPERATIONS.len() {
+    for operation in 0..count() {
         check(operation, [1, 2, 4], 0, "TP4", &[Axis::Tp], &vec![[Replicate, Shard(2), Replicate]]);
     }
     check(reshape, [1, 2, 4], 0, "TP4", &[Axis::Tp], &vec![[Shard(2), Shard(2), Replicate]]);
@@ -163,7 +185,7 @@ fn a_consumed_copy_has_no_views() {
 /// Shapes that divide, so that every rule is met in every placement.
 #[test]
 fn every_operation_in_every_placement_of_its_first_input() {
-    for operation in 0..OPERATIONS.len() {
+    for operation in 0..count() {
         for at in [Replicate, Shard(0), Shard(1), Shard(2), Partial] {
             for other in [Replicate, at] {
                 for dim in 0..3 {

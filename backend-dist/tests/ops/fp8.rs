@@ -5,18 +5,15 @@ use backend_dist::comm::Group;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::ops::fp8::{
-    AmaxAlgorithm, DelayedScaling, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe,
-    Fp8Scaling, Number, grouped_activated_linear, grouped_linear,
+    AmaxAlgorithm, DelayedScaling, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, Fp8Scaling, Number,
 };
-use backend_dist::ops::moe::ExpertActivation;
-use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back, squared_relu, swiglu};
+use backend_dist::ops::{LinearOptions, Prologue, linear, linear_with, pull_back};
 use burn::tensor::{DType, Device, Tensor};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 const TOKENS: usize = 32;
-const IN: usize = 48;
-const OUT: usize = 16;
+pub const IN: usize = 48;
+pub const OUT: usize = 16;
 
 /// All finite non-negative numbers of a format, by its definition.
 fn table(number: Number) -> Vec<f64> {
@@ -36,7 +33,7 @@ fn table(number: Number) -> Vec<f64> {
 }
 
 /// Every value rounded to the nearest number of the scaled table; the inputs here have no ties.
-fn quantised(values: &[f64], number: Number, amax: f64) -> Vec<f64> {
+pub fn quantised(values: &[f64], number: Number, amax: f64) -> Vec<f64> {
     let table = table(number);
     let scale = table.last().unwrap() / amax;
     let nearest = |x: f64| {
@@ -47,12 +44,12 @@ fn quantised(values: &[f64], number: Number, amax: f64) -> Vec<f64> {
     values.iter().map(|&x| nearest(x)).collect()
 }
 
-fn amax(values: &[f64]) -> f64 {
+pub fn amax(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |top: f64, x| top.max(x.abs()))
 }
 
 /// `a [m, k] · b [n, k]ᵀ` with strides `(row, inner)` of each.
-fn gemm([m, n, k]: [usize; 3], a: &[f64], at: [usize; 2], b: &[f64], bt: [usize; 2]) -> Vec<f64> {
+pub fn gemm([m, n, k]: [usize; 3], a: &[f64], at: [usize; 2], b: &[f64], bt: [usize; 2]) -> Vec<f64> {
     let entry = |i, j| (0..k).map(|l| a[i * at[0] + l * at[1]] * b[j * bt[0] + l * bt[1]]).sum();
     (0..m).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| entry(i, j)).collect()
 }
@@ -69,7 +66,7 @@ fn options(layer: &Fp8Linear) -> LinearOptions {
     LinearOptions { fp8: Some(layer.clone()), ..Default::default() }
 }
 
-fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
+pub fn assert_close(what: &str, found: &[f64], expected: &[f64]) {
     let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(found.len() == expected.len() && off <= 1e-12 * amax(expected), "{what}: off by {off}");
 }
@@ -241,79 +238,4 @@ fn a_rank_that_had_no_rows_takes_the_scales_of_those_that_had_some() {
     let states = states.unwrap();
     assert!(!states[0].is_empty());
     assert_eq!(states[0], states[1]);
-}
-
-/// Two experts with two groups of tokens each, one of them empty, of very different scales.
-const COUNTS: [usize; 4] = [16, 32, 0, 16];
-
-fn experts(cut: ExpertSharding) -> Fp8Experts {
-    let ranks = ExpertRanks { experts: 2, local: 0..2, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
-    Fp8Experts::new(&Fp8Layers::default(), "experts", Fp8Recipe::tensorwise(Fp8Format::Hybrid), cut, ranks)
-}
-
-/// `COUNTS` matrix rows of `columns` numbers.
-fn rows(columns: usize, seed: usize) -> Vec<f64> {
-    let sizes = COUNTS.iter().zip([1.0, 1e-4, 1.0, 1e3]).flat_map(|(count, size)| vec![size; count * columns]);
-    numbers(64 * columns, seed).into_iter().zip(sizes).map(|(x, size)| x * size).collect()
-}
-
-/// Every group or expert of `values`, rounded to the nearest numbers with its own scale.
-fn in_parts(values: &[f64], lens: &[usize], number: Number) -> Vec<Vec<f64>> {
-    let mut rest = values;
-    let parts = lens.iter().map(|len| rest.split_off(..*len).unwrap());
-    parts.map(|part| quantised(part, number, amax(part))).collect()
-}
-
-#[test]
-fn groups_of_experts_have_scales_of_their_own() {
-    let (x, w, grad) = (rows(IN, 1), numbers(2 * OUT * IN, 2), rows(OUT, 3));
-    let tensor = |values: &[f64], columns: usize| {
-        leaf(values, DType::F64, true).reshape([values.len() / columns, columns]).detach().require_grad()
-    };
-    let (x_leaf, w_leaf) = (tensor(&x, IN), tensor(&w, IN));
-    let counts: Arc<[usize]> = COUNTS.into();
-    let y = grouped_linear(x_leaf.clone(), w_leaf.clone(), &counts, &experts(ExpertSharding::Outputs));
-    let grads = pull_back(y.clone(), tensor(&grad, OUT).detach());
-    let qx = in_parts(&x, &COUNTS.map(|count| count * IN), Number::E4m3);
-    let qw = in_parts(&w, &[OUT * IN; 2], Number::E4m3);
-    let qg = in_parts(&grad, &COUNTS.map(|count| count * OUT), Number::E5m2);
-    let (mut out, mut dx, mut dw) = (vec![], vec![], vec![vec![0.0; OUT * IN]; 2]);
-    for (group, count) in COUNTS.into_iter().enumerate() {
-        let expert = group / 2;
-        out.extend(gemm([count, OUT, IN], &qx[group], [IN, 1], &qw[expert], [IN, 1]));
-        dx.extend(gemm([count, IN, OUT], &qg[group], [OUT, 1], &qw[expert], [1, IN]));
-        let part = gemm([OUT, IN, count], &qg[group], [1, OUT], &qx[group], [1, IN]);
-        dw[expert].iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-    }
-    assert_close("output", &values(y), &out);
-    assert_close("gradient of x", &values(x_leaf.grad(&grads).unwrap()), &dx);
-    assert_close("gradient of w", &values(w_leaf.grad(&grads).unwrap()), &dw.concat());
-}
-
-#[test]
-fn the_activation_in_front_of_experts_is_kept_quantised_or_made_again() {
-    kept_or_made_again(ExpertActivation::SwiGlu, swiglu);
-    kept_or_made_again(ExpertActivation::SquaredRelu, squared_relu);
-}
-
-fn kept_or_made_again(act: ExpertActivation, plain: fn(Tensor<2>) -> Tensor<2>) {
-    let features = act.inputs() * IN;
-    let (x, p, w, grad) = (rows(features, 1), numbers(64, 4), numbers(2 * OUT * IN, 2), rows(OUT, 3));
-    let counts: Arc<[usize]> = COUNTS.into();
-    let run = |fused: Option<bool>| {
-        let leaves = [leaf(&x, DType::F64, true), leaf(&p, DType::F64, true), leaf(&w, DType::F64, true)];
-        let [x, p, w] = leaves.clone();
-        let (x, w) = (x.reshape([64, features]), w.reshape([2 * OUT, IN]));
-        let layer = experts(ExpertSharding::Inputs);
-        let y = match fused {
-            Some(recompute) => grouped_activated_linear(x, p, w, act, &counts, recompute, &layer),
-            None => grouped_linear(plain(x) * p.reshape([64, 1]), w, &counts, &layer),
-        };
-        let grads = pull_back(y.clone(), leaf(&grad, DType::F64, false).reshape([64, OUT]));
-        let of_leaves = leaves.map(|leaf| values(leaf.grad(&grads).unwrap()));
-        [vec![values(y)], of_leaves.to_vec()].concat()
-    };
-    let (kept, again, apart) = (run(Some(false)), run(Some(true)), run(None));
-    assert_eq!(kept, again);
-    kept.iter().zip(&apart).for_each(|(kept, apart)| assert_close("fused", kept, apart));
 }

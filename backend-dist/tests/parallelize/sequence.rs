@@ -2,7 +2,7 @@
 
 use crate::harness::{Step, compare, cpu, determined, gradients, ints, tensor};
 use backend_dist::launch::launch;
-use backend_dist::logical::Placement::Shard;
+use backend_dist::logical::Placement::{self, Shard};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{Counts, MetaDevice, Redistribute, Report, Teams, explain};
 use backend_dist::parallelize::{Plan, parallelize};
@@ -31,9 +31,8 @@ impl<M: Module + ModuleDisplay> Case<M> {
         (step, y)
     }
 
-    /// Compares a team with one device. What the team did until gradients were read, and whether the activations were
-    /// sharded along the sequence.
-    pub fn check(&self, layout: &str) -> (Report, bool) {
+    /// Compares a team with one device. What the team did until gradients were read, and where the activations were.
+    pub fn check(&self, layout: &str) -> (Report, Placement) {
         let alone = cpu().autodiff();
         let (expected, _) = self.step(&determined((self.init)(&alone)), &alone);
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
@@ -44,17 +43,17 @@ impl<M: Module + ModuleDisplay> Case<M> {
                 let model = parallelize(determined((self.init)(&device)), &rank, &Plan::auto())?;
                 let before = explain(&device);
                 let y = (self.encode)(&model, &device);
-                let is_sharded = y.placement(Axis::Tp) == Shard(1);
+                let at = y.placement(Axis::Tp);
                 drop(loss(y).backward());
                 let report = explain(&device).since(&before);
                 compare(&self.step(&model, &device).0, &expected, layout);
-                Ok((report, is_sharded))
+                Ok((report, at))
             })
         });
-        let (report, is_sharded) = led.as_mut().unwrap().swap_remove(0).unwrap();
+        let (report, at) = led.as_mut().unwrap().swap_remove(0).unwrap();
         // A device without data counts the same.
         assert_eq!(self.planned(&mesh).collectives, report.collectives, "{layout}");
-        (report, is_sharded)
+        (report, at)
     }
 
     fn planned(&self, mesh: &Mesh) -> Counts {
@@ -84,14 +83,14 @@ fn the_residual_stream_is_sharded_from_the_first_rows_on() {
         },
     };
     for layout in ["TP2 SP", "TP4 SP"] {
-        let (report, is_sharded) = case.check(layout);
-        assert!(is_sharded && report.fallbacks.is_empty(), "{layout}: {report}");
+        let (report, at) = case.check(layout);
+        assert!(at == Shard(0) && report.fallbacks.is_empty(), "{layout}: {report}");
         // Two layers of two blocks, forward and backward. The first block reads what every rank has.
         assert_eq!((report.times("all-gather"), report.times("reduce-scatter")), (7, 8), "{layout}: {report}");
         assert_eq!(report.times("all-reduce"), 0, "{layout}: {report}");
     }
-    let (report, is_sharded) = case.check("TP2");
-    assert!(!is_sharded && report.times("all-reduce") == 8, "{report}");
+    let (report, at) = case.check("TP2");
+    assert!(!at.is_shard() && report.times("all-reduce") == 8, "{report}");
 }
 
 #[test]
@@ -104,22 +103,34 @@ fn what_comes_out_of_an_embedding_is_sharded() {
         },
     };
     for layout in ["TP2 SP", "TP4 SP"] {
-        let (report, is_sharded) = case.check(layout);
-        assert!(is_sharded && report.fallbacks.is_empty(), "{layout}: {report}");
+        let (report, at) = case.check(layout);
+        assert!(at == Shard(0) && report.fallbacks.is_empty(), "{layout}: {report}");
         assert_eq!((report.times("all-gather"), report.times("reduce-scatter")), (9, 9), "{layout}: {report}");
         // One of each is the embedding's, as in Megatron-LM.
         assert_eq!(report.times("all-to-all"), 0, "{layout}: {report}");
     }
 }
 
-#[test]
-fn sequences_that_the_ranks_do_not_divide_stay_whole() {
+/// The encoder's report for a batch of this many samples and tokens each, and where its activations were.
+fn with_batch<const SAMPLES: usize, const TOKENS: usize>() -> (Report, Placement) {
     let case = Case {
         init: encoder,
         encode: |model: &TransformerEncoder, device| {
-            model.forward(TransformerEncoderInput::new(tensor([4, 7, 16], 3, device)))
+            model.forward(TransformerEncoderInput::new(tensor([SAMPLES, TOKENS, 16], 3, device)))
         },
     };
-    let (report, is_sharded) = case.check("TP2 SP");
-    assert!(!is_sharded && report.times("all-reduce") == 8, "{report}");
+    case.check("TP2 SP")
+}
+
+#[test]
+fn samples_that_the_ranks_do_not_divide_are_sharded_along_the_sequence() {
+    let (report, at) = with_batch::<3, 8>();
+    assert!(at == Shard(1) && report.fallbacks.is_empty(), "{report}");
+    assert_eq!((report.times("all-gather"), report.times("reduce-scatter")), (7, 8), "{report}");
+}
+
+#[test]
+fn tokens_that_the_ranks_do_not_divide_stay_whole() {
+    let (report, at) = with_batch::<3, 7>();
+    assert!(!at.is_shard() && report.times("all-reduce") == 8, "{report}");
 }

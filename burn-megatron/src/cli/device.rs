@@ -119,19 +119,26 @@ impl DeviceKind {
     /// the host. Fails if there is no GPU, or something that it needs is missing; with GPUs, if there are several
     /// processes.
     pub fn shared(self, cluster: &Cluster) -> Result<Cluster> {
-        if self == DeviceKind::Cpu {
-            return Ok(cluster.on(vec![Device::flex()]));
-        }
-        if cluster.count() > 1 {
+        if self == DeviceKind::Cuda && cluster.count() > 1 {
             bail!(
                 "--share-gpus in {} processes: ranks of several processes meet in NCCL, which takes a GPU for one rank only; \
                  nearest legal: one process",
                 cluster.count()
             );
         }
-        let gpus = gpu::gpus()?.len();
-        gpu::require(gpus)?;
-        Ok(cluster.on((0..gpus).map(cuda).collect::<Result<_>>()?))
+        Ok(cluster.on(self.all()?))
+    }
+
+    /// All GPUs, or one CPU. Fails if there is no GPU, or something that it needs is missing.
+    pub(super) fn all(self) -> Result<Vec<Device>> {
+        match self {
+            DeviceKind::Cpu => Ok(vec![Device::flex()]),
+            DeviceKind::Cuda => {
+                let gpus = gpu::gpus()?.len();
+                gpu::require(gpus)?;
+                (0..gpus).map(cuda).collect()
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use super::print;
 use super::processes::{join_module, tell};
 use crate::config::ModuleConfig;
 use crate::console::format::duration;
-use crate::train::{STOPPED, TrainError, check_module, train_module_among};
+use crate::train::{STOPPED, TrainError, check_module, new_head, train_module_among};
 
 /// What the command line asks for besides the configuration.
 pub(super) struct Asked {
@@ -45,6 +45,9 @@ fn train(config: &ModuleConfig, asked: &Asked, cluster: &Cluster) -> Result<Exit
         format!("{:?}", training.dtype).to_lowercase()
     ));
     let processes = if cluster.count() > 1 { format!(" in {} processes", cluster.count()) } else { String::new() };
+    if let Some(head) = new_head(config)? {
+        say(format_args!("{:<12} {head}", "head"));
+    }
     say(format_args!("{:<12} {} on {} ranks{processes}", "layout", config.parallel, config.parallel.world_size()));
     if let Some(rank) = config.lora.rank {
         let layers = config.lora.target_modules.join(", ");

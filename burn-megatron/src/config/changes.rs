@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use models::{FamilyConfig, ModelConfig};
 use serde_json::Value;
 
-use super::keys::{KEYS, find};
+use super::find::find;
+use super::keys::KEYS;
 use super::model::{ModelSection, kebab, size_names, snake, with};
 use super::problem::{ConfigErrors, Problem, did_you_mean};
 use super::resolve::unknown;

@@ -277,7 +277,7 @@ pub const KEYS: &[Key] = {
         key("log.tensorboard", Path, "\"none\"", "Folder for TensorBoard events of the metrics of every step; none: no events").or(&["tensorboard-dir"]).optional(),
         key("log.wandb", Path, "\"none\"", "Folder for an offline run of Weights & Biases with the metrics of every step, which wandb sync uploads; none: no such run").or(&["wandb-save-dir"]).optional(),
         key("log.mlflow", Path, "\"none\"", "MLflow file store (mlruns) for the metrics of every step, which mlflow ui --backend-store-uri shows; none: no such run").optional(),
-        key("log.straggler", Flag, "false", "Every ten steps, name ranks that work more than 1.5 times as long as the median of the ranks instead of waiting for others, with their share of the time; on GPUs the time of the hosts")
+        key("log.straggler", Flag, "false", "Every ten steps, name ranks that work more than 1.5 times as long as the median of the ranks instead of waiting for others, with their share of the time; on GPUs a rank also waits while its compute stream waits for a collective")
             .or(&["log-straggler"]),
         key("log.layer-norms", Flag, "false", "Also log the norms of the gradients of embedding, layers and head, as grad_norm/layers.N"),
         key("log.num-zeros-in-grad", Flag, "false", "Also log how many elements of the gradient are zero").or(&["log-num-zeros-in-grad"]),
@@ -286,38 +286,3 @@ pub const KEYS: &[Key] = {
         key("log.trace", Path, "\"none\"", "File for a timeline of a few steps on every rank, for Perfetto or chrome://tracing; none: no timeline").optional(),
     ]
 };
-
-/// The key of a path in any spelling.
-pub fn find(path: &str) -> Option<&'static Key> {
-    let (section, name) = path.split_once('.')?;
-    let named = |key: &&Key| key.section() == section && (key.name() == name || key.aliases.contains(&name));
-    KEYS.iter().find(named)
-}
-
-/// The key of this name in any section; a key's own name comes before aliases.
-pub fn find_anywhere(name: &str) -> Option<&'static Key> {
-    let own = KEYS.iter().find(|key| key.name() == name);
-    own.or_else(|| KEYS.iter().find(|key| key.aliases.contains(&name)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::SECTIONS;
-
-    #[test]
-    fn names_are_unambiguous_and_sections_known() {
-        let mut names: Vec<String> = Vec::new();
-        for key in KEYS {
-            assert!(SECTIONS.iter().any(|(section, _)| *section == key.section()), "{}", key.path);
-            names.push(key.path.into());
-            names.extend(key.aliases.iter().map(|alias| format!("{}.{alias}", key.section())));
-        }
-        let all = names.len();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), all);
-        assert_eq!(find("parallel.tensor-model-parallel-size").map(|key| key.path), Some("parallel.tensor-parallel"));
-        assert!(find("steps").is_none());
-    }
-}

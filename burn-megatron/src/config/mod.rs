@@ -21,6 +21,7 @@
 
 mod changes;
 mod check;
+mod check_data;
 mod check_grpo;
 mod check_layout;
 mod check_post_training;
@@ -28,6 +29,7 @@ mod check_states;
 mod data;
 mod decoder;
 mod derived;
+mod find;
 mod foreign;
 mod job;
 mod key;
@@ -50,8 +52,9 @@ mod world;
 
 pub use data::DataSection;
 pub use decoder::decoder_of;
+pub use find::find_anywhere;
 pub use key::Key;
-pub use keys::{KEYS, find_anywhere};
+pub use keys::KEYS;
 pub use kind::Kind;
 pub(crate) use limits::RANKS;
 pub use model::{ModelSection, module_presets, size_names};

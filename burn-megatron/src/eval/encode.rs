@@ -18,12 +18,13 @@ pub struct Encoder {
     prefix: i64,
     /// Contexts are what a user says.
     chat: Option<ChatTokenizer>,
+    apart: bool,
 }
 
 impl Encoder {
     /// An encoder whose texts follow the token `prefix`.
     pub fn new(tokenizer: Tokenizer, prefix: i64) -> Self {
-        Self { tokenizer, prefix, chat: None }
+        Self { tokenizer, prefix, chat: None, apart: false }
     }
 
     /// The `tokenizer.json` of a folder. The prefix is the `bos_token` of its `tokenizer_config.json`, or else the
@@ -49,7 +50,17 @@ impl Encoder {
             return Err(EvalError::Tokenizer(format!("{}: {what}", folder.display())));
         };
         let chat = chat.then(|| ChatTokenizer::open(folder, None)).transpose()?;
-        Ok(Self { tokenizer, prefix: i64::from(prefix), chat })
+        Ok(Self { tokenizer, prefix: i64::from(prefix), chat, apart: false })
+    }
+
+    /// For a model whose encoder reads contexts and whose decoder continuations: each has tokens of its own, of which only a
+    /// context's have those that the tokenizer puts around a text.
+    pub fn apart(self) -> Self {
+        Self { apart: true, ..self }
+    }
+
+    pub(super) fn is_apart(&self) -> bool {
+        self.apart
     }
 
     /// The tokenizer.
@@ -81,6 +92,11 @@ impl Encoder {
     /// the context belong to the continuation; an empty context is the prefix.
     pub(super) fn pair(&self, context: &str, continuation: &str) -> Result<Request, String> {
         let trimmed = context.trim_end();
+        if self.apart {
+            let read = if trimmed.is_empty() { vec![self.prefix] } else { self.tokens(trimmed, true)? };
+            let scored = self.tokens(&format!("{}{continuation}", &context[trimmed.len()..]), false)?;
+            return Ok(Request { tokens: [&read[..], &scored].concat(), scored: scored.len() });
+        }
         if trimmed.is_empty() {
             let mut tokens = self.tokens(&format!("{context}{continuation}"), false)?;
             if tokens.first() != Some(&self.prefix) {
@@ -170,6 +186,18 @@ mod tests {
         assert_eq!(pair("", "<s>c"), (vec![0, 4], 1), "the prefix is there already");
         assert_eq!(pair("<s>a", "c"), (vec![0, 2, 4], 1), "and is not put there again");
         assert_eq!(pair("ca", "b"), (vec![0, 4, 5], 0), "a merge over the border leaves nothing, as in the harness");
+    }
+
+    #[test]
+    fn an_encoder_reads_the_context_and_a_decoder_the_continuation() {
+        let encoder = encoder().apart();
+        let pair = |context, continuation| {
+            let request = encoder.pair(context, continuation).unwrap();
+            (request.tokens, request.scored)
+        };
+        assert_eq!(pair("ca", "b"), (vec![0, 4, 2, 3], 1), "nothing is merged over the border");
+        assert_eq!(pair("a ", "c"), (vec![0, 2, 1, 4], 2));
+        assert_eq!(pair("", "c"), (vec![0, 4], 1));
     }
 
     #[test]

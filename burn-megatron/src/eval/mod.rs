@@ -3,11 +3,13 @@
 //! [`forward`](crate::forward) has.
 //!
 //! [`read_task`] and [`read_documents`] give questions, [`Encoder`] tokenizes as the harness does, [`Work`] is what a
-//! model has to compute of them, [`compute`] does it on all ranks, and [`results`] are the metrics.
+//! model has to compute of them, [`compute`] does it on all ranks, [`compute_module`] with a T5, and [`results`] are the metrics.
 
+mod answer;
 mod encode;
 mod error;
 mod likelihood;
+mod module;
 mod results;
 mod run;
 mod task;
@@ -18,6 +20,7 @@ mod work;
 pub use encode::Encoder;
 pub use error::EvalError;
 pub use likelihood::{Batching, Request, Scored};
+pub use module::compute_module;
 pub use results::{Metric, TaskResult, results, table};
 pub use run::{Answers, EvalSettings, compute};
 pub use task::{Kind, Question, Task, read_documents, read_task};

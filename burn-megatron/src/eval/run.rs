@@ -1,7 +1,5 @@
 //! The work of an evaluation on all ranks.
 
-use std::ops::ControlFlow;
-
 use backend_dist::launch::Rank;
 use backend_dist::mesh::{Axis, Mesh, Nearest, ParallelLayout};
 use models::layout::sequence_unit;
@@ -9,10 +7,11 @@ use models::{CausalLm, FamilyConfig, ModelConfig, WeightSource, WithModel};
 use tokenizers::Tokenizer;
 
 use super::EvalError;
+use super::answer::Answer;
 use super::likelihood::{Batching, Scored, scores};
 use super::work::{Prompt, Work};
 use crate::forward::{ForwardError, Settings, build, check_layout};
-use crate::generate::{GenerateError, GenerateOptions, Sampling, TextStream, generate};
+use crate::generate::{GenerateError, GenerateOptions, Sampling, generate};
 
 /// How to compute.
 #[derive(Clone, Debug)]
@@ -134,19 +133,10 @@ fn texts<M: CausalLm>(
             stop_tokens: stop_tokens.to_vec(),
             ..GenerateOptions::new(prompt.max_new_tokens, Sampling::greedy())
         };
-        let (mut stream, mut text) = (TextStream::after(tokenizer, &prompt.tokens), String::new());
-        generate(rank, model, &prompt.tokens, &options, |token| {
-            if !stop_tokens.contains(&token) {
-                text += &stream.push(token).unwrap_or_default();
-            }
-            match prompt.until.iter().any(|end| !end.is_empty() && text.contains(end.as_str())) {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
-        })?;
-        text += &stream.rest().unwrap_or_default();
+        let mut answer = Answer::new(tokenizer, &prompt.tokens, &prompt.until, stop_tokens);
+        generate(rank, model, &prompt.tokens, &options, |token| answer.push(token))?;
         if is_first {
-            all.push((index, text));
+            all.push((index, answer.finish()));
         }
     }
     Ok(all)

@@ -8,7 +8,7 @@ use super::task::{Question, Task};
 /// How much text a model takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Most tokens that a model sees at once.
+    /// Most tokens that a model sees at once; each of the two parts of one whose encoder reads contexts apart.
     pub max_length: usize,
     /// Tokens of an answer whose row does not say how many.
     pub max_new_tokens: usize,
@@ -61,21 +61,23 @@ impl Work {
                 let context = encoder.context(context)?;
                 for (index, continuation) in continuations.iter().enumerate() {
                     let request = encoder.pair(&context, continuation)?;
-                    self.request(request, limits, &format!("continuations[{index}]"))?;
+                    self.request(request, encoder, limits, &format!("continuations[{index}]"))?;
                 }
             }
             Question::LogLikelihood { context, continuation } => {
                 let request = encoder.pair(&encoder.context(context)?, continuation)?;
-                self.request(request, limits, "continuation")?;
+                self.request(request, encoder, limits, "continuation")?;
             }
             Question::Document { text } => {
                 for window in encoder.rolling(text, limits.max_length)? {
-                    self.request(window, limits, "text")?;
+                    self.request(window, encoder, limits, "text")?;
                 }
             }
             Question::Generate { context, until, max_new_tokens, .. } => {
                 let max_new_tokens = max_new_tokens.unwrap_or(limits.max_new_tokens);
-                let Some(room) = limits.max_length.checked_sub(max_new_tokens).filter(|room| *room > 0) else {
+                // What a decoder writes does not follow what the encoder reads.
+                let written = if encoder.is_apart() { 0 } else { max_new_tokens };
+                let Some(room) = limits.max_length.checked_sub(written).filter(|room| *room > 0) else {
                     return Err(format!(
                         "max_new_tokens: {max_new_tokens} leave no room for the context, the model takes {}; nearest legal: {}",
                         limits.max_length,
@@ -97,7 +99,7 @@ impl Work {
     }
 
     /// Its last tokens where it is too long, as in the harness.
-    fn request(&mut self, mut request: Request, limits: &Limits, key: &str) -> Result<(), String> {
+    fn request(&mut self, mut request: Request, encoder: &Encoder, limits: &Limits, key: &str) -> Result<(), String> {
         known(&request.tokens, limits, key)?;
         let (scored, most) = (request.scored, limits.max_length);
         if scored == 0 {
@@ -110,8 +112,10 @@ impl Work {
                 "{key}: {scored} tokens, the model takes {most}; make it shorter, or set --max-length"
             ));
         }
-        self.truncated += usize::from(request.tokens.len() > most + 1);
-        request.tokens.drain(..request.tokens.len().saturating_sub(most + 1));
+        // The last token is none that a causal model reads.
+        let room = if encoder.is_apart() { most + scored } else { most + 1 };
+        self.truncated += usize::from(request.tokens.len() > room);
+        request.tokens.drain(..request.tokens.len().saturating_sub(room));
         self.requests.push(request);
         Ok(())
     }

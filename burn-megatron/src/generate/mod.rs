@@ -16,6 +16,7 @@ mod texts;
 pub use choose::{Choice, Likely, TokenLogprobs};
 pub(crate) use choose::{Chosen, choose};
 pub use error::GenerateError;
+pub(crate) use module::write_by;
 pub use module::{ModulePrompt, generate_module, module_images};
 pub use options::GenerateOptions;
 pub(crate) use ranks::ModelRanks;

@@ -95,7 +95,7 @@ fn write<M: WritingModule + Sync + 'static>(
                 let shape: [usize; 4] = images.shape.clone().try_into().expect("checked above");
                 Tensor::from_data(TensorData::new(images.data.clone(), shape), (&device, DType::from(settings.dtype)))
             });
-            Ok(run(&module, &device, &prompt.tokens, images, options, on_token)?)
+            Ok(write_by(&module, &device, &prompt.tokens, images, options, on_token)?)
         })
     })?;
     let told = all.into_iter().flatten().next();
@@ -135,7 +135,8 @@ fn check(prompt: &ModulePrompt, vocab_size: usize, images: Option<ImageInput>) -
     Ok(())
 }
 
-fn run<M: WritingModule>(
+/// What `module` on `device` writes after a prompt that was checked.
+pub(crate) fn write_by<M: WritingModule>(
     module: &M,
     device: &Device,
     prompt: &[i64],

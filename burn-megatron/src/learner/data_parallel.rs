@@ -6,9 +6,8 @@ use std::sync::Arc;
 use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use backend_dist::process::Processes;
-use burn::module::Module;
 use burn::optim::OptimizerRecord;
-use burn::tensor::{Device, Distribution, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{EventProcessorTraining, Learner, LearnerModel};
 use parking_lot::Mutex;
@@ -241,7 +240,9 @@ impl<M: LearnerModel> DataParallel<M> {
     /// How ranks step models of their own; `None` if the learners hold the models.
     pub(super) fn zero(&self, learner: &Learner<M>) -> Option<Zero> {
         let model = learner.model();
-        let states = if self.ranks > 1 { running_states(&model) } else { HashSet::new() };
+        // Of several ranks, or of one whose model is not where the learner's is, with which clones share them.
+        let has_own = self.ranks > 1 || self.tensor.is_some();
+        let states = if has_own { running_states(&model) } else { HashSet::new() };
         let owners = match self.zero {
             0 if states.is_empty() && self.tensor.is_none() && self.overlap.is_none() => return None,
             0 => Owners::of(&model, 1),
@@ -290,12 +291,4 @@ impl<M: LearnerModel> DataParallel<M> {
         };
         Ok(devices.into_iter().map(|device| self.training_device(device)).collect())
     }
-}
-
-/// A seed for random numbers on logical devices, from the generator of the first of `devices`, or else of the model's. To be
-/// called before anything draws parameters: only a run that is not resumed does.
-pub(super) fn drawn<M: Module>(devices: &[Device], model: &M) -> u64 {
-    let device = devices.first().cloned().or_else(|| model.devices().first().cloned()).unwrap_or_default();
-    let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &device.inner());
-    bits.into_data().iter::<f64>().fold(0, |seed, bits| seed << 24 | bits as u64)
 }

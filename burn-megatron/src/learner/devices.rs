@@ -1,9 +1,10 @@
-//! Where a learner is: the devices of ranks that nobody has named devices for, and the host.
+//! Where a learner is: the devices of ranks that nobody has named devices for, the host, and a seed from their generators.
 
 use std::ops::Range;
 
 use backend_dist::gpu;
-use burn::tensor::Device;
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor};
 
 /// Where the learner's copies of parameters that it never steps cost no accelerator memory. A parameter that it steps
 /// moves to the device of its gradient, and stays there.
@@ -40,6 +41,14 @@ fn cuda(index: usize) -> Result<Device, String> {
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: usize) -> Result<Device, String> {
     Err("a GPU needs a build with --features cuda".into())
+}
+
+/// A seed for random numbers on logical devices, from the generator of the first of `devices`, or else of the model's. To be
+/// called before anything draws parameters: only a run that is not resumed does.
+pub(super) fn drawn<M: Module>(devices: &[Device], model: &M) -> u64 {
+    let device = devices.first().cloned().or_else(|| model.devices().first().cloned()).unwrap_or_default();
+    let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &device.inner());
+    bits.into_data().iter::<f64>().fold(0, |seed, bits| seed << 24 | bits as u64)
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ mod mesh;
 mod model_parallel;
 mod module_steps;
 mod module_training;
+mod on_mesh;
 mod processes;
 mod rank_loop;
 mod report;
@@ -53,7 +54,6 @@ pub use bert::{BertBatch, BertTraining};
 use data_parallel::DataParallel;
 pub use llava::{LlavaBatch, LlavaTraining};
 pub use mesh::MeshStrategy;
-pub(crate) use mesh::{for_any_module, for_stages};
 pub use model_parallel::{
     BatchStream, CheckpointOptions, Description, ExitOptions, Faults, GlobalBatch, GrpoRun, LogOptions, Megatron,
     Pretraining, RestartOptions, Resume, global_weights, loss_over,
@@ -64,6 +64,7 @@ pub(crate) use module_training::{
     CHECKPOINT_PARTS, ModuleCheckpoints, ModuleEnd, ModuleTraining, ReadBatch, Steps, Trainable, check_shards,
     check_stages,
 };
+pub(crate) use on_mesh::{for_any_module, for_stages};
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
 pub use stages::{Activation, Part, ProcessesStrategy, Sendable, Stages, StagesError, StagesStrategy, TrainBatch};
@@ -164,7 +165,8 @@ impl MegatronStrategy {
     ///   for a moment, on the default device. Without a checkpointer nothing is collected.
     /// - The learner keeps the values that the training began with of the parameters that it does not step: one copy of
     ///   the model in host memory for all ranks, none on an accelerator.
-    /// - A model that overrides `TrainStep::optimize` sees the gradients of its rank's parameters only.
+    /// - A model that overrides `TrainStep::optimize` sees the gradients of its rank's parameters only, and what it changes of
+    ///   frozen ones, as moving averages, is not kept.
     ///
     /// # Panics
     /// If `devices` is empty or `stage` above 3.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
 use backend_dist::fully_shard::Units;
+use backend_dist::gpu;
 use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
@@ -24,6 +25,7 @@ use parking_lot::Mutex;
 use super::data_parallel::DataParallel;
 use super::devices::host;
 use super::dp_rank::DpRank;
+use super::report::advised;
 use super::states::with_own_states;
 use super::tensor_parallel::TensorParallel;
 
@@ -73,13 +75,20 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         learner.model().trace(losses)
     }
 
-    /// On the CPU ranks of `layout`, which has tensor, sequence and data parallelism with ZeRO 0 to 3. `items` is a
-    /// multiple of the data-parallel ranks. The traces are those of data-parallel ranks. The error says why a rank
-    /// failed; a plan that does not fit.
-    pub fn over_ranks(&self, module: &M, layout: &ParallelLayout, plan: &Plan) -> Result<Vec<ModuleTrace>, String> {
+    /// On the ranks of `layout`, which has tensor, sequence and data parallelism with ZeRO 0 to 3; rank `r` is on
+    /// `devices[r % devices.len()]`. `items` is a multiple of the data-parallel ranks. The traces are those of data-parallel
+    /// ranks. The error says why a rank failed; a plan that does not fit.
+    pub fn over_ranks(
+        &self,
+        module: &M,
+        layout: &ParallelLayout,
+        plan: &Plan,
+        devices: &[Device],
+    ) -> Result<Vec<ModuleTrace>, String> {
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);
-        let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan, false));
+        let is_gpu = devices.iter().any(|device| gpu::index(device).is_some());
+        let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan, is_gpu));
         let overlap = self.overlap.then_some(BUCKET);
         let strategy = DataParallel { tensor, overlap, ..DataParallel::new(ranks, layout.zero, units) };
         let device = strategy.training_device(host());
@@ -109,11 +118,11 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
             let trace = dp_rank.into_model()?.trace(losses);
             Ok(if is_whole { trace } else { ModuleTrace { parameters: Named::new(), ..trace } })
         };
-        let traces = launch(&mesh, &[Device::flex()], |rank| match &teams {
+        let traces = launch(&mesh, devices, |rank| match &teams {
             Some(teams) => teams.run(&rank, |logical| train(&rank, &strategy.training_device(logical))),
             None => train(&rank, &device).map(Some),
         });
-        Ok(traces.map_err(|error| error.to_string())?.into_iter().flatten().collect())
+        Ok(traces.map_err(|error| advised(&error))?.into_iter().flatten().collect())
     }
 
     fn items_of(&self, step: usize, rank: usize, ranks: usize) -> Range<usize> {
@@ -173,6 +182,8 @@ impl<M> fmt::Debug for Notes<M> {
 
 impl<M: Module + ModuleDisplay> Probe<M> {
     fn trace(&self, losses: Vec<f64>) -> ModuleTrace {
+        // A running state holds back its last update until a validation copy has it applied.
+        drop(self.module.valid());
         ModuleTrace { losses, gradients: self.notes.notebook.take(), parameters: named(&self.module, None, |_| true) }
     }
 }

@@ -73,7 +73,31 @@ pub(super) struct Failure {
 
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Self {
-        Self { rank: error.rank, message: error.to_string() }
+        Self { rank: error.rank, message: advised(&error) }
+    }
+}
+
+/// What to change where a message of Burn's does not say it.
+const ADVICE: [(&str, &str); 2] = [
+    (
+        "Gradient checkpointing strategy mismatch",
+        "with ZeRO 3 tensors have gradient checkpointing, but not those of `Tensor::from_inner` and of fields with \
+         #[module(skip)]; nearest legal: `detach` instead, a field that Burn moves, MeshStrategy::reshard_after_forward(false), \
+         or ZeRO 2",
+    ),
+    (
+        "The provided tensors are not on the same device",
+        "a rank has a device of its own: make tensors on `x.device()`, and constants as fields without #[module(skip)], which \
+         Burn moves with the module",
+    ),
+];
+
+/// The message of a launch that has failed, with advice if there is some.
+pub(super) fn advised(error: &RunError) -> String {
+    let message = error.to_string();
+    match ADVICE.iter().find(|(words, _)| message.contains(words)) {
+        Some((_, advice)) => format!("{message}\nadvice: {advice}"),
+        None => message,
     }
 }
 

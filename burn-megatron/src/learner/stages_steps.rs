@@ -40,9 +40,15 @@ pub(crate) struct StagesSteps<M: Stages> {
 }
 
 impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
-    /// On the CPU ranks of `layout`. The traces are those of data-parallel ranks, each of all stages. The error says
-    /// why a rank failed; a model, a plan or a schedule that does not fit.
-    pub fn over_ranks(&self, module: &M, layout: &ParallelLayout, plan: &Plan) -> Result<Vec<ModuleTrace>, String> {
+    /// On the ranks of `layout`, rank `r` on `devices[r % devices.len()]`. The traces are those of data-parallel ranks, each
+    /// of all stages. The error says why a rank failed; a model, a plan or a schedule that does not fit.
+    pub fn over_ranks(
+        &self,
+        module: &M,
+        layout: &ParallelLayout,
+        plan: &Plan,
+        devices: &[Device],
+    ) -> Result<Vec<ModuleTrace>, String> {
         let (schedule, recompute) = (self.schedule, self.recompute.clone());
         let wanted = Wanted { schedule, micro_batches: Some(self.micro_batches), recompute };
         // Errors have the paths of the module itself.
@@ -73,8 +79,7 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
             let gradients = stages.learner().model().notes.notebook.take();
             Ok((rank.coords.dp, ModuleTrace { losses, gradients, parameters }))
         };
-        let traces =
-            launch(&mesh, &[Device::flex()], |rank| teams.run(&rank, |logical| train(&rank, &logical.autodiff())));
+        let traces = launch(&mesh, devices, |rank| teams.run(&rank, |logical| train(&rank, &logical.autodiff())));
         let mut ranks = vec![ModuleTrace::default(); layout.dp];
         for (dp, trace) in traces.map_err(|error| error.to_string())?.into_iter().flatten() {
             let rank = &mut ranks[dp];

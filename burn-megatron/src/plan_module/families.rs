@@ -98,6 +98,13 @@ fn t5(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, 
 
 fn vit(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {
     let config = sizes::<Vit>(config)?;
+    if config.num_labels.is_none() {
+        return Err(
+            "config.json: a ViTModel has no head to train; `train` draws one: plan RUN.toml with model.hf and \
+                    model.num-labels"
+                .into(),
+        );
+    }
     let pixels = [subject.batch, config.num_channels, config.image_size, config.image_size];
     of::<Vit, Vit>(
         &config,

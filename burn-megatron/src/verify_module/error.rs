@@ -62,12 +62,12 @@ pub enum ModuleError {
     /// What only a model of stages has.
     #[error("Proof's micro_batches, schedule and recompute need a model that implements `Stages`: verify_stages_as")]
     Stages,
-    /// The CPU's floats are not `f64` where nothing else is said.
+    /// A device's floats are not `f64` where nothing else is said.
     #[error(
-        "floats on the CPU are {float:?} in this process{}: verify_module must come before the first tensor; a file under \
+        "floats on {device} are {float:?} in this process{}: verify_module must come before the first tensor; a file under \
          tests/ is a process of its own", because(.why)
     )]
-    Precision { float: FloatDType, why: Option<String> },
+    Precision { device: String, float: FloatDType, why: Option<String> },
     /// A parameter that is not `f64`.
     #[error("parameter {path} is {dtype:?}: layouts are compared in F64; make it with the float type of its device")]
     Parameter { path: String, dtype: DType },

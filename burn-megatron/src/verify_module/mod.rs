@@ -1,5 +1,6 @@
 //! Proof that a Burn module of one's own trains over ranks as on one device, in double precision.
 
+mod bound;
 mod compare;
 mod error;
 mod stages;
@@ -9,6 +10,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
+use backend_dist::gpu;
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::parallelize::Plan;
 use backend_dist::paths::PathVisitor;
@@ -18,7 +20,9 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::learner::{ModuleSteps, for_any_module};
 use crate::schedule::ScheduleKind;
-use crate::verify::{Candidate, Line};
+use crate::verify::{Candidate, Line, TOLERANCE};
+pub use bound::ON_GPUS;
+use bound::bound;
 use compare::compare;
 pub use error::{ModuleError, ModuleReport};
 use models::Recompute;
@@ -32,7 +36,8 @@ const ITEMS: usize = 8;
 const SEED: u64 = 1234;
 
 /// Trains a module for three steps of AdamW with stock Burn on one CPU device, and from the same values in every layout
-/// on CPU ranks. Each loss, gradient and parameter must be that of the one device to 1e-10 of its norm, in `f64`.
+/// on CPU ranks. Each loss, gradient and parameter must be that of the one device to 1e-10 of its norm, in `f64`; of a
+/// module with burn-nn's `RmsNorm` or `DeformConv2d`, which Burn computes in `f32`, to 1e-5.
 ///
 /// - `make_model` makes the module on a device whose generator is seeded and whose floats are `f64`.
 /// - `loss` is the mean loss of some items of a data set, by number. A step of all layouts has the same items: at least
@@ -94,13 +99,25 @@ pub struct Proof {
     schedule: Option<ScheduleKind>,
     recompute: Recompute,
     overlap: bool,
+    devices: Vec<Device>,
+    double_throughout: bool,
 }
 
 impl Default for Proof {
     fn default() -> Self {
         let optimizer: fn() -> ModuleOptimizer = || AdamWConfig::new().with_weight_decay(0.1).init();
-        let (plan, recompute) = (Plan::auto(), Recompute::default());
-        Self { plan, optimizer, micro_batches: None, schedule: None, recompute, overlap: false }
+        let (plan, recompute, devices) = (Plan::auto(), Recompute::default(), vec![Device::flex()]);
+        let double_throughout = false;
+        Self {
+            plan,
+            optimizer,
+            micro_batches: None,
+            schedule: None,
+            recompute,
+            overlap: false,
+            devices,
+            double_throughout,
+        }
     }
 }
 
@@ -115,6 +132,31 @@ impl Proof {
     pub fn optimizer(mut self, optimizer: fn() -> ModuleOptimizer) -> Self {
         self.optimizer = optimizer;
         self
+    }
+
+    /// Rank `r` runs on `devices[r % devices.len()]` instead of a CPU; the one device is a CPU always. Whatever the layout,
+    /// GPUs are logical devices, as in `train`. The bound is [`ON_GPUS`] there.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn devices(mut self, devices: Vec<Device>) -> Self {
+        assert!(!devices.is_empty(), "devices: there is none; nearest legal: 1");
+        self.devices = devices;
+        self
+    }
+
+    /// All layers compute in `f64` if their parameters are: the bound is 1e-10 also if one has the name of a layer of Burn that
+    /// computes in `f32`, such as `RmsNorm`.
+    pub fn double_throughout(mut self) -> Self {
+        self.double_throughout = true;
+        self
+    }
+
+    /// Largest relative difference that passes.
+    fn bound<M: Module>(&self, module: &M) -> f64 {
+        let on_cpus = if self.double_throughout { TOLERANCE } else { bound(module) };
+        let has_gpus = self.devices.iter().any(|device| gpu::index(device).is_some());
+        if has_gpus { ON_GPUS.max(on_cpus) } else { on_cpus }
     }
 
     /// Of [`verify_module_as`]: with ZeRO 0 to 2 gradients are reduced during the backward pass, as
@@ -162,7 +204,7 @@ pub fn verify_module_as<M: Module + ModuleDisplay + 'static>(
     if proof.micro_batches.is_some() || proof.schedule.is_some() || proof.recompute != Recompute::default() {
         return Err(ModuleError::Stages);
     }
-    let device = double_precision()?.autodiff();
+    let device = double_precision(proof)?.autodiff();
     device.seed(SEED);
     let module = make_model(&device).fork(&device);
     all_double(&module)?;
@@ -171,23 +213,29 @@ pub fn verify_module_as<M: Module + ModuleDisplay + 'static>(
     let (loss, optimizer, overlap) = (Arc::new(loss), proof.optimizer, proof.overlap);
     let steps = ModuleSteps { loss, steps: STEPS, items, optimizer, overlap };
     let one = steps.one_device(&module);
+    let bound = proof.bound(&module);
     let line = |layout: &ParallelLayout| {
-        let ranks = steps.over_ranks(&module, layout, &proof.plan);
+        let ranks = steps.over_ranks(&module, layout, &proof.plan, &proof.devices);
         let candidate = Candidate { layout: layout.clone(), ..Candidate::default() };
-        Line { candidate, outcome: ranks.map(|ranks| compare(&one, &ranks)), rerouted: 0.0 }
+        Line { candidate, outcome: ranks.map(|ranks| compare(&one, &ranks, bound)), rerouted: 0.0 }
     };
     let report = ModuleReport { lines: layouts.iter().map(line).collect() };
     if report.lines.iter().all(Line::passes) { Ok(report) } else { Err(ModuleError::Different(report)) }
 }
 
-/// The CPU, with floats that are `f64` where nothing else is said.
-fn double_precision() -> Result<Device, ModuleError> {
-    let mut device = Device::flex();
-    let configured = device.configure(FloatDType::F64);
-    match device.settings().float_dtype {
-        FloatDType::F64 => Ok(device),
-        other => Err(ModuleError::Precision { float: other, why: configured.err().map(|error| error.to_string()) }),
+/// The CPU. Its floats, and those of the ranks' devices, are `f64` where nothing else is said.
+fn double_precision(proof: &Proof) -> Result<Device, ModuleError> {
+    for mut device in [Device::flex()].into_iter().chain(proof.devices.iter().cloned()) {
+        let configured = device.configure(FloatDType::F64);
+        match device.settings().float_dtype {
+            FloatDType::F64 => {}
+            other => {
+                let why = configured.err().map(|error| error.to_string());
+                return Err(ModuleError::Precision { device: format!("{device:?}"), float: other, why });
+            }
+        }
     }
+    Ok(Device::flex())
 }
 
 fn all_double<M: Module>(module: &M) -> Result<(), ModuleError> {

@@ -47,7 +47,7 @@ pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
     if proof.overlap {
         return Err(ModuleError::Layout("overlap_grad_reduce is not for stages; nearest legal: without it".into()));
     }
-    let device = double_precision()?.autodiff();
+    let device = double_precision(proof)?.autodiff();
     device.seed(SEED);
     let module = make_model(&device).fork(&device);
     all_double(&module)?;
@@ -62,6 +62,7 @@ pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
     let loss = Arc::new(move |model: &M, items: Range<usize>, device: &Device| model.run(&whole(items, device)).0);
     let one = ModuleSteps { loss, steps: STEPS, items, optimizer: proof.optimizer, overlap: false };
     let one = one.one_device(&module);
+    let bound = proof.bound(&module);
     let line = |layout: &ParallelLayout| {
         let (schedule, recompute, accumulation) = (proof.schedule, proof.recompute.clone(), micro_batches(layout));
         let steps = StagesSteps {
@@ -73,10 +74,10 @@ pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
             schedule,
             recompute: recompute.clone(),
         };
-        let ranks = steps.over_ranks(&module, layout, &proof.plan);
+        let ranks = steps.over_ranks(&module, layout, &proof.plan, &proof.devices);
         let pipeline = PipelineConfig { schedule, ..PipelineConfig::default() };
         let candidate = Candidate { layout: layout.clone(), accumulation, pipeline, recompute, ..Candidate::default() };
-        Line { candidate, outcome: ranks.map(|ranks| compare(&one, &ranks)), rerouted: 0.0 }
+        Line { candidate, outcome: ranks.map(|ranks| compare(&one, &ranks, bound)), rerouted: 0.0 }
     };
     let report = ModuleReport { lines: layouts.iter().map(line).collect() };
     if report.lines.iter().all(Line::passes) { Ok(report) } else { Err(ModuleError::Different(report)) }

@@ -3,6 +3,7 @@
 use super::compare::compare;
 use super::*;
 use crate::learner::{ModuleTrace, Named};
+use crate::verify::TOLERANCE;
 
 fn trace_of(weight: f64) -> ModuleTrace {
     let named = |values: &[(&str, f64)]| -> Named {
@@ -15,11 +16,11 @@ fn trace_of(weight: f64) -> ModuleTrace {
 #[test]
 fn differences_are_relative_to_the_norm_and_say_where() {
     let one = trace_of(4.0);
-    let found = compare(&one, &[one.clone(), trace_of(4.5)]);
+    let found = compare(&one, &[one.clone(), trace_of(4.5)], TOLERANCE);
     assert!((found.gradients.relative - 0.1).abs() < 1e-15, "{found:?}");
     assert_eq!(found.gradients.at, "gradient of encoder.weight, step 0, rank 1");
     assert_eq!((found.loss.relative, found.parameters.relative), (0.0, 0.0));
-    assert!(compare(&one, &[trace_of(f64::NAN)]).gradients.relative.is_nan());
+    assert!(compare(&one, &[trace_of(f64::NAN)], TOLERANCE).gradients.relative.is_nan());
 }
 
 #[test]
@@ -30,11 +31,11 @@ fn a_gradient_may_be_on_one_rank_only_but_not_on_none() {
         trace.gradients[0].remove(path);
         trace
     };
-    assert!(compare(&one, &[without("head.bias"), without("encoder.weight")]).pass());
-    let found = compare(&one, &[without("head.bias"), without("head.bias")]);
+    assert!(compare(&one, &[without("head.bias"), without("encoder.weight")], TOLERANCE).pass());
+    let found = compare(&one, &[without("head.bias"), without("head.bias")], TOLERANCE);
     assert_eq!(found.gradients.at, "gradient of head.bias, step 0, which no rank has");
     assert!(!found.pass() && found.gradients.relative.is_infinite());
-    assert!(!compare(&without("head.bias"), &[one]).pass());
+    assert!(!compare(&without("head.bias"), &[one], TOLERANCE).pass());
 }
 
 #[test]

@@ -5,7 +5,8 @@ use burn_megatron::hf::ModuleFolder;
 use models::images::Llava;
 use serde_json::Value;
 
-use crate::images::{equals_transformers, generates};
+use crate::images::equals_transformers;
+use crate::images_generate::generates;
 use crate::modules::{changed, round_trip};
 
 /// Llama's norms are rounded to fp32 in transformers, and so are SigLIP's softmax and the loss.

@@ -16,15 +16,15 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
-use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
-    ExecutionStrategy, InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput,
-    TrainStep, TrainingStrategy,
+    ExecutionStrategy, InferenceStep, Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep,
+    TrainingStrategy,
 };
 use burn_megatron::prelude::*;
 
 use crate::classifier::{All, Known, Trap, generator};
 use crate::cpu;
+use crate::runs::{trained, training, zero};
 use crate::setup::{difference, interleaved};
 
 const SIZE: usize = 6;
@@ -140,41 +140,20 @@ impl Setup {
 
     fn run(&self, directory: &Path, strategy: TrainingStrategy<Net>) -> LearningResult<Net> {
         let _generator = generator();
-        let (train, valid) = (loader(self.images.clone(), self.batch), loader((0..10).collect(), BATCH));
-        let mut training = SupervisedTraining::new(directory, train, valid)
-            .with_application_logger(None)
-            .renderer(Box::new(CliMetricsRenderer::new()))
-            .num_epochs(self.epochs)
-            .with_training_strategy(strategy);
+        let loaders = [loader(self.images.clone(), self.batch), loader((0..10).collect(), BATCH)];
+        let training = training(directory, loaders, self.epochs, self.checkpoints, strategy);
         let mut net = Net::new();
         net.trap.panic_at = self.panic_at;
-        if let Some(resume) = self.checkpoints {
-            training = training.with_default_checkpointers();
-            if let Some(epoch) = resume {
-                training = training.checkpoint(epoch);
-            }
-        }
         training.launch(Learner::new(net, (self.optimizer)(), self.rate))
     }
 
     fn trained(&self, strategy: TrainingStrategy<Net>) -> Net {
-        let result = self.run(tempfile::tempdir().unwrap().path(), strategy);
-        assert!(result.error.is_none(), "{}", result.error.unwrap());
-        assert!(result.interrupted.is_none(), "{:?}", result.interrupted);
-        result.model
+        trained(self.run(tempfile::tempdir().unwrap().path(), strategy))
     }
 }
 
 fn one_device() -> TrainingStrategy<Net> {
     ExecutionStrategy::single(cpu()).into()
-}
-
-/// ZeRO on CPU ranks; stage 3 shards small parameters too.
-fn zero(stage: u8, ranks: usize) -> TrainingStrategy<Net> {
-    match stage {
-        3 => MegatronStrategy::fully_shard(vec![cpu(); ranks], Units::auto().keep_below(2)),
-        _ => MegatronStrategy::zero(stage, ranks),
-    }
 }
 
 #[test]

@@ -11,15 +11,15 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::tensor::FloatDType;
-use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
-    ExecutionStrategy, InferenceStep, Learner, LearningResult, RegressionOutput, SupervisedTraining, TrainOutput,
-    TrainStep, TrainingStrategy,
+    ExecutionStrategy, InferenceStep, Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep,
+    TrainingStrategy,
 };
 use burn_megatron::prelude::*;
 
 use crate::classifier::{All, generator};
 use crate::cpu;
+use crate::runs::{trained, training, zero};
 use crate::setup::{difference, interleaved};
 
 const INPUTS: usize = 6;
@@ -119,18 +119,8 @@ impl Run {
     fn run(&self, directory: &Path, strategy: TrainingStrategy<Net>) -> LearningResult<Net> {
         let _generator = generator();
         cpu().seed(5);
-        let train = loader(self.items.clone(), self.batch);
-        let mut training = SupervisedTraining::new(directory, train, loader((0..10).collect(), BATCH))
-            .with_application_logger(None)
-            .renderer(Box::new(CliMetricsRenderer::new()))
-            .num_epochs(self.epochs)
-            .with_training_strategy(strategy);
-        if let Some(resume) = self.checkpoints {
-            training = training.with_default_checkpointers();
-            if let Some(epoch) = resume {
-                training = training.checkpoint(epoch);
-            }
-        }
+        let loaders = [loader(self.items.clone(), self.batch), loader((0..10).collect(), BATCH)];
+        let training = training(directory, loaders, self.epochs, self.checkpoints, strategy);
         let net = Net::new(self.norm);
         if self.checkpoints.flatten().is_none() {
             // Draws the parameters. Burn loads no record of such a layer once they are drawn.
@@ -140,9 +130,7 @@ impl Run {
     }
 
     fn numbers(&self, directory: &Path, strategy: TrainingStrategy<Net>) -> Vec<f64> {
-        let result = self.run(directory, strategy);
-        assert!(result.error.is_none(), "{}", result.error.unwrap());
-        result.model.numbers()
+        trained(self.run(directory, strategy)).numbers()
     }
 }
 
@@ -154,13 +142,6 @@ fn whole_and_resumed(norm: bool, strategy: impl Fn() -> TrainingStrategy<Net>) -
     let [first, second] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     run(second.path(), 2, None);
     [run(first.path(), 4, None), run(second.path(), 4, Some(2))]
-}
-
-fn zero(stage: u8) -> TrainingStrategy<Net> {
-    match stage {
-        3 => MegatronStrategy::fully_shard(vec![cpu(); 2], Units::auto().keep_below(2)),
-        _ => MegatronStrategy::zero(stage, 2),
-    }
 }
 
 fn mesh(layout: &str) -> MeshStrategy {
@@ -183,7 +164,7 @@ fn they_train_and_resume_as_on_one_device() {
         }
     };
     for stage in 0..=3 {
-        close(whole_and_resumed(false, || zero(stage)), &format!("ZeRO {stage}"));
+        close(whole_and_resumed(false, || zero(stage, 2)), &format!("ZeRO {stage}"));
     }
     for layout in ["TP2 DP2", "TP2 DP2 ZeRO1", "TP2 DP2 ZeRO3"] {
         close(whole_and_resumed(false, || sharded(layout)), layout);
@@ -198,9 +179,9 @@ fn they_train_and_resume_as_on_one_device() {
 #[test]
 fn with_batch_normalization_checkpoints_change_nothing() {
     let directory = tempfile::tempdir().unwrap();
-    let without = Run::new(true).numbers(directory.path(), zero(0));
+    let without = Run::new(true).numbers(directory.path(), zero(0, 2));
     for stage in 0..=3 {
-        for (run, found) in ["whole", "resumed"].iter().zip(whole_and_resumed(true, || zero(stage))) {
+        for (run, found) in ["whole", "resumed"].iter().zip(whole_and_resumed(true, || zero(stage, 2))) {
             let gap = difference(&found, &without);
             assert!(gap < 1e-10, "ZeRO {stage}, {run}: {gap}");
         }

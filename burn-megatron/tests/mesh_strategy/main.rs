@@ -12,6 +12,7 @@ mod columns;
 mod overlap;
 mod passes;
 mod processes;
+mod runs;
 mod setup;
 mod stages;
 mod training;

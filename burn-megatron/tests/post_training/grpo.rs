@@ -9,12 +9,12 @@ use burn_megatron::grpo::Completion;
 use burn_megatron::train::{Plan, train};
 use serde_json::Value;
 
-use super::{Line, golden, log, parse};
+use super::{Line, log, parse};
 
 /// A token for each of these, and one that ends a text.
 const LETTERS: &str = "0123456789+=";
 
-fn prepared(folder: &Path, rows: impl Iterator<Item = (String, usize)>) {
+pub fn prepared(folder: &Path, rows: impl Iterator<Item = (String, usize)>) {
     let vocab: serde_json::Map<String, Value> =
         LETTERS.chars().enumerate().map(|(id, letter)| (letter.to_string(), id.into())).collect();
     let end = serde_json::json!({
@@ -31,7 +31,7 @@ fn prepared(folder: &Path, rows: impl Iterator<Item = (String, usize)>) {
     fs::write(folder.join("prompts.jsonl"), lines.join("\n")).unwrap();
 }
 
-fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+pub fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     let own = "family = \"llama\"\nvocab-size = 16\nhidden-size = 32\nintermediate-size = 48\nnum-hidden-layers = 2\n\
                num-attention-heads = 4\nnum-key-value-heads = 2\nhead-dim = 8\ninitializer-range = 0.2\n";
     let model = if overrides.iter().any(|(key, _)| *key == "model.hf") { "" } else { own };
@@ -46,7 +46,7 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     parse(&text, overrides)
 }
 
-fn steps(folder: &Path, name: &str) -> Vec<Line> {
+pub fn steps(folder: &Path, name: &str) -> Vec<Line> {
     log(folder, name).into_iter().filter(|line| line["kind"] == "train").collect()
 }
 
@@ -55,7 +55,7 @@ fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
     steps(folder, name)
 }
 
-fn number(line: &Line, key: &str) -> f64 {
+pub fn number(line: &Line, key: &str) -> f64 {
     line[key].as_f64().unwrap_or_else(|| panic!("{key}: {line:?}"))
 }
 
@@ -78,7 +78,7 @@ fn easy(completion: &Completion) -> f64 {
     even as f64 + completion.row["answer"].as_f64().unwrap() * 0.01
 }
 
-fn rewarded(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
+pub fn rewarded(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
     let plan = Plan::new(&config(folder, name, overrides), &[]).unwrap().with_reward(easy);
     train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
     steps(folder, name)
@@ -262,40 +262,4 @@ fn a_run_resumes_and_what_it_is_given_is_checked() {
     };
     says!(error(&[]).unwrap(), "[grpo]", "prompts.jsonl:2: answer: missing");
     assert_eq!(error(&[("grpo.skip-bad-rows", "true"), ("training.steps", "1")]), None);
-}
-
-/// A model of a folder is its own reference, wherever its end of text is.
-#[test]
-fn a_model_of_a_folder_starts_at_its_reference() {
-    let folder = tempfile::tempdir().unwrap();
-    super::eval::model(folder.path());
-    fs::write(folder.path().join("prompts.jsonl"), "{\"prompt\": \"w10 w20 w30\", \"answer\": \"w40\"}\n").unwrap();
-    let base = golden("lora/base").display().to_string();
-    let own = [("model.hf", base.as_str()), ("lora.rank", "4"), ("lora.dora", "true"), ("training.steps", "2")];
-    let random = |completion: &Completion| completion.text.len() as f64;
-    let plan = Plan::new(&config(folder.path(), "dora", &own), &[]).unwrap().with_reward(random);
-    train(&plan, vec![Device::flex()], &mut |_| ()).unwrap();
-    let run = steps(folder.path(), "dora");
-    assert!(number(&run[0], "kl").abs() < 1e-12 && number(&run[1], "kl") > 0.0, "{run:?}");
-}
-
-/// The reference has the policy's frozen weights, also those that are stored in few bits.
-#[test]
-fn adapters_of_weights_in_few_bits_start_at_their_reference() {
-    let folder = tempfile::tempdir().unwrap();
-    prepared(folder.path(), (0..10).map(|digit| (format!("{digit}="), digit)));
-    for dora in ["false", "true"] {
-        let own = [
-            ("model.hidden-size", "64"),
-            ("model.intermediate-size", "64"),
-            ("model.head-dim", "16"),
-            ("training.dtype", "f32"),
-            ("training.steps", "2"),
-            ("lora.rank", "4"),
-            ("lora.dora", dora),
-            ("lora.base", "nf4"),
-        ];
-        let run = rewarded(folder.path(), &format!("dora-{dora}"), &own);
-        assert!(number(&run[0], "kl").abs() < 1e-10 && number(&run[1], "kl") > 0.0, "{dora}: {run:?}");
-    }
 }

@@ -1,4 +1,4 @@
-//! Runs of preference tuning: they learn what they should in every layout, resume, and refuse what they cannot use.
+//! Runs of preference tuning: they learn what they should in every layout, and refuse what they cannot use.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,14 @@ use serde_json::json;
 
 use super::eval::model;
 use super::preference::settings;
-use super::{Line, assert_same, golden, log, parse, succeed};
+use super::{Line, assert_same, log, parse};
 
 /// What assistants say is learned, with the `w4` that ends it.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'assistant' %}w3 w7 {% generation %}{{ m.content }} w4 \
     {% endgeneration %}{% else %}w3 w6 {{ m.content }} w4 {% endif %}{% endfor %}{% if add_generation_prompt %}w3 w7 {% endif %}";
 
 /// A model with a chat template, and pairs of different lengths.
-fn prepared(folder: &Path) {
+pub fn prepared(folder: &Path) {
     model(folder);
     fs::write(folder.join("chat_template.jinja"), TEMPLATE).unwrap();
     let words = |seed: usize, count: usize| {
@@ -33,7 +33,7 @@ fn prepared(folder: &Path) {
     fs::write(folder.join("pairs.jsonl"), (0..15).map(|at| row(at).to_string() + "\n").collect::<String>()).unwrap();
 }
 
-fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
+pub fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
     let text = format!(
         "[model]\nhf = {folder:?}\n[training]\nsteps = 6\nglobal-batch = 4\nseq-length = 64\ndtype = \"f64\"\nclip = \"none\"\n\
          [lr]\nmax = 2e-3\n[optimizer]\nweight-decay = 0.0\n[data]\nsplit = \"80,20,0\"\n[evaluation]\nbatches = 1\n\
@@ -45,12 +45,12 @@ fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
 }
 
 /// The log of a run.
-fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
+pub fn trained(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> Vec<Line> {
     super::trained(&config(folder, name, overrides));
     log(folder, name)
 }
 
-const COMPARED: [&str; 6] =
+pub const COMPARED: [&str; 6] =
     ["loss", "grad_norm", "rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy"];
 
 #[test]
@@ -193,69 +193,6 @@ fn a_step_has_the_gradient_of_forward() {
         assert!((found - output.loss).abs() < 1e-10, "{loss:?}: {found} {}", output.loss);
         assert!((grad - norm).abs() < 1e-9 * norm, "{loss:?}: {grad} {norm}");
     }
-}
-
-#[test]
-fn a_run_that_resumes_knows_its_reference_again() {
-    let folder = tempfile::tempdir().unwrap();
-    prepared(folder.path());
-    let run = |name: &str, overrides: &[(&str, &str)]| {
-        let saves = folder.path().join(name).join("checkpoints").display().to_string();
-        trained(
-            folder.path(),
-            name,
-            &[
-                overrides,
-                &[
-                    ("checkpoint.directory", saves.as_str()),
-                    ("data.samples", "24"),
-                    ("lr.decay", "6 steps"),
-                    ("evaluation.every", "6"),
-                ],
-            ]
-            .concat(),
-        )
-    };
-    let adapter = golden("lora/lora_all/adapter").display().to_string();
-    // A scale follows the weights of one step alone, and must not follow those of the reference.
-    let fp8 = [
-        ("fp8.format", "hybrid"),
-        ("fp8.recipe", "delayed"),
-        ("fp8.amax-history-len", "1"),
-        ("lr.max", "2e-2"),
-        ("optimizer.weight-decay", "5.0"),
-    ];
-    let lora = [("lora.rank", "4"), ("lora.alpha", "8"), ("lora.adapter", adapter.as_str()), ("lr.max", "2e-2")];
-    for (name, own) in [("whole", &[][..]), ("fp8", &fp8), ("lora", &lora)] {
-        let whole = run(name, own);
-        let half = format!("half-{name}");
-        run(&half, &[own, &[("training.steps", "3")]].concat());
-        let parts = run(&half, own);
-        let steps = |lines: &[Line]| lines.iter().filter(|line| line["kind"] == "train").cloned().collect::<Vec<_>>();
-        let (whole, parts) = (steps(&whole), steps(&parts));
-        assert_eq!(parts.len(), 6);
-        for (a, b) in parts.iter().zip(&whole) {
-            assert_eq!(COMPARED.map(|key| &a[key]), COMPARED.map(|key| &b[key]), "{name}: {a:?}");
-        }
-    }
-
-    // Without its model, or the adapter that this begins with, the reference would be another.
-    let again = |name: &str, own: &[(&str, &str)], change: &dyn Fn(&mut RunConfig)| {
-        let saves = folder.path().join(name).join("checkpoints").display().to_string();
-        let of_run = [("checkpoint.directory", saves.as_str()), ("data.samples", "24"), ("lr.decay", "6 steps")];
-        let mut config = config(folder.path(), name, &[own, &of_run].concat());
-        change(&mut config);
-        Plan::new(&config, &[]).map(drop).map_err(|error| error.to_string())
-    };
-    assert_eq!(again("lora", &lora, &|_| ()), Ok(()));
-    let said = again("whole", &[], &|config| config.model.hf = None).unwrap_err();
-    says!(said, "model.hf was \"", "now it is none", "--allow-change model.hf");
-    let said = again("lora", &lora, &|config| config.lora.adapter = None).unwrap_err();
-    says!(said, "lora.adapter was \"", "now it is none", "--allow-change lora.adapter");
-    succeed(folder.path(), "export --checkpoint lora/checkpoints --adapter learned");
-    let learned = folder.path().join("learned");
-    let said = again("lora", &lora, &|config| config.lora.adapter = Some(learned.clone())).unwrap_err();
-    says!(said, "lora.adapter has other weights than when", "--allow-change lora.adapter");
 }
 
 /// The load-balancing loss of a sequence weighs the same however many pairs are in it, and whoever computes it.

@@ -94,6 +94,50 @@ fn real_images_are_learned_exported_and_told() {
     }
 }
 
+/// A folder of a `ViTModel`, images of 16 × 16.
+#[test]
+fn a_model_without_a_head_gets_one() {
+    let folder = run_of(4);
+    fs::write(folder.path().join("run.toml"), without_sizes(&folder)).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf/vit_model");
+    let of_folder = ["--model.preset", "none", "--model.hf", golden.to_str().unwrap()];
+    let message = refused(folder.path(), &of_folder);
+    assert!(
+        message.contains("a ViTModel has no head that tells classes; nearest legal: model.num-labels = 2"),
+        "{message}"
+    );
+    let flags = [&of_folder[..], &["--model.num-labels", "4", TP, "2"]].concat();
+    let said = trained(folder.path(), &flags);
+    assert!(said.contains("head         drawn anew for 4 classes") && said.contains("has no head"), "{said}");
+    // The new head is small, the rest of the model is not: it is the folder's.
+    let loss = logged(&folder.path().join("run"), "loss")[0][0];
+    assert!((loss - 4f64.ln()).abs() < 0.3, "{loss}");
+    let weights = export(&folder.path().join("run"), &folder.path().join("hf"));
+    assert!(weights.contains_key("classifier.weight") && !weights.keys().any(|name| name.contains("pooler")));
+    let config: Value = serde_json::from_slice(&fs::read(folder.path().join("hf/config.json")).unwrap()).unwrap();
+    assert_eq!(config["architectures"], json!(["ViTForImageClassification"]));
+    assert_eq!(config["id2label"].as_object().unwrap().len(), 4);
+}
+
+/// The weights of this model are some terabytes: whoever made them before a look at the layout would not come to an end.
+#[test]
+fn layouts_are_checked_before_weights_are_made() {
+    let folder = run_of(4);
+    let flags = "--dry-run --model.hidden-size 65536 --model.num-attention-heads 32 --model.num-hidden-layers 48 \
+                 --model.intermediate-size 262144 --training.micro-batch 1";
+    let of = |more: &'static str| -> Vec<&'static str> { flags.split_whitespace().chain(more.split(' ')).collect() };
+    let said = trained(folder.path(), &of("--parallel.tensor-parallel 16 --parallel.pipeline-parallel 8"));
+    assert!(said.contains("TP16"), "{said}");
+    let message = refused(folder.path(), &of("--parallel.tensor-parallel 64"));
+    for words in ["parallel.tensor-parallel = 64: plan: `blocks.0.attention` has 32 heads", "nearest legal: 32\n"] {
+        assert!(message.contains(words), "{message}");
+    }
+    let message = refused(folder.path(), &of("--parallel.pipeline-parallel 64"));
+    for words in ["pipeline-parallel 64", "nearest legal: pipeline-parallel 48"] {
+        assert!(message.contains(words), "{message}");
+    }
+}
+
 /// The file of the run, whose model is only named by a flag.
 fn without_sizes(folder: &tempfile::TempDir) -> String {
     let text = fs::read_to_string(folder.path().join("run.toml")).unwrap();
@@ -112,7 +156,9 @@ fn keys_without_a_meaning_are_refused_before_anything_runs() {
         (&["--model.num-labels", "0"], "model.num-labels = 0; legal: 2 to 1048576 classes"),
         (&["--model.patch-size", "3"], "patch_size = 3 does not divide image_size = 8"),
         (&["--model.num-channels", "1"], "num-channels = 1: images have 3; nearest legal: 3"),
+        (&[TP, "3"], "parallel.tensor-parallel = 3: plan: "),
         (&[TP, "3"], "which 3 ranks of axis tp do not divide"),
+        (&[TP, "3"], "nearest legal: 2, 4"),
         (&[PP, "3"], "nearest legal: pipeline-parallel 2"),
         (&["--param-groups.frozen", "vit.embedding.*"], "frozen: no parameter fits `vit.embedding.*`; the nearest is"),
         (&["--param-groups.lr-scale", "{ \"*\" = 0.5 }"], "param-groups.lr-scale"),

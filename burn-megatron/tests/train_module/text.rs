@@ -86,9 +86,14 @@ fn a_text_becomes_a_bert() {
 }
 
 #[test]
-fn layouts_of_bert_and_t5_are_verified_by_name() {
+fn layouts_of_plain_modules_are_verified_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    for (model, layouts) in [("bert", "TP2+SP+DP2+ZeRO1 PP2+x4+gpipe"), ("t5", "TP2 PP4+x4 DP2+ZeRO3")] {
+    for (model, layouts) in [
+        ("bert", "TP2+SP+DP2+ZeRO1 PP2+x4+gpipe"),
+        ("t5", "TP2 PP4+x4 DP2+ZeRO3"),
+        ("vit", "TP4+SP TP2+PP2+DP2+ZeRO2+x4 DP2+ZeRO3"),
+        ("llava", "TP2+SP+DP2+ZeRO3 PP2+VPP2+x4 TP2+PP4+x4"),
+    ] {
         let all = layouts.split_whitespace();
         let flags =
             all.clone().map(|layout| vec!["--layout".to_string(), layout.replace('+', " ")]).collect::<Vec<_>>();
@@ -99,13 +104,21 @@ fn layouts_of_bert_and_t5_are_verified_by_name() {
         let count = all.count();
         assert!(said.contains(&format!("{count} of {count} layouts equal one device within 1e-10")), "{said}");
     }
-    let said = succeed(folder.path(), "verify --model bert --sample 4 --lora dora");
-    assert!(said.contains("4 of 4 layouts equal"), "{said}");
+    for model in ["bert --lora dora", "vit --lora", "llava --lora rslora --kv-heads 2"] {
+        let said = succeed(folder.path(), &format!("verify --model {model} --sample 4"));
+        assert!(said.contains("4 of 4 layouts equal"), "{model}: {said}");
+    }
     for (arguments, words) in [
         ("verify --model bert --dtype bf16", "--dtype has no meaning with --model bert"),
         ("verify --model t5 --layout CP2", "nearest legal"),
         ("verify --model t5 --heads 3", "--hidden 32 is no multiple of --heads 3; nearest legal: 33"),
         ("verify --model bert --layout DP2x4", "nearest legal"),
+        ("verify --model vit --vocab 9", "--vocab has no meaning with --model vit"),
+        ("verify --model vit --kv-heads 2", "--kv-heads has no meaning with --model vit"),
+        ("verify --model llava --seq-length 5", "an image alone has 4 tokens; nearest legal: 6"),
+        ("verify --model llava --kv-heads 3", "num_key_value_heads"),
+        // Any device is taken: more GPUs than there are, or a program without them.
+        ("verify --model t5 --device cuda --layout TP512", "--device cuda: "),
     ] {
         let said = fail(folder.path(), arguments);
         assert!(said.contains(words), "{arguments}: {said}");

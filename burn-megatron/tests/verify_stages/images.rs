@@ -36,7 +36,7 @@ fn tokens(items: Range<usize>, device: &Device) -> Tensor<2, Int> {
 }
 
 fn vit(device: &Device) -> Vit {
-    Vit::new(&VitConfig { initializer_range: STD, num_labels: 7, ..VitConfig::tiny() }, device)
+    Vit::new(&VitConfig { initializer_range: STD, num_labels: Some(7), ..VitConfig::tiny() }, device)
 }
 
 fn vit_loss(model: &Vit, items: Range<usize>, device: &Device) -> Tensor<1> {

@@ -19,7 +19,7 @@ const MODULES: [(&str, &[&str]); 6] = [
     ("llava", &["LlavaForConditionalGeneration"]),
     ("siglip", &["SiglipForImageClassification"]),
     ("siglip_vision_model", &["SiglipVisionModel"]),
-    ("vit", &["ViTForImageClassification"]),
+    ("vit", &["ViTForImageClassification", "ViTModel"]),
 ];
 
 /// Hugging Face's classes of a `model_type` that is a plain Burn module here.
@@ -58,7 +58,7 @@ pub trait HfModule: Module + ModuleDisplay {
     /// Hugging Face's names of its tensors.
     const NAMES: ModuleNames;
 
-    /// The names of a tensor in files that older versions of transformers wrote.
+    /// The names of a tensor in files that older versions of transformers wrote, or that are of a model without a head.
     fn older_names(_name: &str) -> Vec<String> {
         Vec::new()
     }

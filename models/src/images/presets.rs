@@ -25,7 +25,7 @@ pub fn presets() -> [(&'static str, Value); 5] {
             num_attention_heads: heads,
             image_size: 224,
             patch_size,
-            num_labels: 1000,
+            num_labels: Some(1000),
             ..VitConfig::tiny()
         };
         Vit::to_hf(&config)

@@ -9,7 +9,7 @@ use backend_dist::ops::tensor_parallel::gather_from_sequence_parallel;
 use backend_dist::shard::Init;
 use burn::module::Module;
 use burn::tensor::kind::Basic;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Element, Int, Tensor, TensorData};
 
 use super::norm::{Norm, NormKind};
 use super::replicated::ReplicatedLinear;
@@ -44,22 +44,39 @@ impl MtpProjection {
     }
 }
 
-/// `tokens [b, s]`, each at `by` positions before its own; zeros where there is none. With a context each rank has its
-/// positions of the sequence before and after.
-pub fn ahead(tokens: Tensor<2, Int>, by: usize, context: Option<&ContextParallel>) -> Tensor<2, Int> {
-    if by == 0 {
-        return tokens;
-    }
-    let positions = tokens.dims()[1];
-    let tokens = match context {
-        Some(context) => in_order(all_gather_int(tokens, 1, &context.group), context),
+/// What the module that looks `by` tokens beyond the next one embeds and predicts, from `labels [b, s]`: at each
+/// position the token `by` positions later, and the token after that. Where the sequence, its padding or the document has
+/// no such token it is 0, as in Megatron-LM, which rolls the tokens of the input (`roll_tensor` in
+/// `megatron/core/transformer/multi_token_prediction.py`). No prediction from there counts, but such a position has a
+/// place in what balances experts. With a context each rank has its positions of the sequence before and after.
+pub fn ahead(labels: Tensor<2, Int>, by: usize, batch: &MicroBatch) -> [Tensor<2, Int>; 2] {
+    let (positions, context) = (labels.dims()[1], batch.context.as_ref());
+    let labels = match context {
+        Some(context) => in_order(all_gather_int(labels, 1, &context.group), context),
+        None => labels,
+    };
+    let seq = labels.dims()[1];
+    let end = batch.filled_from.unwrap_or(seq).min(seq);
+    let tokens = moved(&labels, by - 1, end.saturating_sub(by));
+    let tokens = match &batch.documents {
+        Some(documents) => {
+            let here = inside(documents, by, seq).skip(by * documents.samples()).chain(std::iter::repeat(false));
+            let mask = by_position(here.map(i64::from), &tokens);
+            tokens * mask
+        }
         None => tokens,
     };
-    let seq = tokens.dims()[1];
-    let by = by.min(seq);
-    let zeros = tokens.clone().narrow(1, 0, by).zeros_like();
-    let shifted = if by == seq { zeros } else { Tensor::cat(vec![tokens.narrow(1, by, seq - by), zeros], 1) };
-    own(shifted, positions, context)
+    [tokens, moved(&labels, by, seq.saturating_sub(by))].map(|of| own(of, positions, context))
+}
+
+/// `count` of `tokens [b, s]` from position `from` on, then zeros.
+fn moved(tokens: &Tensor<2, Int>, from: usize, count: usize) -> Tensor<2, Int> {
+    let zeros = tokens.zeros_like();
+    if count == 0 {
+        return zeros;
+    }
+    let left = tokens.dims()[1] - count;
+    Tensor::cat(vec![tokens.clone().narrow(1, from, count), zeros.narrow(1, 0, left)], 1)
 }
 
 /// `losses [b, s]`, whose gradient also flows to the losses of the modules. A token's loss in the first module is one
@@ -83,7 +100,10 @@ pub fn with_mtp_losses(losses: Tensor<2>, modules: Vec<Tensor<2>>, weight: f64, 
             let before = module.clone().narrow(1, 0, by).zeros_like();
             let aligned = Tensor::cat(vec![before, module.narrow(1, 0, seq - by)], 1);
             match &batch.documents {
-                Some(documents) => aligned.clone() * inside(documents, by, &aligned).mul_scalar(weight),
+                Some(documents) => {
+                    let here = inside(documents, by, seq).map(|here| if here { weight } else { 0.0 });
+                    aligned.clone() * by_position(here, &aligned)
+                }
                 None => aligned.mul_scalar(weight),
             }
         } else {
@@ -95,12 +115,17 @@ pub fn with_mtp_losses(losses: Tensor<2>, modules: Vec<Tensor<2>>, weight: f64, 
     })
 }
 
-/// `[b, s]` like `losses`: 1 where a token has at least `by` others of its document before it, else 0.
-fn inside(documents: &Documents, by: usize, losses: &Tensor<2>) -> Tensor<2> {
-    let [samples, seq] = losses.dims();
-    let whole = positions_in_documents(&Vec::from([0..seq]), documents).into_iter();
-    let values: Vec<f64> = whole.map(|position| if position < by { 0.0 } else { 1.0 }).collect();
-    Tensor::from_data(TensorData::new(values, [seq, samples]), (&losses.device(), losses.dtype())).transpose()
+/// Whether a token has at least `by` others of its document before it: of all samples at the first position, then of all
+/// at the next.
+fn inside(documents: &Documents, by: usize, seq: usize) -> impl Iterator<Item = bool> + use<> {
+    positions_in_documents(&Vec::from([0..seq]), documents).into_iter().map(move |position| position >= by)
+}
+
+/// `[b, s]` like `of`, from values in that order.
+fn by_position<K: Basic, E: Element>(values: impl Iterator<Item = E>, of: &Tensor<2, K>) -> Tensor<2, K> {
+    let [samples, seq] = of.dims();
+    let values: Vec<E> = values.take(seq * samples).collect();
+    Tensor::from_data(TensorData::new(values, [seq, samples]), (&of.device(), of.dtype())).transpose()
 }
 
 /// Sequences `[b, s]` that are gathered in the order of a context's ranks, in the order of the positions.
@@ -129,5 +154,33 @@ fn own<K: Basic>(whole: Tensor<2, K>, count: usize, context: Option<&ContextPara
             Tensor::cat(context.positions(count).map(piece).to_vec(), 1)
         }
         _ => whole,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+
+    /// Rolled as by Megatron-Core 0.16.1, which rolls once more for each module.
+    #[test]
+    fn tokens_beyond_the_end_of_a_document_are_zero() {
+        let labels = Tensor::<2, Int>::from_data([[11, 12, 13, 14, 15, 16, 17, 18]], &Device::flex());
+        let of = |by, batch: &MicroBatch| {
+            let read = |of: Tensor<2, Int>| of.into_data().iter::<i64>().collect::<Vec<_>>();
+            ahead(labels.clone(), by, batch).map(read)
+        };
+        let whole = MicroBatch::default();
+        assert_eq!(of(1, &whole), [[11, 12, 13, 14, 15, 16, 17, 0], [12, 13, 14, 15, 16, 17, 18, 0]]);
+        assert_eq!(of(2, &whole), [[12, 13, 14, 15, 16, 17, 0, 0], [13, 14, 15, 16, 17, 18, 0, 0]]);
+        assert_eq!(of(9, &whole), [[0; 8]; 2]);
+        let padded = MicroBatch { filled_from: Some(6), ..MicroBatch::default() };
+        assert_eq!(of(1, &padded)[0], [11, 12, 13, 14, 15, 0, 0, 0]);
+        let documents = MicroBatch { documents: Some(Documents::new(vec![vec![0, 3, 4]])), ..MicroBatch::default() };
+        assert_eq!(of(1, &documents)[0], [11, 12, 0, 0, 15, 16, 17, 0]);
+        assert_eq!(of(2, &documents)[0], [12, 0, 0, 0, 16, 17, 0, 0]);
+        let both = MicroBatch { filled_from: Some(7), ..documents };
+        assert_eq!(of(2, &both)[0], [12, 0, 0, 0, 16, 0, 0, 0]);
     }
 }

@@ -88,11 +88,11 @@ impl Predictors {
         let positions = self.parallel.sequence_length(x.dims()[0]);
         let mut x = x;
         let module = |(index, module): (usize, &Predictor)| {
-            let embedded = embed_tokens.forward(ahead(labels.clone(), index, batch.context.as_ref()).transpose());
+            let [tokens, targets] = ahead(labels.clone(), index + 1, batch);
+            let embedded = embed_tokens.forward(tokens.transpose());
             let angles = self.ropes.angles(index, positions, &x, batch);
             let hidden = module.block.forward(module.input.forward(embedded, x.clone(), batch), angles.as_ref(), batch);
             x = module.norm.forward(hidden);
-            let targets = ahead(labels.clone(), index + 1, batch.context.as_ref());
             lm_head.token_losses(x.clone(), targets.transpose(), None, batch).transpose()
         };
         self.modules.iter().enumerate().map(module).collect()

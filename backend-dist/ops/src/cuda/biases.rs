@@ -1,14 +1,13 @@
 //! Experts with biases and a clamped SwiGLU.
 
 use burn::backend::{Cube, DType, TensorMetadata};
-use burn_cubecl::kernel::copy_contiguous;
 use kernels_cubecl::pointwise::column_sum::{GroupRows, group_sums, has_kernel as has_sums};
 use kernels_cubecl::pointwise::gated::{Clamp, Gating};
 use kernels_cubecl::pointwise::moe::biases;
 use kernels_cubecl::pointwise::moe::weighted;
 
 use super::row_biases::{Blocks, upload};
-use super::{Float, are_half, columns, empty, grouped, launched, packed, rows, work};
+use super::{Float, are_half, columns, empty, grouped, launched, packed, rows, work, writable};
 use crate::moe::{self, BiasKernels, ClampedSwiGlu, MoeKernels, TokenGroups};
 
 impl BiasKernels for Cube {
@@ -59,8 +58,7 @@ impl BiasKernels for Cube {
             return moe::weighted_bias_grads::<Self>(grad, bias, p, p_grad, counts);
         }
         let _noted = work::memory("gradients of biases of experts", &grad, |bytes| 2 * bytes);
-        let (grad, bias, p, p_grad) = (packed(grad), packed(bias), packed(p), packed(p_grad));
-        let p_grad = if p_grad.can_mut() { p_grad } else { copy_contiguous(p_grad) };
+        let (grad, bias, p, p_grad) = (packed(grad), packed(bias), packed(p), writable(p_grad));
         let blocks = Blocks::new(&grad, counts);
         let groups = blocks.with(&bias);
         let done = by_half!(grad, E => {

@@ -1,12 +1,11 @@
 //! The attention of a decode step on NVIDIA GPUs.
 
 use burn::backend::{Cube, DType, TensorMetadata};
-use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::decode::{DecodeShape, NewAngles, Rows, append, attention, likeliest};
 
 use super::linear::FEW;
-use super::{Float, Int, columns, empty, few_rows, launched, packed, rope, rows, work};
+use super::{Float, Int, columns, empty, few_rows, launched, packed, rope, rows, work, writable};
 use crate::decode::{DecodeOps, PagedAttention};
 use crate::options::{PackedHeads, Rotation};
 use crate::{kernels::LocalKernels, moe::MoeKernels, operation::Tensors};
@@ -83,7 +82,7 @@ fn to_rotate(qkv: Float, angles: Tensors<Cube>, heads: PackedHeads) -> (Float, O
     if !known {
         return (rope::apply(qkv, cos, sin, heads.heads + heads.kv_heads, Rotation::Forward), None);
     }
-    (if qkv.can_mut() { qkv } else { copy_contiguous(qkv) }, Some([cos, sin]))
+    (writable(qkv), Some([cos, sin]))
 }
 
 fn run<E: cubecl::prelude::Float>(

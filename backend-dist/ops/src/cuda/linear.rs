@@ -6,12 +6,12 @@
 
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
-use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels_cubecl::pointwise::column_sum;
 
 use super::{
     Float, are_half, columns, empty, few_rows, launched, low_rank, packed, reductions::sum_dim, rows, with_last,
+    writable,
 };
 use crate::plain;
 use gpu::cuda::lt::{Mixed, Onto, Operand, gemm, gemm_and_bias, gemm_mixed, multiply};
@@ -61,7 +61,7 @@ pub fn add_forward(y: Float, x: Float, w: Float) -> Float {
     if y.dtype != x.dtype {
         return Cube::float_add(y, forward(x, w));
     }
-    let y = summand(y);
+    let y = writable(y);
     if !low_rank::add(&y, &x, &w, true) {
         multiply(Operand::flat(x), Operand::flat(w).transposed(), &y, Onto::Add);
     }
@@ -72,18 +72,11 @@ pub fn add_input_grad(sum: Float, grad: Float, w: Float) -> Float {
     if sum.dtype != grad.dtype {
         return Cube::float_add(sum, input_grad(grad, w));
     }
-    let sum = summand(sum);
+    let sum = writable(sum);
     if !low_rank::add(&sum, &grad, &w, false) {
         multiply(Operand::flat(grad), Operand::flat(w), &sum, Onto::Add);
     }
     sum
-}
-
-/// `y`, for a GEMM to be added to: itself, or a copy where something else holds it, which may be no more than a
-/// collective that CubeCL's thread has yet to queue. That is a matter of time and must not decide how often the sum is
-/// rounded.
-fn summand(y: CubeTensor) -> CubeTensor {
-    if y.can_mut() && y.is_contiguous() { y } else { copy_contiguous(y) }
 }
 
 /// Whether cuBLASLt adds `b` to the GEMM of `x` and `w`.

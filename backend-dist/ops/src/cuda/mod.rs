@@ -127,6 +127,14 @@ pub fn packed(x: CubeTensor) -> CubeTensor {
     }
 }
 
+/// `x` for a kernel that writes over it: itself, or a copy where something else holds it, which may be no more than a
+/// collective that CubeCL's thread has yet to queue. That is a matter of time and must not decide how often a sum is
+/// rounded.
+fn writable(x: CubeTensor) -> CubeTensor {
+    let x = packed(x);
+    if x.can_mut() { x } else { copy_contiguous(x) }
+}
+
 /// An uninitialised contiguous tensor on the device of `x`.
 fn empty(x: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
     gpu::cuda::empty(x, shape.into(), dtype)

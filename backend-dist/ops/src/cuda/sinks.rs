@@ -2,10 +2,9 @@
 
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
-use burn_cubecl::kernel::copy_contiguous;
 use kernels_cubecl::pointwise::sinks::{self as kernels, SinkShape};
 
-use super::{Float, are_floats, empty, launched, packed, reductions, work};
+use super::{Float, are_floats, empty, launched, packed, reductions, work, writable};
 use crate::context::kernels::OutputLse;
 use crate::context::{SinkKernels, sinks_grad, with_sinks};
 
@@ -15,8 +14,7 @@ impl SinkKernels for Cube {
             return with_sinks::<Self>([out, lse], sinks);
         };
         let _noted = work::memory("sinks", &out, |bytes| 2 * bytes);
-        let (out, lse, sinks) = (packed(out), packed(lse), wide(sinks));
-        let out = if out.can_mut() { out } else { copy_contiguous(out) };
+        let (out, lse, sinks) = (writable(out), packed(lse), wide(sinks));
         let total = empty(&lse, lse.shape(), DType::F32);
         let statistics = [&lse.handle, &sinks.handle, &total.handle];
         let done = by_float!(out, E => kernels::add::<E>(&out.client, &out.handle, statistics, shape));

@@ -12,7 +12,7 @@ use burn::backend::{autodiff::grads::Gradients, ops::FloatTensorOps, tensor::Flo
 use burn::module::{Module, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::reducing::Reducing;
+use super::reducing::{Field, Reducing};
 use crate::local::Placements;
 use crate::step_order;
 
@@ -20,14 +20,14 @@ use crate::step_order;
 #[derive(Clone)]
 pub(super) struct Hook {
     pub reducing: Arc<Reducing>,
-    pub index: usize,
+    pub field: Field,
     /// Where the parameter is, if it is on a logical device.
     pub placements: Placements,
 }
 
 impl fmt::Debug for Hook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.reducing.path(self.index))
+        f.write_str(self.reducing.path(self.field.index))
     }
 }
 
@@ -113,7 +113,7 @@ where
         step_order::begin_anew();
         let hook = ops.state;
         let flat = B::own_flat(grads.consume::<B>(&ops.node), hook.clone());
-        hook.reducing.arrived(hook.index, Tensor::from_primitive::<B>(flat));
+        hook.reducing.arrived(hook.field, Tensor::from_primitive::<B>(flat));
     }
 }
 
@@ -127,7 +127,7 @@ where
         }
         match HandOver.prepare::<C>([x.node(), step_order::after_earlier_uses()]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
-                hook.reducing.used(hook.index);
+                hook.reducing.used(hook.field.index);
                 prep.finish(hook, x.into_primitive())
             }
             OpsKind::UnTracked(_) => unreachable!("`x` is tracked"),

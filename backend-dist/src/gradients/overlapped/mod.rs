@@ -32,7 +32,7 @@ use buckets::Reduced;
 use hook::{Hook, Hooked};
 use ranks::comm::Group;
 pub use reducing::Counts;
-use reducing::Reducing;
+use reducing::{Field, Reducing};
 
 /// Bytes of a bucket unless others are given, as `bucket_cap_mb` of PyTorch's `DistributedDataParallel`.
 pub const BUCKET: usize = 25 << 20;
@@ -65,7 +65,7 @@ pub const BUCKET: usize = 25 << 20;
 #[derive(Clone)]
 pub struct Reducer {
     /// By path: a parameter takes the id of a record that it loads.
-    indices: Arc<HashMap<String, usize>>,
+    fields: Arc<HashMap<String, Field>>,
     reducing: Arc<Reducing>,
 }
 
@@ -88,7 +88,7 @@ impl Reducer {
         let params =
             params.iter().map(|param| Reduced { owner: owner(param.id), dtype: param.dtype, length: param.length });
         let reducing = Reducing::new(trained.paths, params.collect(), group.clone(), bytes);
-        Self { indices: trained.indices.into(), reducing: reducing.into() }
+        Self { fields: trained.fields.into(), reducing: reducing.into() }
     }
 
     /// `module`, whose trained parameters' gradients are reduced from [`begin_pass`](Self::begin_pass) to
@@ -128,8 +128,8 @@ impl Reparameterizer for Reducer {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Hooked>) {
-        let Some(&index) = self.indices.get(path) else { return (param, None) };
-        let hook = Hook { reducing: self.reducing.clone(), index, placements: Placements::of(&param.base()) };
+        let Some(&field) = self.fields.get(path) else { return (param, None) };
+        let hook = Hook { reducing: self.reducing.clone(), field, placements: Placements::of(&param.base()) };
         (param, Some(Hooked::new(hook)))
     }
 }
@@ -141,7 +141,7 @@ struct Trained {
     /// The first of each parameter.
     paths: Vec<String>,
     /// Of all paths: a module may hold one parameter in several fields.
-    indices: HashMap<String, usize>,
+    fields: HashMap<String, Field>,
     known: HashMap<ParamId, usize>,
 }
 
@@ -155,6 +155,7 @@ impl PathVisitor for Trained {
             self.paths.len() - 1
         });
         self.ids.insert(param.id);
-        self.indices.insert(path.to_string(), index);
+        let at = self.fields.len();
+        self.fields.insert(path.to_string(), Field { index, at });
     }
 }

@@ -26,6 +26,15 @@ pub struct Counts {
     pub after: usize,
 }
 
+/// A field of a module that holds a parameter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Field {
+    /// The parameter.
+    pub index: usize,
+    /// Its place among all fields.
+    pub at: usize,
+}
+
 pub(super) struct Reducing {
     paths: Vec<String>,
     params: Vec<Reduced>,
@@ -56,23 +65,35 @@ struct State {
 struct Uses {
     /// Without a gradient so far.
     pending: usize,
-    sum: Option<Tensor<1>>,
+    /// Of the last field with a gradient, as in Burn's `GradientsParams::from_grads`, and its place.
+    sum: Option<(usize, Tensor<1>)>,
     is_complete: bool,
 }
 
 /// A bucket on its way, or there.
 struct Started {
-    buffer: Tensor<1>,
-    /// What the sum is divided by.
+    /// Of the members, each or one behind the other.
+    sums: Vec<Tensor<1>>,
+    /// What they are divided by.
     ranks: usize,
     pending: Pending,
 }
 
 impl Started {
-    /// The mean, on those who get it.
-    fn wait(self) -> Tensor<1> {
+    /// The means, on those who get them, of members of these lengths.
+    fn wait(self, lengths: &[usize]) -> Vec<Tensor<1>> {
         self.pending.wait();
-        if self.ranks == 1 { self.buffer } else { self.buffer.div_scalar(self.ranks as f64) }
+        let mean = |sum: Tensor<1>| if self.ranks == 1 { sum } else { sum.div_scalar(self.ranks as f64) };
+        let means: Vec<_> = self.sums.into_iter().map(mean).collect();
+        if means.len() == lengths.len() {
+            return means;
+        }
+        let mut end = 0;
+        let next = |length: &usize| {
+            end += length;
+            means[0].clone().narrow(0, end - length, *length)
+        };
+        lengths.iter().map(next).collect()
     }
 }
 
@@ -135,20 +156,22 @@ impl Reducing {
     }
 
     /// The backward pass has the gradient of a use. A collective, if a bucket has all gradients then.
-    pub fn arrived(&self, index: usize, grad: Tensor<1>) {
+    pub fn arrived(&self, field: Field, grad: Tensor<1>) {
+        let index = field.index;
         let mut state = self.state.lock();
         assert!(state.is_on, "the gradient of `{}` comes after the end of its pass", self.paths[index]);
         let uses = &mut state.uses[index];
         uses.pending -= 1;
         uses.sum = Some(match uses.sum.take() {
-            Some(sum) => sum + grad,
-            None => grad,
+            Some((at, sum)) if at == field.at => (at, sum + grad),
+            Some(later) if later.0 > field.at => later,
+            _ => (field.at, grad),
         });
         if uses.pending > 0 {
             return;
         }
         uses.is_complete = true;
-        let sum = uses.sum.take().expect("it has just come");
+        let (_, sum) = uses.sum.take().expect("it has just come");
         state.grads[index].add(sum);
         state.order.push(index);
         // In their order, which is that of all ranks.
@@ -168,7 +191,7 @@ impl Reducing {
         state.is_on = false;
         for ((grad, uses), other) in state.grads.iter_mut().zip(&mut state.uses).zip(others) {
             // Of a use that no gradient reached, and of a parameter without a hook.
-            let left = uses.sum.take().into_iter().chain(other.is_used().then(|| other.value()));
+            let left = uses.sum.take().map(|(_, sum)| sum).into_iter().chain(other.is_used().then(|| other.value()));
             left.for_each(|left| grad.add(left));
         }
         let used = state.grads.iter().zip(&state.uses).map(|(grad, uses)| uses.is_complete || grad.is_used()).collect();
@@ -179,18 +202,12 @@ impl Reducing {
         let used = used_anywhere(used, &self.group);
         let mut means = Vec::new();
         for (bucket, started) in state.buckets.iter().zip(std::mem::take(&mut state.started)) {
-            let mean = started.wait();
+            let lengths: Vec<usize> = bucket.members.iter().map(|&index| self.params[index].length).collect();
+            let of_members = started.wait(&lengths);
             if bucket.owner.is_some_and(|owner| owner != self.group.rank()) {
                 continue;
             }
-            let mut start = 0;
-            for &index in &bucket.members {
-                let length = self.params[index].length;
-                if used[index] {
-                    means.push((index, mean.clone().narrow(0, start, length)));
-                }
-                start += length;
-            }
+            means.extend(bucket.members.iter().copied().zip(of_members).filter(|(index, _)| used[*index]));
         }
         self.learn(state);
         means
@@ -212,35 +229,37 @@ impl Reducing {
     fn start(&self, state: &mut State) {
         let Bucket { owner, members } = &state.buckets[state.started.len()];
         let values = members.iter().map(|index| state.grads[*index].take()).collect();
-        let started = self.reduce(Tensor::cat(values, 0), *owner);
+        let started = self.reduce(values, *owner);
         state.started.push(started);
     }
 
-    fn reduce(&self, buffer: Tensor<1>, owner: Option<usize>) -> Started {
+    fn reduce(&self, values: Vec<Tensor<1>>, owner: Option<usize>) -> Started {
         let ranks = self.group.size();
         #[cfg(feature = "decorator")]
-        let buffer = {
+        let values = {
             let what = owner.map_or(Collective::AllReduce(ReduceOp::Sum), Collective::Reduce);
-            let held = Held { length: buffer.dims()[0], tensor: buffer, what, for_gemms: false };
-            match async_collectives::begin(vec![held], false, &self.group) {
-                Ok((mut sums, work)) => {
-                    return Started { buffer: sums.remove(0), ranks, pending: Pending::Logical(work) };
+            let held =
+                |tensor: Tensor<1>| Held { length: tensor.dims()[0], tensor, what: what.clone(), for_gemms: false };
+            match async_collectives::begin(values.into_iter().map(held).collect(), true, &self.group) {
+                Ok((means, work)) => {
+                    return Started { sums: means, ranks: 1, pending: Pending::Logical(work) };
                 }
-                Err(mut held) => held.remove(0).tensor,
+                Err(held) => held.into_iter().map(|held| held.tensor).collect(),
             }
         };
+        let buffer = Tensor::cat(values, 0);
         #[cfg(feature = "cuda")]
         if overlap::has_device_link(&self.group, &buffer.device()) {
             let (pending, ranks) = match owner {
                 Some(owner) => (overlap::reduce_mean_into(&buffer, &buffer, owner, &self.group), 1),
                 None => (overlap::all_reduce_in_place(&buffer, &self.group), ranks),
             };
-            return Started { buffer, ranks, pending: Pending::Gpu(pending) };
+            return Started { sums: vec![buffer], ranks, pending: Pending::Gpu(pending) };
         }
         let buffer = match owner {
             Some(owner) => collective::reduce(buffer, owner, &self.group),
             None => collective::all_reduce(buffer, ReduceOp::Sum, &self.group),
         };
-        Started { buffer, ranks, pending: Pending::Done }
+        Started { sums: vec![buffer], ranks, pending: Pending::Done }
     }
 }

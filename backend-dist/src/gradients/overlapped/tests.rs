@@ -133,7 +133,7 @@ fn the_bits_are_those_of_a_reduction_after_the_backward_pass() {
                     assert!(expected["sometimes.weight"].iter().any(|value| *value != 0.0));
                     if owned {
                         let trained = Trained::default().walk(&plain);
-                        expected.retain(|path, _| trained.indices[path] % size == rank.rank);
+                        expected.retain(|path, _| trained.fields[path].index % size == rank.rank);
                     }
                     assert_eq!(found, expected, "{size} ranks, buckets of {bytes}, owned {owned}, step {step}");
                 }

@@ -33,6 +33,9 @@ pub fn matmul(lhs: Operand, rhs: Operand, policy: Policy) -> Option<Decision> {
     let moves = |x: Operand, other: Operand| x.weight && other.at.is_shard() && policy == Policy::WeightsMove;
     let (lhs_decides, rhs_decides) = (!moves(lhs, rhs), !moves(rhs, lhs));
     match dims {
+        // A gradient of a weight: with the features it stays, and with the samples it would be a sum to reduce.
+        (Some(dim), Some(other)) if dim < m && other == n && lhs_decides && rhs_decides => columns(),
+        (Some(other), Some(dim)) if dim < m && other == m && lhs_decides && rhs_decides => rows(),
         (Some(dim), _) if lhs_decides && dim < m => batch(lhs.at, dim),
         (_, Some(dim)) if rhs_decides && dim < m => batch(rhs.at, dim),
         (Some(i), Some(j)) if i == k_of_lhs && j == k_of_rhs => contracted(lhs.at),

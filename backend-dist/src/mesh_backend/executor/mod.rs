@@ -85,7 +85,7 @@ impl<B: Inner> Executor<B> {
     /// Runs an operation, or lets it wait.
     pub fn register_op(&mut self, op: OperationIr) {
         if !self.fuses {
-            return self.inner.register_op(op);
+            return self.run_at_once(op);
         }
         match &op {
             OperationIr::Drop(x) => self.drop_tensor(x.id),
@@ -101,6 +101,21 @@ impl<B: Inner> Executor<B> {
                 || self.attention(&op) => {}
             _ => self.run(op),
         }
+    }
+
+    /// Runs an operation as it comes. Attention in f64 is ours: Burn's has its softmax in f32.
+    fn run_at_once(&mut self, op: OperationIr) {
+        match &op {
+            OperationIr::Drop(x) => drop(self.logsumexps.remove(&x.id)),
+            OperationIr::Module(_) => {
+                let is_double = op.inputs().next().is_some_and(|x| x.dtype == DType::F64);
+                if is_double && self.attention(&op) {
+                    return;
+                }
+            }
+            _ => {}
+        }
+        self.inner.register_op(op);
     }
 
     fn run(&mut self, op: OperationIr) {

@@ -120,8 +120,8 @@ impl<B: Inner> Interpreter<B> {
         self.drop_copies(entry);
     }
 
-    /// Under sequence parallelism: shards what comes out of a table along the sequence, as the layers after it want it.
-    pub(super) fn shard_sequence(&mut self, op: &OperationIr) {
+    /// Under sequence parallelism: shards what comes out of a table by tokens, as the layers after it want it.
+    pub(super) fn shard_tokens(&mut self, op: &OperationIr) {
         let Some((out, to)) = self.axes.first().and_then(|axis| self.homes.of_embedding(op, axis.ranks)) else {
             return;
         };

@@ -53,7 +53,12 @@ impl<B: Inner> Interpreter<B> {
         };
         let (inputs, outputs) = ([weight, moment_1, moment_2, gradient], [new_weight, new_1, new_2]);
         let [at, others @ ..] = inputs.map(|x| &self.table.get(x.id).state.at);
-        if others.iter().any(|other| *other != at) || at.contains(&Placement::Partial) {
+        // On an axis of one rank all placements are one.
+        let divides = |axis: &MeshAxis| axis.ranks > 1;
+        let differ = |(axis, pair): (&MeshAxis, (&Placement, &Placement))| divides(axis) && pair.0 != pair.1;
+        let is_apart = |other: &&Vec<Placement>| self.axes.iter().zip(at.iter().zip(*other)).any(differ);
+        let is_sum = |(axis, at): (&MeshAxis, &Placement)| divides(axis) && *at == Placement::Partial;
+        if others.iter().any(is_apart) || self.axes.iter().zip(at).any(is_sum) {
             let operations = step.operations(inputs, outputs, || self.new_id());
             return operations.into_iter().for_each(|op| self.run_planned(op));
         }

@@ -89,7 +89,7 @@ impl<B: Inner> Interpreter<B> {
             self.scale(&scaled, factor);
         }
         self.link_view(&op);
-        self.shard_sequence(&op);
+        self.shard_tokens(&op);
         for (local, id) in locals.into_iter().zip(names.tensors) {
             if local.is_temporary {
                 self.drop_local(local.id);

@@ -19,9 +19,11 @@ static MODELS: LazyLock<Vec<(Sample<FamilyConfig>, String)>> = LazyLock::new(|| 
 });
 
 /// Models that are plain Burn modules, and what they are.
-pub const MODULES: [(&str, &str); 2] = [
+pub const MODULES: [(&str, &str); 4] = [
     ("bert", "BERT with a head for masked tokens and one for the next sentence"),
     ("t5", "T5: encoder and decoder, each of --layers"),
+    ("vit", "ViT with a head for seven classes, images of 8 x 8"),
+    ("llava", "LLaVA: image tower and language model, each of --layers"),
 ];
 
 /// The names of the models that can be verified.

@@ -57,7 +57,7 @@ pub struct Args {
     /// Attention heads
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Key/value heads (Llama)
+    /// Key/value heads (Llama, LLaVA)
     #[arg(long, value_name = "N")]
     kv_heads: Option<usize>,
     /// Tokens of the vocabulary

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::decoder::decoder_of;
+use super::find::find;
 use super::foreign::{belongs, decided, decider, defaults, owners, words};
-use super::keys::{KEYS, find};
+use super::keys::KEYS;
 use super::kind::{AUTO as ANY_SIZE, NONE};
 use super::layer::{Entry, read_file, read_overrides, read_text};
 use super::model::{self, Base, Hints};

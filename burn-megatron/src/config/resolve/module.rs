@@ -80,7 +80,11 @@ impl Values {
             let given = free(&entry.value);
             if name == CLASSES && kind == "vit" {
                 match given.as_u64().filter(|classes| (2..=MOST_CLASSES).contains(classes)) {
-                    Some(classes) => set_classes(&mut config, classes as usize),
+                    Some(classes) => {
+                        set_classes(&mut config, classes as usize);
+                        // Of a model without a head, too, which gets one.
+                        config["architectures"] = serde_json::json!(["ViTForImageClassification"]);
+                    }
                     None => {
                         let what = format!("{} = {given}; legal: 2 to {MOST_CLASSES} classes", entry.path);
                         self.problems.push(Problem { origin: entry.origin, what });
@@ -107,7 +111,17 @@ impl Values {
         }
         let refused = match kind.as_str() {
             "bert" => Bert::from_hf(&config).err(),
-            "vit" => Vit::from_hf(&config).err(),
+            "vit" => match Vit::from_hf(&config) {
+                Ok(sizes) => {
+                    if sizes.num_labels.is_none() {
+                        let what = "model.hf: a ViTModel has no head that tells classes; nearest legal: model.num-labels = 2, or as \
+                                    many classes as a new head is to have";
+                        self.problems.push(Problem::new(what));
+                    }
+                    None
+                }
+                Err(error) => Some(error),
+            },
             "llava" => Llava::from_hf(&config).err(),
             _ => T5::from_hf(&config).err(),
         };

@@ -1,6 +1,7 @@
 //! What is said of a key that does not exist.
 
-use crate::config::keys::{KEYS, find_anywhere};
+use crate::config::find::find_anywhere;
+use crate::config::keys::KEYS;
 use crate::config::problem::did_you_mean;
 use crate::config::sections::SECTIONS;
 

@@ -51,7 +51,8 @@ impl<M: CausalLm> RankEngine<M> {
     /// The gradient of an auxiliary loss, a mean over the tokens of a micro-batch, in what is minimized, before the
     /// division by the tokens of the global batch. Megatron multiplies it with all tokens, counted or not, but for
     /// padding (megatron/core/transformer/moe/router.py, `attach_and_log_load_balancing_loss`), so
-    /// that the loss of a sequence does not depend on how the batch is split.
+    /// that the loss of a sequence does not depend on how the batch is split; that of sequences only with those of one
+    /// sequence (`_apply_seq_aux_loss` there), which is not followed.
     pub(super) fn auxiliary_grad(&self, batch: &TokenBatch, local: &LocalBatch) -> f64 {
         let tokens = match self.config.loss {
             LossMean::PerToken => {

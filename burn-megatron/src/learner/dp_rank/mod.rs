@@ -1,5 +1,6 @@
 //! One rank's model and optimizer, whole or with ZeRO.
 
+mod constants;
 mod own;
 
 use backend_dist::comm::Group;

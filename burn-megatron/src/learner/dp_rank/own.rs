@@ -6,9 +6,10 @@ use backend_dist::gradients::overlapped::Reducer;
 use backend_dist::gradients::place_gradients;
 use backend_dist::launch::BoxError;
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::Device;
+use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
+use super::constants::with_plain_constants;
 use crate::learner::states::with_own_states;
 use crate::learner::tensor_parallel::Placing;
 use crate::learner::zero::Zero;
@@ -42,7 +43,14 @@ impl<M: LearnerModel> Own<M> {
         placing: Option<&Placing<M>>,
     ) -> Result<Self, BoxError> {
         // Forks have leaves of their own: graphs of different threads must not share a node.
-        let model = if zero.states.is_empty() { model } else { with_own_states(&model) };
+        let is_checkpointed = device.gradient_checkpointing_strategy() == Some(GradientCheckpointingStrategy::Balanced);
+        let model = if zero.stage == 3 && is_checkpointed {
+            with_plain_constants(&model)
+        } else if !zero.states.is_empty() {
+            with_own_states(&model)
+        } else {
+            model
+        };
         let model = if let Some(placing) = placing { placing.place(model, device)? } else { model };
         let (model, during) = if zero.stage == 3 {
             let shards = FullyShard::new(&model, group, &zero.units);

@@ -11,11 +11,12 @@ use backend_dist::mesh::ParallelLayout;
 use models::CausalLm;
 
 use super::coordinator::Coordinator;
-use super::fit::{ModelParallel, Start};
+use super::fit::ModelParallel;
 use super::local_copies;
 use super::logs::say;
 use super::placement::Placement;
 use super::restarts::Restarts;
+use super::shared::Start;
 use crate::checkpoint::Checkpoint;
 
 /// How long GPUs may take to end what failed ranks have queued, once their communicators are gone, and again to free memory.

@@ -27,7 +27,9 @@ mod same_data;
 mod save_costs;
 mod saving;
 mod settings;
+mod shared;
 mod shown_metrics;
+mod start;
 mod stragglers;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ mod told;
 use std::path::{Path, PathBuf};
 
 use backend_dist::comm::Group;
-use backend_dist::mesh::ParallelLayout;
+use backend_dist::mesh::{Nearest, ParallelLayout};
 use burn::module::{Module, ModuleDisplay};
 use burn::tensor::{Device, FloatDType};
 use burn::train::checkpoint::FileCheckpointer;
@@ -83,10 +83,18 @@ pub(crate) fn check_stages<M: Trainable>(
     Division::of(&model.training(1.0), layout, &wanted).map(drop).map_err(|error| error.to_string())
 }
 
-/// Refuses tensor-parallel ranks that cannot share the model, whose parameters it makes.
+/// Refuses tensor-parallel ranks that cannot share the model. Parameters that are not made yet remain so.
 pub(crate) fn check_shards<M: Trainable>(model: &M, layout: &ParallelLayout) -> Result<(), String> {
-    let tensor = TensorParallel::new(layout, &M::plan(), false);
-    tensor.map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())
+    let fits = |tp: usize| {
+        let layout = ParallelLayout { tp, ..layout.clone() };
+        TensorParallel::new(&layout, &M::plan(), false).map_or(Ok(()), |tensor| tensor.check(model))
+    };
+    fits(layout.tp).map_err(|error| {
+        // Every try reads the whole model.
+        let most = layout.tp.saturating_mul(2).min(256);
+        let nearest = Nearest::where_legal(layout.tp, most, |tp| fits(tp).is_ok());
+        format!("tensor-parallel = {}: {error}; nearest legal: {nearest}", layout.tp)
+    })
 }
 
 /// Checkpoints of a training.

@@ -43,7 +43,7 @@ impl StageZero {
         }
         // Several stages have a shared parameter, and would have to agree on its owner.
         let is_sharded = |id| division.is_on(id, here) && division.sharers(id).is_none();
-        let shards = FullyShard::of_some(&model, &groups.dp, units, is_sharded);
+        let shards = FullyShard::of_some(&model, &groups.dp, units, is_sharded).recomputing();
         let model = shards.shard(model);
         (Self { stage, owners: shards.owners().clone(), division, shards: Some(shards), states }, model)
     }

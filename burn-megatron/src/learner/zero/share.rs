@@ -62,9 +62,24 @@ pub(in crate::learner) fn with_stepped<M: Module>(
     device: &Device,
     own: impl Fn(ParamId) -> bool,
 ) -> M {
-    let mut values = Stepped { is_own: &own, device: device.clone().inner(), values: GradientsParams::new() };
+    let mut trained = Trained(HashSet::new());
+    stepped.visit(&mut trained);
+    let is_own = |id| trained.0.contains(&id) && own(id);
+    let mut values = Stepped { is_own: &is_own, device: device.clone().inner(), values: GradientsParams::new() };
     stepped.visit(&mut values);
     model.map(&mut Take { values: values.values })
+}
+
+/// The parameters that some field trains. Burn's optimizers step the first of several fields that hold one, also where that
+/// one is frozen, so the first counts.
+struct Trained(HashSet<ParamId>);
+
+impl ModuleVisitor for Trained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() {
+            self.0.insert(param.id);
+        }
+    }
 }
 
 /// The owned values of a stepped model.
@@ -77,8 +92,7 @@ struct Stepped<'a> {
 
 impl ModuleVisitor for Stepped<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // Burn's optimizers step the first of two fields that hold one parameter, so the first counts.
-        if param.is_require_grad() && (self.is_own)(param.id) && self.values.get::<D>(param.id).is_none() {
+        if (self.is_own)(param.id) && self.values.get::<D>(param.id).is_none() {
             // One that no step has used so far is where the learner keeps what it does not step.
             self.values.register::<D>(param.id, param.val().inner().to_device(&self.device));
         }
@@ -92,7 +106,7 @@ struct Take {
 
 impl ModuleMapper for Take {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(value) = self.values.remove::<D>(param.id).filter(|_| param.is_require_grad()) else { return param };
+        let Some(value) = self.values.remove::<D>(param.id) else { return param };
         param.map(|old| {
             let value = Placements::of(&old).replaced_by(value);
             as_leaf(value, &old)
@@ -131,8 +145,8 @@ struct Places<'a> {
 
 impl ModuleVisitor for Places<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if param.is_require_grad() && (self.is_own)(param.id) {
-            self.places.insert(param.id, Placements::of(&param.base()));
+        if (self.is_own)(param.id) {
+            self.places.entry(param.id).or_insert_with(|| Placements::of(&param.base()));
         }
     }
 }
@@ -147,8 +161,7 @@ struct Own<'a> {
 
 impl ModuleVisitor for Own<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // Burn's optimizers step the first of two fields that hold one parameter, so the first counts.
-        if param.is_require_grad() && (self.is_own)(param.id) && !self.values.contains_key(&param.id) {
+        if (self.is_own)(param.id) && !self.values.contains_key(&param.id) {
             // One that no step has used so far is where the learner keeps what it does not step.
             let value = param.val().inner().to_device(&self.device);
             let value = match self.places.get(&param.id) {

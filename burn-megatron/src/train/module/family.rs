@@ -36,6 +36,11 @@ pub(super) trait Family: Trainable {
         Ok(folder.read(sizes, dtype, device)?)
     }
 
+    /// In words, that a run of these sizes does not begin with the head of the folder's model.
+    fn new_head(_folder: &Path, _sizes: &Self::Config) -> Result<Option<String>, TrainError> {
+        Ok(None)
+    }
+
     /// Adds to an exported folder what the model is used with besides its weights.
     fn complete(config: &ModuleConfig, _sizes: &Self::Config, exported: &Path) -> Result<(), TrainError> {
         match &config.model.hf {

@@ -1,6 +1,7 @@
 //! `train` of a plain Burn module (BERT, T5, ViT, LLaVA) under burn-train, in the layout of its file.
 
 mod adapters;
+mod check;
 mod checkpoints;
 mod family;
 mod images;
@@ -21,12 +22,11 @@ use crate::checkpoint::{SaveEvery, lock_output};
 use crate::config::{ModuleConfig, Precision};
 use crate::console::say;
 use crate::element::Element;
-use crate::hf::{ModuleExport, ModuleFolder, freeze, names, write_module_adapter};
-use crate::learner::{
-    ModuleCheckpoints, ModuleEnd, ModuleTraining, Steps, check_shards, check_stages, for_any_module, for_stages,
-};
+use crate::hf::{ModuleExport, ModuleFolder, freeze, write_module_adapter};
+use crate::learner::{ModuleCheckpoints, ModuleEnd, ModuleTraining, Steps};
 use crate::metrics::{LogFiles, RunInfo, RunLog};
 use adapters::adapted;
+pub use check::{check_module, new_head};
 pub use checkpoints::ModuleRun;
 use checkpoints::{begin, same_data};
 use family::{Family, ModuleData, of_family};
@@ -69,38 +69,6 @@ pub fn train_module_among(
     of_family!(config, M => train::<M>(config, cluster, devices))
 }
 
-/// Whether the model can be trained in the layout of its file, with the adapters of it and its frozen parameters.
-///
-/// # Errors
-/// Names the layout, and the nearest that is possible; or what is no layer or parameter of the model.
-pub fn check_module(config: &ModuleConfig) -> Result<(), TrainError> {
-    // The first tensor decides which floats a process has, and a check may make one.
-    if config.training.dtype == Precision::F64 {
-        moments_in_f64();
-    }
-    let layout = &config.parallel;
-    let legal = if layout.pp > 1 { for_stages(layout) } else { for_any_module(layout) };
-    legal.map_err(|what| TrainError::Module(format!("[parallel]: {what}")))?;
-    if let Some(schedule) = config.pipeline.schedule.filter(|_| layout.pp == 1) {
-        let what = format!("pipeline.schedule = {schedule} with pipeline-parallel 1; nearest legal: none");
-        return Err(TrainError::Module(what));
-    }
-    of_family!(config, M => check_parameters::<M>(config))
-}
-
-fn check_parameters<M: Family>(config: &ModuleConfig) -> Result<(), TrainError> {
-    let sizes = M::from_hf(&config.model.config).map_err(wrong)?;
-    // No parameter is made.
-    let model = M::init(&sizes, &Device::flex());
-    let groups = config.param_groups.check(&names(&model));
-    groups.map_err(|what| TrainError::Module(format!("param-groups.{what}")))?;
-    adapters::plan(config, &model)?;
-    let (layout, training) = (&config.parallel, &config.training);
-    let micro_batches = training.global_batch / (training.micro_batch * layout.dp);
-    check_stages(model, layout, config.pipeline.schedule, micro_batches)
-        .map_err(|what| TrainError::Module(format!("[parallel]: {what}")))
-}
-
 fn wrong(error: HfError) -> TrainError {
     TrainError::Module(format!("model: {error}"))
 }
@@ -114,7 +82,6 @@ fn train<M: Family>(
     let (started, training, evaluation) = (Instant::now(), &config.training, &config.evaluation);
     let (sizes, model) = model::<M>(config)?;
     let model = adapted(config, model, true)?;
-    check_shards(&model, &config.parallel).map_err(|what| TrainError::Module(format!("[parallel]: {what}")))?;
     let ModuleData { train, valid, held_out, notes, digest } = M::data(config, &sizes)?;
     notes.iter().filter(|_| cluster.is_first()).for_each(|note| say(format_args!("{:<12} {note}", "images")));
     let steps =

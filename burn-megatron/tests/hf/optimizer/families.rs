@@ -40,7 +40,8 @@ fn glm4_moe() {
     continues_and_goes_back("glm4_moe", EXPERTS);
 }
 
-/// Latent attention and multi-token prediction.
+/// Latent attention and multi-token prediction, whose experts are balanced over positions without a prediction too: a token there
+/// other than Megatron-Core's moves later losses by 3e-5.
 #[test]
 fn deepseek_v3() {
     continues_and_goes_back("deepseek_v3", EXPERTS);
@@ -63,17 +64,16 @@ fn continues_and_goes_back(family: &str, layout: &str) {
     let (from, said) = imported(folder.path(), &from);
     assert!(!said.contains("note:"), "{family}: {said}");
     let (theirs, batches) = recorded(&name);
-    // With multi-token prediction the first losses are as near as the others', and later ones drift apart.
-    let bound = if family == "deepseek_v3" { 1e-4 } else { 5e-7 };
-    let alone = train(&from, "TP1", Some(1.0), &batches, None);
-    assert!(worst(&alone[..5], &theirs[..5]) < 5e-7 && worst(&alone, &theirs) < bound, "{family}: {alone:?}");
+    let alone = worst(&train(&from, "TP1", Some(1.0), &batches, None), &theirs);
+    assert!(alone < 5e-7, "{family}: {alone:e}");
     let ours = train(&from, layout, Some(1.0), &batches[..10], Some(&trained));
-    assert!(worst(&ours, &theirs[..10]) < bound, "{family} in {layout}");
+    let shared = worst(&ours, &theirs[..10]);
+    assert!(shared < 5e-7, "{family} in {layout}: {shared:e}");
     succeed(&["export", "--torch-dist", text(&out), "--checkpoint", text(&trained), "--optimizer", "--dtype", "f32"]);
     let again = imported(&out, &again).0;
     assert_eq!(tensors(&Checkpoint::open(&trained).unwrap()).len(), tensors(&again).len());
-    let ours = train(&again, "TP1", Some(1.0), &batches[10..], None);
-    assert!(worst(&ours, &theirs[10..]) < bound, "{family} again");
+    let ours = worst(&train(&again, "TP1", Some(1.0), &batches[10..], None), &theirs[10..]);
+    assert!(ours < 5e-7, "{family} again: {ours:e}");
 }
 
 /// The names are those of Megatron-Core's own file, but for norms that only TransformerEngine fuses.

@@ -43,14 +43,19 @@ pub struct VitConfig {
     pub num_channels: usize,
     /// Whether queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// Classes.
-    pub num_labels: usize,
+    /// Classes of a model that classifies.
+    pub num_labels: Option<usize>,
+    /// Features of the pooling layer, which only a model without classes may have.
+    pub pooler_output_size: Option<usize>,
     /// Standard deviation of initial weights.
     pub initializer_range: f64,
 }
 
 /// Keys that change nothing here: they belong to masked images, or to a pooling layer that a classifier does not have.
 const HARMLESS: [&str; 3] = ["encoder_stride", "pooler_act", "pooler_output_size"];
+
+/// Transformers' class of a model that classifies, and of one that does not.
+pub(super) const CLASSES: [&str; 2] = ["ViTForImageClassification", "ViTModel"];
 
 impl VitConfig {
     /// A few thousand parameters.
@@ -66,7 +71,8 @@ impl VitConfig {
             patch_size: 4,
             num_channels: 3,
             qkv_bias: true,
-            num_labels: 10,
+            num_labels: Some(10),
+            pooler_output_size: None,
             initializer_range: 0.02,
         }
     }
@@ -85,18 +91,26 @@ impl VitConfig {
         divides("num_attention_heads", self.num_attention_heads, "hidden_size", self.hidden_size)
     }
 
-    /// Reads the `config.json` of `ViTForImageClassification`. An absent key has transformers' default.
+    /// Reads the `config.json` of `ViTForImageClassification` or `ViTModel`, whose files may lack the pooling layer. An absent
+    /// key has transformers' default.
     ///
     /// # Errors
     /// Names the key that is unknown or asks for something this model does not do, or sizes that contradict each other.
     pub fn from_hf(config: &Value) -> Result<Self, HfError> {
         let config = ConfigReader::new(config)?;
-        config.expect_module("vit")?;
+        let classifies = config.expect_module("vit")?.first() != Some(&CLASSES[1]);
         for dropout in ["hidden_dropout_prob", "attention_probs_dropout_prob"] {
             config.expect_number(dropout, 0.0, 0.0)?;
         }
+        let hidden_size = config.size_or("hidden_size", 768)?;
+        let pooled = if classifies {
+            None
+        } else {
+            config.expect_or_absent("pooler_act", "tanh")?;
+            Some(config.optional_size("pooler_output_size")?.unwrap_or(hidden_size))
+        };
         let read = Self {
-            hidden_size: config.size_or("hidden_size", 768)?,
+            hidden_size,
             intermediate_size: config.size_or("intermediate_size", 3072)?,
             num_hidden_layers: config.size_or("num_hidden_layers", 12)?,
             num_attention_heads: config.size_or("num_attention_heads", 12)?,
@@ -106,7 +120,8 @@ impl VitConfig {
             patch_size: config.size_or("patch_size", 16)?,
             num_channels: config.size_or("num_channels", 3)?,
             qkv_bias: config.flag_or("qkv_bias", true)?,
-            num_labels: labels::read(&config)?,
+            num_labels: classifies.then(|| labels::read(&config)).transpose()?,
+            pooler_output_size: pooled,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
         };
         config.finish(&HARMLESS)?;
@@ -116,9 +131,16 @@ impl VitConfig {
 
     /// The `config.json` of this model, in the form of transformers 5.
     pub fn to_hf(&self) -> Value {
-        let further = json!({"architectures": ["ViTForImageClassification"], "model_type": "vit"});
-        let mut file = written(self, &["num_labels"], further);
-        labels::write(&mut file, self.num_labels);
+        let class = CLASSES[usize::from(self.num_labels.is_none())];
+        let further = json!({"architectures": [class], "model_type": "vit"});
+        let left_out: &[&str] = match self.pooler_output_size {
+            None => &["num_labels", "pooler_output_size"],
+            Some(_) => &["num_labels"],
+        };
+        let mut file = written(self, left_out, further);
+        if let Some(classes) = self.num_labels {
+            labels::write(&mut file, classes);
+        }
         file
     }
 }

@@ -25,6 +25,7 @@ impl HfModule for Vit {
             ("blocks.*.mlp.outer", "vit.encoder.layer.*.output.dense"),
             ("norm", "vit.layernorm"),
             ("head", "classifier"),
+            ("pooler", "vit.pooler.dense"),
         ],
         copies: &[],
         derived: &[],
@@ -38,8 +39,21 @@ impl HfModule for Vit {
         config.to_hf()
     }
 
+    /// Files of `ViTModel` may lack the pooling layer.
+    fn present(config: VitConfig, has: &dyn Fn(&str) -> bool) -> VitConfig {
+        const POOLER: &str = "vit.pooler.dense.weight";
+        let is_there = has(POOLER) || Self::older_names(POOLER).iter().any(|name| has(name));
+        let pooler_output_size = config.pooler_output_size.filter(|_| is_there);
+        VitConfig { pooler_output_size, ..config }
+    }
+
     fn init(config: &VitConfig, device: &Device) -> Self {
         Self::new(config, device)
+    }
+
+    /// Files of `ViTModel` lack the first part.
+    fn older_names(name: &str) -> Vec<String> {
+        name.strip_prefix("vit.").map(String::from).into_iter().collect()
     }
 
     /// Files keep the names of the first versions.
@@ -61,15 +75,25 @@ impl HfModule for Vit {
         Self::plan()
     }
 
-    /// `pixel_values [batch, channels, image_size, image_size]`, and perhaps `labels [batch]`.
+    /// `pixel_values [batch, channels, image_size, image_size]`, and perhaps `labels [batch]` of a model that classifies.
     fn run(&self, inputs: &ModuleInputs) -> Result<ModuleOutput, InputError> {
-        inputs.expect_only(&["pixel_values", "labels"])?;
+        let (classes, [channels, size]) = (self.classes(), self.image());
+        let known = ["pixel_values", "labels"];
+        inputs.expect_only(if classes.is_some() { &known } else { &known[..1] })?;
         let [batch, ..] = inputs.shape::<4>("pixel_values")?;
-        let [channels, size] = self.image();
         inputs.expect_shape("pixel_values", &[batch, channels, size, size])?;
         inputs.expect_shape("labels", &[batch])?;
-        let labels = inputs.has("labels").then(|| inputs.ids("labels", self.classes())).transpose()?;
-        let logits = self.forward(inputs.floats("pixel_values")?);
+        let pixels = inputs.floats("pixel_values")?;
+        let Some(classes) = classes else {
+            let states = self.states(pixels);
+            let output = ModuleOutput { tensors: Vec::new(), loss: None }.with("last_hidden_state", states.clone());
+            return Ok(match self.pool(states) {
+                Some(pooled) => output.with("pooler_output", pooled),
+                None => output,
+            });
+        };
+        let labels = inputs.has("labels").then(|| inputs.ids("labels", classes)).transpose()?;
+        let logits = self.forward(pixels);
         let loss = labels.map(|labels| Self::loss(logits.clone(), labels));
         Ok(ModuleOutput::new(logits, loss))
     }

@@ -11,7 +11,7 @@ use crate::encoders::cross_entropy;
 use crate::images::block::{Block, BlockSizes};
 use crate::images::patch_sequence;
 
-/// A ViT that classifies images.
+/// A ViT, which may classify images.
 #[derive(Module, Debug)]
 pub struct Vit {
     patches: Conv2d,
@@ -21,7 +21,9 @@ pub struct Vit {
     positions: Param<Tensor<3>>,
     blocks: Vec<Block>,
     norm: LayerNorm,
-    head: Linear,
+    head: Option<Linear>,
+    /// Of the class token, in a model without a head.
+    pooler: Option<Linear>,
     /// Channels, and height and width.
     #[module(skip)]
     image: [usize; 2],
@@ -48,14 +50,15 @@ impl Vit {
             positions: normal.init([1, 1 + config.patches(), hidden], device),
             blocks: (0..config.num_hidden_layers).map(|_| block.init(device)).collect(),
             norm: LayerNormConfig::new(hidden).with_epsilon(config.layer_norm_eps).init(device),
-            head: head(config, device),
+            head: config.num_labels.map(|classes| head(config, classes, device)),
+            pooler: config.pooler_output_size.map(|features| head(config, features, device)),
             image: [config.num_channels, config.image_size],
         }
     }
 
-    /// The same model with a new head, for the classes of `config`.
+    /// The same model with a new head, for the classes of `config`, and without a pooling layer.
     pub fn with_new_head(self, config: &VitConfig, device: &Device) -> Self {
-        Self { head: head(config, device), ..self }
+        Self { head: config.num_labels.map(|classes| head(config, classes, device)), pooler: None, ..self }
     }
 
     /// Which parameters tensor parallelism shards: attention by heads, the MLP by its inner features.
@@ -68,9 +71,9 @@ impl Vit {
         self.image
     }
 
-    /// Number of classes.
-    pub fn classes(&self) -> usize {
-        self.head.weight.lazy_shape().dims::<2>()[1]
+    /// Number of classes, if it classifies.
+    pub fn classes(&self) -> Option<usize> {
+        self.head.as_ref().map(|head| head.weight.lazy_shape().dims::<2>()[1])
     }
 
     /// Number of blocks.
@@ -89,15 +92,34 @@ impl Vit {
     }
 
     /// Logits `[batch, classes]` of what comes out of the last block.
+    ///
+    /// # Panics
+    /// If the model does not classify.
     pub fn classify(&self, x: Tensor<3>) -> Tensor<2> {
-        let [batch, _, hidden] = x.dims();
-        let class = self.norm.forward(x).slice([0..batch, 0..1]).reshape([batch, hidden]);
-        self.head.forward(class)
+        let head = self.head.as_ref().expect("a ViT with a head classifies");
+        head.forward(first(self.norm.forward(x)))
     }
 
     /// Logits `[batch, classes]` of `pixels [batch, channels, image_size, image_size]`.
+    ///
+    /// # Panics
+    /// If the model does not classify.
     pub fn forward(&self, pixels: Tensor<4>) -> Tensor<2> {
-        self.classify((0..self.blocks()).fold(self.embed(pixels), |x, index| self.block(index, x)))
+        self.classify(self.encode(pixels))
+    }
+
+    /// Hidden states `[batch, 1 + patches, hidden]` of `pixels [batch, channels, image_size, image_size]`, after the last norm.
+    pub fn states(&self, pixels: Tensor<4>) -> Tensor<3> {
+        self.norm.forward(self.encode(pixels))
+    }
+
+    /// `[batch, features]` of hidden states of [`states`](Self::states), if there is a pooling layer.
+    pub fn pool(&self, states: Tensor<3>) -> Option<Tensor<2>> {
+        self.pooler.as_ref().map(|pooler| pooler.forward(first(states)).tanh())
+    }
+
+    fn encode(&self, pixels: Tensor<4>) -> Tensor<3> {
+        (0..self.blocks()).fold(self.embed(pixels), |x, index| self.block(index, x))
     }
 
     /// The mean cross-entropy `[1]` of `logits [batch, classes]`.
@@ -106,8 +128,14 @@ impl Vit {
     }
 }
 
-/// From the class token to logits.
-fn head(config: &VitConfig, device: &Device) -> Linear {
+/// The class token `[batch, hidden]` of `x [batch, 1 + patches, hidden]`.
+fn first(x: Tensor<3>) -> Tensor<2> {
+    let [batch, _, hidden] = x.dims();
+    x.slice([0..batch, 0..1]).reshape([batch, hidden])
+}
+
+/// From the class token to logits, or to what a pooling layer gives.
+fn head(config: &VitConfig, features: usize, device: &Device) -> Linear {
     let normal = Initializer::Normal { mean: 0.0, std: config.initializer_range };
-    LinearConfig::new(config.hidden_size, config.num_labels).with_initializer(normal).init(device)
+    LinearConfig::new(config.hidden_size, features).with_initializer(normal).init(device)
 }

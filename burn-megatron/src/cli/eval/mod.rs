@@ -1,5 +1,7 @@
 //! `burn-megatron eval`: multiple choice, log-likelihoods, perplexity and exact match of a Hugging Face folder.
 
+mod model;
+
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,20 +10,18 @@ use anyhow::{Result, bail};
 use backend_dist::mesh::ParallelLayout;
 use backend_dist::process::Cluster;
 use host::partial_file::partial;
-use models::layout::sequence_unit;
-use models::{FamilyConfig, ModelConfig};
 use tempfile::NamedTempFile;
 
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::layout::LayoutArgs;
-use super::{open_folder, refused};
+use super::refused;
 use crate::eval::{
-    Encoder, EvalSettings, ExactMatch, Limits, TaskResult, Work, compute, read_documents, read_task, results, table,
+    Encoder, EvalSettings, ExactMatch, Limits, TaskResult, Work, read_documents, read_task, results, table,
 };
 use crate::forward::{Settings, check_layout};
-use crate::hf::read_adapter;
 use crate::refusal::Access;
+use model::Model;
 
 /// Arguments of `eval`.
 #[derive(Debug, clap::Args)]
@@ -33,7 +33,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
     /// JSON lines with `context` and `continuations` and `answer` (multiple choice: acc, acc_norm by characters, acc_bytes),
-    /// or `continuation` (log-likelihood: acc, perplexity), or `target` (generation: exact_match)
+    /// or `continuation` (log-likelihood: acc, perplexity), or `target` (generation: exact_match). T5's encoder reads the
+    /// context, its decoder the continuation
     #[arg(long, value_name = "FILE", num_args = 1..)]
     task: Vec<PathBuf>,
     /// Texts, or JSON lines with `text`, whose perplexity per token, word and byte and bits per byte are wanted
@@ -51,8 +52,8 @@ pub struct Args {
     /// Sequences that a data-parallel rank computes at once
     #[arg(long, value_name = "N", default_value_t = 8)]
     batch_size: usize,
-    /// Most tokens that the model sees at once; of longer samples the last ones. Default: the model's
-    /// max_position_embeddings
+    /// Most tokens that the model sees at once, T5's encoder and decoder each; of longer samples the last ones. Default:
+    /// the model's max_position_embeddings; T5's n_positions, or 512
     #[arg(long, value_name = "N")]
     max_length: Option<usize>,
     /// Most tokens of a generated answer whose row has no `max_new_tokens`
@@ -102,14 +103,14 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     for path in &args.perplexity {
         tasks.push(read_documents(path, limit)?);
     }
-    let folder = open_folder(&args.hf, Some(cluster))?;
-    let adapter = args.adapter.as_deref().map(|path| read_adapter(path, folder.config())).transpose()?;
-    let generation = folder.generation();
+    let model = Model::open(&args, cluster)?;
+    let generation = model.generation(&args.hf)?;
     let encoder = Encoder::open(&args.hf, &generation.prefixes(), args.apply_chat_template)?;
+    let encoder = if let Model::T5(..) = &model { encoder.apart() } else { encoder };
     let limits = Limits {
-        max_length: max_length(folder.config(), &layout, args.max_length)?,
+        max_length: model.max_length(&layout, args.max_length)?,
         max_new_tokens: args.max_new_tokens,
-        vocab_size: folder.config().vocab_size(),
+        vocab_size: model.vocab_size(),
     };
     let work = Work::new(&tasks, &encoder, &limits)?;
     let output = args.output.as_deref().filter(|_| cluster.is_first());
@@ -119,11 +120,11 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
         eprintln!("{} samples are longer than {most} tokens: their first tokens are left out", work.truncated);
     }
     let settings = EvalSettings {
-        forward: Settings { adapter, ..Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype) },
+        forward: Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype),
         batch_size: args.batch_size,
         stop_tokens: generation.stop_tokens(&args.hf, encoder.tokenizer())?,
     };
-    let answers = compute((folder.config(), &folder), &work, encoder.tokenizer(), &settings)?;
+    let answers = model.answers(&work, encoder.tokenizer(), settings)?;
     let compare = ExactMatch { ignore_case: args.ignore_case, ignore_punctuation: args.ignore_punctuation };
     let results = results(&tasks, &work, &answers, compare);
     if let Some((path, file)) = output {
@@ -133,28 +134,6 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
         super::print(&table(&results))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// What `--max-length` says or the model is made for, as much of it as all ranks can share.
-fn max_length(config: &FamilyConfig, layout: &ParallelLayout, asked: Option<usize>) -> Result<usize> {
-    let trained = serde_json::to_value(config)?["max_position_embeddings"].as_u64().map(|positions| positions as usize);
-    let unit = sequence_unit(layout);
-    if let (Some(asked), Some(most)) = (asked, config.dims().max_positions)
-        && asked > most
-    {
-        bail!("--max-length {asked}: the model has {most} learned positions; nearest legal: {most}");
-    }
-    if let (Some(asked), Some(trained)) = (asked, trained)
-        && asked > trained
-    {
-        eprintln!("note: --max-length {asked}: the model is made for {trained} positions");
-    }
-    let most = asked.or(trained).unwrap_or(2048);
-    let length = most - most % unit;
-    if length < 2 {
-        bail!("--max-length {most} is too little in layout {layout}; nearest legal: {}", unit.max(2));
-    }
-    Ok(length)
 }
 
 fn create(path: &Path) -> Result<NamedTempFile> {
