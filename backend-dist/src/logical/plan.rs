@@ -121,9 +121,10 @@ impl Homes {
 
 /// `[batch, sequence, features]` sharded by samples if the ranks divide these, else along the sequence if they divide it.
 fn token_shard(shape: &Shape, ranks: usize) -> Option<Placement> {
-    let is_even = |at: &Placement| at.local_shape(shape, ranks).is_some();
-    let is_of_tokens = ranks > 1 && shape.num_dims() == 3;
-    TOKENS.map(Placement::Shard).into_iter().find(is_even).filter(|_| is_of_tokens)
+    if ranks == 1 || shape.num_dims() != 3 {
+        return None;
+    }
+    TOKENS.map(Placement::Shard).into_iter().find(|at| at.local_shape(shape, ranks).is_some())
 }
 
 /// The plan of `op`, whose inputs are in the states that `state` gives, and `is_half` if they are stored in half

@@ -33,6 +33,21 @@ pub fn equals_transformers(model: &str, layouts: &[&str], limit: f64) {
     }
 }
 
+/// The hidden states and what is pooled of them, within 1e-9 of those of transformers.
+pub fn pools_as_transformers(model: &str) {
+    let oracle = read(&golden(model).join("oracle.safetensors"));
+    for layout in ["TP1", "TP2", "TP2 SP"] {
+        let outputs = run(model, &inputs(model), layout, false).unwrap();
+        let names: Vec<&str> = outputs.tensors.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["last_hidden_state", "pooler_output"]);
+        for (name, tensor) in &outputs.tensors {
+            assert_eq!(tensor.shape, oracle[name].shape, "{name}");
+            let gap = difference(&tensor.data, &oracle[name].values());
+            assert!(gap < 1e-9, "{layout}: {name} {gap:e}");
+        }
+    }
+}
+
 pub fn inputs(model: &str) -> Inputs {
     let mut inputs = read_module_inputs(&golden(model).join("oracle.safetensors")).unwrap();
     inputs.retain(|name, _| matches!(name.as_str(), "pixel_values" | "labels" | "input_ids"));

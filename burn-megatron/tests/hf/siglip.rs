@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::files::{golden, read};
 use crate::forward::difference;
-use crate::images::{equals_transformers, inputs};
+use crate::images::{equals_transformers, inputs, pools_as_transformers};
 use crate::modules::{changed, round_trip, run, settings};
 
 #[test]
@@ -19,17 +19,7 @@ fn siglip_classifies_as_that_of_transformers() {
 
 #[test]
 fn the_pooling_head_is_that_of_transformers() {
-    let oracle = read(&golden("siglip_vision").join("oracle.safetensors"));
-    for layout in ["TP1", "TP2", "TP2 SP"] {
-        let outputs = run("siglip_vision", &inputs("siglip_vision"), layout, false).unwrap();
-        let names: Vec<&str> = outputs.tensors.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["last_hidden_state", "pooler_output"]);
-        for (name, tensor) in &outputs.tensors {
-            assert_eq!(tensor.shape, oracle[name].shape, "{name}");
-            let gap = difference(&tensor.data, &oracle[name].values());
-            assert!(gap < 1e-9, "{layout}: {name} {gap:e}");
-        }
-    }
+    pools_as_transformers("siglip_vision");
 }
 
 /// The gradient of the images, through head and tower.

@@ -5,24 +5,13 @@ use burn_megatron::forward::forward_module;
 use burn_megatron::hf::{ModuleExport, ModuleFolder};
 use models::images::{Vit, VitConfig};
 
-use crate::files::{golden, read};
-use crate::forward::difference;
-use crate::images::inputs;
+use crate::files::golden;
+use crate::images::{inputs, pools_as_transformers};
 use crate::modules::{changed, run, settings};
 
 #[test]
 fn hidden_states_are_those_of_transformers() {
-    let oracle = read(&golden("vit_model").join("oracle.safetensors"));
-    for layout in ["TP1", "TP2", "TP2 SP"] {
-        let outputs = run("vit_model", &inputs("vit_model"), layout, false).unwrap();
-        let names: Vec<&str> = outputs.tensors.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, ["last_hidden_state", "pooler_output"]);
-        for (name, tensor) in &outputs.tensors {
-            assert_eq!(tensor.shape, oracle[name].shape, "{name}");
-            let gap = difference(&tensor.data, &oracle[name].values());
-            assert!(gap < 1e-9, "{layout}: {name} {gap:e}");
-        }
-    }
+    pools_as_transformers("vit_model");
 }
 
 /// Under the names of a whole model, as transformers reads them too.
