@@ -2,6 +2,7 @@
 //! norms, in f64.
 
 mod adapted;
+mod attention;
 mod classifier;
 mod convolution;
 mod decoder;

@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release --example module_bench --features cuda -- WAYS MODEL [WIDTH] [LAYERS] [BATCH] [SEQUENCE]`:
 //! `encoder` is a `TransformerEncoder` of 302 million parameters (1024, 24) and 16 × 512 tokens for each data-parallel
-//! rank, unless sizes are given; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
+//! rank, unless sizes are given; `padded` is that with a padding mask; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
 //! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
 //! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, with `+bf16` under autocast, with
 //! `+overlap` gradients reduced during the backward pass, with `+keep` parameters of ZeRO 3 that stay gathered until then,
@@ -40,13 +40,14 @@ fn main() -> Result<(), BoxError> {
     let ways = arguments.next().unwrap_or("burn,TP1+bf16".into());
     let model = arguments.next().unwrap_or("encoder".into());
     let given: Vec<usize> = arguments.map(|text| text.parse()).collect::<Result<_, _>>()?;
-    let (is_llama, usual) = match model.as_str() {
-        "encoder" => (false, [1024, 24, 16, 512]),
-        "llama" => (true, [2048, 16, 1, 4096]),
-        other => return Err(format!("model {other}; nearest legal: encoder, llama").into()),
+    let (kind, usual) = match model.as_str() {
+        "encoder" => (Kind::Encoder, [1024, 24, 16, 512]),
+        "padded" => (Kind::Padded, [1024, 24, 16, 512]),
+        "llama" => (Kind::Llama, [2048, 16, 1, 4096]),
+        other => return Err(format!("model {other}; nearest legal: encoder, padded, llama").into()),
     };
     let size = |index: usize| given.get(index).copied().unwrap_or(usual[index]);
-    let sizes = Sizes { is_llama, width: size(0), layers: size(1), batch: size(2), sequence: size(3) };
+    let sizes = Sizes { kind, width: size(0), layers: size(1), batch: size(2), sequence: size(3) };
     println!("{:<24} {:>9} {:>12} {:>9} {:>10}", "way", "step, ms", "tokens/s", "loss", "operations");
     for way in ways.split(',') {
         let (loss, ranks) = train(way, sizes)?;
@@ -60,10 +61,17 @@ fn main() -> Result<(), BoxError> {
     Ok(())
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Encoder,
+    Padded,
+    Llama,
+}
+
 /// The model, and the batch of each data-parallel rank.
 #[derive(Clone, Copy)]
 struct Sizes {
-    is_llama: bool,
+    kind: Kind,
     width: usize,
     layers: usize,
     batch: usize,
@@ -146,16 +154,17 @@ enum Model {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Batch {
-    /// `[items, sequence, width]`.
-    Waves(Tensor<3>),
+    /// `[items, sequence, width]`, and which of the positions `[items, sequence]` are padding.
+    Waves(Tensor<3>, Option<Tensor<2, Bool>>),
     /// `[items, sequence + 1]`.
     Tokens(Tensor<2, Int>),
 }
 
 impl Model {
-    fn new(Sizes { is_llama, width, layers, sequence, .. }: Sizes, device: &Device) -> Self {
-        if is_llama {
+    fn new(Sizes { kind, width, layers, sequence, .. }: Sizes, device: &Device) -> Self {
+        if kind == Kind::Llama {
             return Self::Llama(Llama::new(width, layers, sequence, device));
         }
         let config = TransformerEncoderConfig::new(width, 4 * width, 16, layers);
@@ -164,8 +173,10 @@ impl Model {
 
     fn loss(&self, batch: Batch) -> Tensor<1> {
         match (self, batch) {
-            (Self::Encoder(layers), Batch::Waves(x)) => {
-                layers.forward(TransformerEncoderInput::new(x)).powi_scalar(2).mean()
+            (Self::Encoder(layers), Batch::Waves(x, padding)) => {
+                let input = TransformerEncoderInput::new(x);
+                let input = padding.into_iter().fold(input, TransformerEncoderInput::mask_pad);
+                layers.forward(input).powi_scalar(2).mean()
             }
             (Self::Llama(llama), Batch::Tokens(tokens)) => llama.loss(tokens),
             _ => unreachable!("batches are made for the model"),
@@ -217,14 +228,22 @@ impl InferenceStep for Model {
 /// Batches that are computed where they are used.
 impl Batcher<usize, Batch> for Sizes {
     fn batch(&self, items: Vec<usize>, device: &Device) -> Batch {
-        let Self { is_llama, width, sequence, .. } = *self;
-        if is_llama {
+        let Self { kind, width, sequence, .. } = *self;
+        if kind == Kind::Llama {
             return Batch::Tokens(llama::tokens(&items, sequence, device));
         }
         let (first, count) = (items[0] as i64, items.len() as i64);
         let each = |n: i64, shape: [usize; 3]| Tensor::<1, Int>::arange(0..n, device).float().reshape(shape);
         let item = each(count, [items.len(), 1, 1]) + first as f64;
         let at = each(sequence as i64, [1, sequence, 1]) * 0.37 + each(width as i64, [1, 1, width]) * 0.11;
-        Batch::Waves((at + item).sin())
+        let padding = (kind == Kind::Padded).then(|| {
+            // The last eighth.
+            let position = Tensor::<1, Int>::arange(0..sequence as i64, device);
+            position
+                .greater_equal_elem((sequence - sequence / 8) as i64)
+                .unsqueeze::<2>()
+                .expand([items.len(), sequence])
+        });
+        Batch::Waves((at + item).sin(), padding)
     }
 }

@@ -24,6 +24,7 @@ pub fn fused<E: Float, N: Size>(
     wide: &Buffers<f32, N>,
     half: &Buffers<E, N>,
     per_row: &PerRow,
+    shares: &Sequence<u32>,
     scalars: &Sequence<f32>,
     draws: &Sequence<u32>,
     wide_out: &mut Buffers<f32, N>,
@@ -48,14 +49,18 @@ pub fn fused<E: Float, N: Size>(
                 let place = comptime![program.place(input)];
                 let extent = comptime![program.inputs[input].extent];
                 let element = comptime![program.inputs[input].element];
+                let mut own = row;
+                if comptime![extent.is_shared()] {
+                    own = shared_row(row, shares, comptime![5 * program.share(input)]);
+                }
                 #[unroll]
                 for v in 0..comptime![plan.vectors] {
                     let column = unit + comptime![v as u32 * plan.units];
                     let mut value = Vector::<f32, N>::new(0.0);
                     if column < width && first + column < total {
-                        let at = if comptime![extent == Extent::Whole] { first + column } else { column };
-                        if comptime![extent == Extent::PerRow] {
-                            value = Vector::<f32, N>::new(per_row.index(place).values[row as usize]);
+                        let at = if comptime![extent == Extent::PerColumn] { column } else { own * width + column };
+                        if comptime![matches!(extent, Extent::PerRow | Extent::SharedPerRow)] {
+                            value = Vector::<f32, N>::new(per_row.index(place).values[own as usize]);
                         } else if comptime![extent == Extent::Single] {
                             value = Vector::<f32, N>::new(per_row.index(place).values[0usize]);
                         } else if comptime![element == Element::F32] {
@@ -155,6 +160,17 @@ pub fn fused<E: Float, N: Size>(
             }
         }
     }
+}
+
+/// As [`Sharing::row`](super::program::Sharing::row), of which `shares` has sizes and strides from `at` on.
+#[cube]
+fn shared_row(row: u32, shares: &Sequence<u32>, #[comptime] at: usize) -> u32 {
+    let js = shares[at];
+    let ks = shares[comptime![at + 1]];
+    let outer = row / ks;
+    outer / js * shares[comptime![at + 2]]
+        + outer % js * shares[comptime![at + 3]]
+        + row % ks * shares[comptime![at + 4]]
 }
 
 #[cube]

@@ -1,7 +1,7 @@
 //! The launch of a program.
 use super::kernel::{BufferLaunch, fused};
 use super::plan::{MOST, Plan};
-use super::program::{Draw, Element, Extent, Program};
+use super::program::{Draw, Element, Extent, Program, Sharing};
 use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -15,15 +15,16 @@ pub fn launch<E: Float>(
     program: Program,
     plan: Plan,
     inputs: &[&Handle],
+    shares: &[Sharing],
     scalars: &[f32],
     draws: &[Draw],
     outputs: &[&Handle],
-    rows: usize,
-    columns: usize,
+    (rows, columns): (usize, usize),
 ) -> Result<(), PointwiseError> {
     check("numbers", rows * columns, 1, MOST)?;
     let mut read = Lists::default();
-    for (input, handle) in program.inputs.iter().zip(inputs) {
+    for (number, (input, handle)) in program.inputs.iter().zip(inputs).enumerate() {
+        let rows = if input.extent.is_shared() { shares[program.share(number)].rows(rows) } else { rows };
         read.push::<E>(handle, input.extent, input.element, plan, rows, columns)?;
     }
     let mut written = Lists::default();
@@ -38,7 +39,8 @@ pub fn launch<E: Float>(
             plan.vector;
             read.wide.into_iter().map(BufferLaunch::new).collect(),
             read.half.into_iter().map(BufferLaunch::new).collect(),
-            read.per_row.into_iter().map(BufferLaunch::new).collect(), scalars.iter().copied().collect(),
+            read.per_row.into_iter().map(BufferLaunch::new).collect(),
+            shares.iter().flat_map(|share| [&share.sizes[..], &share.strides].concat()).collect(), scalars.iter().copied().collect(),
             draws.iter().flat_map(|draw| draw_words(*draw)).collect(),
             written.wide.into_iter().map(BufferLaunch::new).collect(),
             written.half.into_iter().map(BufferLaunch::new).collect(),
@@ -81,7 +83,7 @@ impl Lists {
         columns: usize,
     ) -> Result<(), PointwiseError> {
         let (list, len, bytes) = match (extent, element) {
-            (Extent::PerRow, _) => (&mut self.per_row, rows, 4),
+            (Extent::PerRow | Extent::SharedPerRow, _) => (&mut self.per_row, rows, 4),
             (Extent::Single, _) => (&mut self.per_row, 1, 4),
             (_, Element::F32) => (&mut self.wide, rows * columns / plan.vector, 4 * plan.vector),
             (_, Element::Half) => (&mut self.half, rows * columns / plan.vector, size_of::<E>() * plan.vector),

@@ -70,5 +70,6 @@ fn binary_of(a: f32, b: f32, #[comptime] f: Binary) -> f32 {
         }
         Binary::ReluGrad => select(a > 0.0, b, 0.0),
         Binary::SigmoidGrad => b * a * (1.0 - a),
+        Binary::Unless => select(b == 0.0, a, 0.0),
     }
 }

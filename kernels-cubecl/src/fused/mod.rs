@@ -3,6 +3,7 @@
 //! A [`Program`] is what a chain computes. Its kernel reads every input once, keeps everything between in registers, and
 //! writes the outputs once: a softmax with what comes before it, LayerNorm and its gradient, an optimizer's update.
 
+mod evaluate;
 mod program;
 
 #[cfg(feature = "cuda")]
@@ -18,4 +19,6 @@ mod plan;
 pub use launch::launch;
 #[cfg(feature = "cuda")]
 pub use plan::{MOST, Plan};
-pub use program::{Binary, Draw, Element, Extent, Input, Output, Program, Reduce, Register, Step, Unary, row_fits};
+pub use program::{
+    Binary, Draw, Element, Extent, Input, Output, Program, Reduce, Register, Sharing, Step, Unary, row_fits,
+};

@@ -96,6 +96,8 @@ pub enum Binary {
     ReluGrad,
     /// The gradient of a sigmoid's input from the output and its gradient.
     SigmoidGrad,
+    /// The first where the second is zero, else zero.
+    Unless,
 }
 
 /// Functions of a row.
@@ -117,12 +119,44 @@ pub enum Extent {
     PerColumn,
     /// One, in f32.
     Single,
+    /// Rows `[fewer, columns]`, each for several rows of the matrix, as the input's [`Sharing`] says.
+    Shared,
+    /// One for each of such rows, in f32.
+    SharedPerRow,
 }
 
 impl Extent {
     /// Whether it has no columns.
-    pub(super) fn is_narrow(self) -> bool {
-        matches!(self, Self::PerRow | Self::Single)
+    pub fn is_narrow(self) -> bool {
+        matches!(self, Self::PerRow | Self::Single | Self::SharedPerRow)
+    }
+
+    /// Whether rows of the matrix share its rows.
+    pub fn is_shared(self) -> bool {
+        matches!(self, Self::Shared | Self::SharedPerRow)
+    }
+}
+
+/// Which row of a shared input belongs to row `[i, j, k]` of a matrix: `i`, `j` and `k` times the strides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// How many `j` and `k` there are.
+    pub sizes: [u32; 2],
+    /// Rows of the input from one `i`, `j` and `k` to the next; zero if they share a row.
+    pub strides: [u32; 3],
+}
+
+impl Sharing {
+    /// The input's row for the matrix's.
+    pub fn row(self, row: usize) -> usize {
+        let ([js, ks], [i, j, k]) = (self.sizes.map(|x| x as usize), self.strides.map(|x| x as usize));
+        row / ks / js * i + row / ks % js * j + row % ks * k
+    }
+
+    /// How many rows the input has if the matrix has so many.
+    #[cfg(feature = "cuda")]
+    pub(super) fn rows(self, rows: usize) -> usize {
+        if rows == 0 { 0 } else { self.row(rows - 1) + 1 }
     }
 }
 
@@ -174,7 +208,7 @@ impl Program {
     /// Whether a row is reduced, or an input has not all numbers, so that the kernel must know where rows end.
     pub fn has_rows(&self) -> bool {
         self.steps.iter().any(|step| matches!(step, Step::Reduce(..)))
-            || self.inputs.iter().any(|input| matches!(input.extent, Extent::PerRow | Extent::PerColumn))
+            || self.inputs.iter().any(|input| !matches!(input.extent, Extent::Whole | Extent::Single))
             || self.outputs.iter().any(|output| output.extent != Extent::Whole)
     }
 
@@ -189,100 +223,14 @@ impl Program {
         self.inputs[..input].iter().filter(|other| list(**other) == list(self.inputs[input])).count()
     }
 
+    /// Where input `input` stands among those that rows share.
+    pub(super) fn share(&self, input: usize) -> usize {
+        self.inputs[..input].iter().filter(|other| other.extent.is_shared()).count()
+    }
+
     /// Where output `output` stands among those of its extent and element type.
     pub fn output_place(&self, output: usize) -> usize {
         let list = |output: Output| (output.extent.is_narrow(), output.element);
         self.outputs[..output].iter().filter(|other| list(**other) == list(self.outputs[output])).count()
     }
-
-    /// The outputs for `rows × columns` numbers, computed on the host in f64: what the kernel must give.
-    pub fn evaluate(
-        &self,
-        inputs: &[&[f64]],
-        scalars: &[f64],
-        draws: &[Draw],
-        rows: usize,
-        columns: usize,
-    ) -> Vec<Vec<f64>> {
-        let mut outputs = vec![Vec::new(); self.outputs.len()];
-        for row in 0..rows {
-            let mut registers: Vec<Vec<f64>> = Vec::with_capacity(self.steps.len());
-            for step in &self.steps {
-                let column = |f: &dyn Fn(usize) -> f64| (0..columns).map(f).collect();
-                let register = match *step {
-                    Step::Load(input) => {
-                        let values = inputs[input];
-                        column(&|column| match self.inputs[input].extent {
-                            Extent::Whole => values[row * columns + column],
-                            Extent::PerRow => values[row],
-                            Extent::PerColumn => values[column],
-                            Extent::Single => values[0],
-                        })
-                    }
-                    Step::Scalar(scalar) => vec![scalars[scalar]; columns],
-                    Step::Bernoulli(draw) => column(&|column| draws[draw].bernoulli((row * columns + column) as u64)),
-                    Step::Unary(f, x) => registers[x].iter().map(|x| f.of(*x)).collect(),
-                    Step::Binary(f, a, b) => {
-                        registers[a].iter().zip(&registers[b]).map(|(a, b)| f.of(*a, *b)).collect()
-                    }
-                    Step::Reduce(Reduce::Sum, x) => vec![registers[x].iter().sum(); columns],
-                    Step::Reduce(Reduce::Max, x) => {
-                        vec![registers[x].iter().copied().fold(f64::NEG_INFINITY, f64::max); columns]
-                    }
-                };
-                registers.push(register);
-            }
-            for (values, output) in outputs.iter_mut().zip(&self.outputs) {
-                let register = &registers[output.register];
-                match output.extent {
-                    Extent::PerRow => values.push(register[0]),
-                    _ => values.extend(register),
-                }
-            }
-        }
-        outputs
-    }
-}
-
-impl Unary {
-    /// The function.
-    pub fn of(self, x: f64) -> f64 {
-        match self {
-            Self::Exp => x.exp(),
-            Self::Log => x.ln(),
-            Self::Log1p => x.ln_1p(),
-            Self::Sqrt => x.sqrt(),
-            Self::Recip => 1.0 / x,
-            Self::Tanh => x.tanh(),
-            Self::Erf => libm::erf(x),
-            Self::Abs => x.abs(),
-            Self::Neg => -x,
-            Self::Sin => x.sin(),
-            Self::Cos => x.cos(),
-            Self::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-            Self::Relu => x.max(0.0),
-            Self::Gelu => x * normal_cdf(x),
-        }
-    }
-}
-
-impl Binary {
-    /// The function.
-    pub fn of(self, a: f64, b: f64) -> f64 {
-        match self {
-            Self::Add => a + b,
-            Self::Sub => a - b,
-            Self::Mul => a * b,
-            Self::Div => a / b,
-            Self::Max => a.max(b),
-            Self::Min => a.min(b),
-            Self::GeluGrad => b * (normal_cdf(a) + a * (-0.5 * a * a).exp() / (2.0 * std::f64::consts::PI).sqrt()),
-            Self::ReluGrad => f64::from(a > 0.0) * b,
-            Self::SigmoidGrad => b * a * (1.0 - a),
-        }
-    }
-}
-
-fn normal_cdf(x: f64) -> f64 {
-    0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))
 }

@@ -125,6 +125,8 @@ fn fused_programs() {
     }
     both!(fused::runs, "dropout", &fused::dropout(), 5, 22);
     both!(fused::runs, "functions", &fused::functions(), 3, 5);
+    both!(fused::runs, "masked", &fused::masked(), 24, 40);
+    both!(fused::runs, "masked", &fused::masked(), 6, 7);
 }
 
 #[test]

@@ -95,6 +95,7 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 .sum()
         }),
         ("fused dropout", |c| fused::runs::<bf16>(c, "dropout", &fused::dropout(), 333, 1030)),
+        ("fused masks", |c| fused::runs::<bf16>(c, "masked", &fused::masked(), 384, 1032)),
         ("fused functions", |c| fused::runs::<bf16>(c, "functions", &fused::functions(), 33, 1031)),
         ("dropout", |c| activation::dropout::<bf16>(c, 37, 2056)),
         ("rms norm", |c| {

@@ -36,7 +36,7 @@ impl<B: Inner> Executor<B> {
         let [q, k, v] = self.by_position(qkv, dtype);
         self.count("attention");
         let (y, saved) = B::attention_forward(q, k, v, options);
-        self.insert(out.id, B::float_permute(y, &[1, 2, 0, 3]), self.half == Some(dtype));
+        self.insert(out.id, by_head::<B>(y), self.half == Some(dtype));
         if let Some(logsumexp) = logsumexp {
             // What kernels save has rows that are padded.
             let rows: Vec<Slice> = logsumexp.shape.iter().map(|size| Slice::from(0..*size)).collect();
@@ -60,7 +60,7 @@ impl<B: Inner> Executor<B> {
         self.count("attention gradient");
         let gradients = B::attention_grads(qkv, [out, saved], grad, options);
         for (x, gradient) in [&op.query_grad, &op.key_grad, &op.value_grad].into_iter().zip(gradients) {
-            self.insert(x.id, B::float_permute(gradient, &[1, 2, 0, 3]), self.half == Some(dtype));
+            self.insert(x.id, by_head::<B>(gradient), self.half == Some(dtype));
         }
         true
     }
@@ -84,12 +84,17 @@ impl<B: Inner> Executor<B> {
 
     /// `[b, h, s, d]` in `dtype` as views `[s, b, h, d]`.
     fn by_position<const N: usize>(&mut self, tensors: [&TensorIr; N], dtype: DType) -> [Float<B>; N] {
-        for x in tensors {
-            if Some(dtype) == self.half {
-                self.chain.want_half(x.id);
-            }
-            self.settle(x.id);
-        }
-        tensors.map(|x| B::float_permute(self.in_type(x, dtype), &[2, 0, 1, 3]))
+        tensors.iter().for_each(|x| self.want(x.id, dtype));
+        tensors.map(|x| by_position::<B>(self.in_type(x, dtype)))
     }
+}
+
+/// `[b, h, s, d]` as a view `[s, b, h, d]`.
+pub(super) fn by_position<B: Inner>(x: Float<B>) -> Float<B> {
+    B::float_permute(x, &[2, 0, 1, 3])
+}
+
+/// `[s, b, h, d]` as a view `[b, h, s, d]`.
+pub(super) fn by_head<B: Inner>(x: Float<B>) -> Float<B> {
+    B::float_permute(x, &[1, 2, 0, 3])
 }

@@ -1,7 +1,7 @@
 //! Burn's operations as expressions that a fused kernel can compute.
 
 use burn_ir::{
-    ActivationOperationIr, BaseOperationIr, BinaryOpIr, FloatOperationIr, NumericOperationIr, OperationIr,
+    ActivationOperationIr, BaseOperationIr, BinaryOpIr, DimOpIr, FloatOperationIr, NumericOperationIr, OperationIr,
     ReduceDimOpIr, ScalarIr, ScalarOpIr, TensorIr, UnaryOpIr,
 };
 use kernels_cubecl::fused::{Binary, Draw, Reduce, Unary};
@@ -11,10 +11,12 @@ use kernels_cubecl::fused::{Binary, Draw, Reduce, Unary};
 pub(super) enum Expression<'a> {
     Tensor(&'a TensorIr),
     Number(f64),
+    /// One where a tensor of booleans is true, else zero.
+    Mask(&'a TensorIr),
     Unary(Unary, Box<Expression<'a>>),
     Binary(Binary, Box<Expression<'a>>, Box<Expression<'a>>),
     /// Over the last dimension.
-    Reduce(Reduce, &'a TensorIr),
+    Reduce(Reduce, Box<Expression<'a>>),
     /// Random zeros and ones.
     Bernoulli(Draw),
 }
@@ -30,6 +32,12 @@ pub(super) fn expression(
         OperationIr::NumericFloat(_, op) => numeric(op),
         OperationIr::Float(_, op) => float(op),
         OperationIr::Activation(op) => activation(op),
+        OperationIr::BaseFloat(BaseOperationIr::MaskFill(op)) => {
+            Some((masked(Tensor(&op.tensor), &op.mask, Number(number(&op.value))), &op.out))
+        }
+        OperationIr::BaseFloat(BaseOperationIr::MaskWhere(op)) => {
+            Some((masked(Tensor(&op.tensor), &op.mask, Tensor(&op.value)), &op.out))
+        }
         _ => None,
     }?;
     expression.replace(&constant);
@@ -103,6 +111,7 @@ fn activation(op: &ActivationOperationIr) -> Option<(Expression<'_>, &TensorIr)>
         Op::GeluBackward(op) => Some(two(Binary::GeluGrad, op)),
         Op::ReluBackward(op) => Some(two(Binary::ReluGrad, op)),
         Op::SigmoidBackward(op) => Some(two(Binary::SigmoidGrad, op)),
+        Op::Softmax(op) => softmax(op),
         _ => None,
     }
 }
@@ -151,7 +160,28 @@ fn reduce(f: Reduce, op: &ReduceDimOpIr) -> Option<(Expression<'_>, &TensorIr)> 
         return Some((Tensor(&op.input), &op.out));
     }
     let is_last = op.axis + 1 == op.input.shape.num_dims();
-    is_last.then_some((Expression::Reduce(f, &op.input), &op.out))
+    is_last.then(|| (Expression::Reduce(f, Box::new(Tensor(&op.input))), &op.out))
+}
+
+/// `x`, but `value` where the mask is true.
+fn masked<'a>(x: Expression<'a>, mask: &'a TensorIr, value: Expression<'a>) -> Expression<'a> {
+    let kept = binary(Binary::Unless, x, Expression::Mask(mask));
+    match value {
+        Number(0.0) => kept,
+        value => {
+            let others = binary(Binary::Sub, Number(1.0), Expression::Mask(mask));
+            binary(Binary::Add, kept, binary(Binary::Unless, value, others))
+        }
+    }
+}
+
+/// As Burn's own, which subtracts the largest number of a row first.
+fn softmax(op: &DimOpIr) -> Option<(Expression<'_>, &TensorIr)> {
+    let x = || Tensor(&op.input);
+    let over_rows = |f, x| Expression::Reduce(f, Box::new(x));
+    let exp = || Expression::Unary(Unary::Exp, Box::new(binary(Binary::Sub, x(), over_rows(Reduce::Max, x()))));
+    let is_last = op.axis + 1 == op.input.shape.num_dims();
+    is_last.then(|| (binary(Binary::Div, exp(), over_rows(Reduce::Sum, exp())), &op.out))
 }
 
 fn number(scalar: &ScalarIr) -> f64 {
@@ -171,7 +201,7 @@ impl<'a> Expression<'a> {
                     *self = Number(value);
                 }
             }
-            Self::Number(_) | Self::Reduce(..) | Self::Bernoulli(_) => {}
+            Self::Number(_) | Self::Mask(_) | Self::Reduce(..) | Self::Bernoulli(_) => {}
             Self::Unary(_, x) => x.replace(constant),
             Self::Binary(_, a, b) => {
                 a.replace(constant);
@@ -183,7 +213,7 @@ impl<'a> Expression<'a> {
     /// Its value, if it depends on no tensor.
     pub fn value(&self) -> Option<f64> {
         match self {
-            Self::Tensor(_) | Self::Reduce(..) | Self::Bernoulli(_) => None,
+            Self::Tensor(_) | Self::Mask(_) | Self::Reduce(..) | Self::Bernoulli(_) => None,
             Self::Number(x) => Some(*x),
             Self::Unary(f, x) => Some(f.of(x.value()?)),
             Self::Binary(f, a, b) => Some(f.of(a.value()?, b.value()?)),
@@ -193,9 +223,9 @@ impl<'a> Expression<'a> {
     /// Calls `f` with every tensor.
     pub fn tensors(&self, f: &mut impl FnMut(&'a TensorIr)) {
         match self {
-            Self::Tensor(x) | Self::Reduce(_, x) => f(x),
+            Self::Tensor(x) | Self::Mask(x) => f(x),
             Self::Number(_) | Self::Bernoulli(_) => {}
-            Self::Unary(_, x) => x.tensors(f),
+            Self::Unary(_, x) | Self::Reduce(_, x) => x.tensors(f),
             Self::Binary(_, a, b) => {
                 a.tensors(f);
                 b.tensors(f);
@@ -207,7 +237,7 @@ impl<'a> Expression<'a> {
     pub fn reduces(&self) -> bool {
         match self {
             Self::Reduce(..) => true,
-            Self::Tensor(_) | Self::Number(_) | Self::Bernoulli(_) => false,
+            Self::Tensor(_) | Self::Number(_) | Self::Mask(_) | Self::Bernoulli(_) => false,
             Self::Unary(_, x) => x.reduces(),
             Self::Binary(_, a, b) => a.reduces() || b.reduces(),
         }

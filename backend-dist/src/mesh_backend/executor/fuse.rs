@@ -2,10 +2,11 @@
 
 use super::chain::Operand;
 use super::expression::{self, Expression, expression};
+use super::lazy::{Gemm, Source};
 use super::{Executor, float};
 use crate::mesh_backend::inner::Inner;
-use burn_ir::{BaseOperationIr, NumericOperationIr, OperationIr, TensorIr, TensorStatus};
-use kernels_cubecl::fused::{Draw, Extent};
+use burn_ir::{BaseOperationIr, HandleKind, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use kernels_cubecl::fused::Draw;
 
 impl<B: Inner> Executor<B> {
     /// Keeps a tensor of which all elements are one number as that number.
@@ -19,8 +20,8 @@ impl<B: Inner> Executor<B> {
 
     /// Adds an operation to the chain, or begins another with it.
     pub(super) fn fuse(&mut self, op: &OperationIr) -> bool {
-        if let OperationIr::BaseFloat(op) = op {
-            return matches!(op, BaseOperationIr::Reshape(op) if self.chain.reshape(&op.input, &op.out));
+        if let OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) = op {
+            return self.chain.reshape(&op.input, &op.out);
         }
         let constants = &self.constants;
         let constant = |x: &TensorIr| constants.get(&x.id).map(|(value, _)| *value);
@@ -34,10 +35,16 @@ impl<B: Inner> Executor<B> {
             self.constants.insert(out.id, (value, out.shape.clone()));
         } else {
             let mut inputs = Vec::new();
-            expression.tensors(&mut |x| inputs.push(x.id));
-            // A reduction reads a tensor even if all its elements are one number.
-            let read = if expression.reduces() { Self::settle_number } else { Self::settle_before };
-            inputs.into_iter().for_each(|id| read(self, id));
+            expression.tensors(&mut |x| inputs.push((x.id, x.shape == out.shape)));
+            let reduces = expression.reduces();
+            for (id, is_whole) in inputs {
+                // A reduction reads a tensor even if all its elements are one number.
+                match reduces {
+                    _ if self.joins_unread(id, is_whole || reduces) => self.settle_late(id),
+                    true => self.settle_number(id),
+                    false => self.settle_before(id),
+                }
+            }
             if !self.join(&expression, out) {
                 self.flush();
                 if !self.join(&expression, out) {
@@ -45,11 +52,20 @@ impl<B: Inner> Executor<B> {
                 }
             }
         }
-        if !self.constants.is_empty() {
-            let consumed = op.inputs().filter(|x| x.status == TensorStatus::ReadWrite);
-            consumed.for_each(|x| drop(self.constants.remove(&x.id)));
+        if !self.constants.is_empty() || !self.deferred.is_empty() {
+            for x in op.inputs().filter(|x| x.status == TensorStatus::ReadWrite) {
+                self.constants.remove(&x.id);
+                self.deferred.remove(&x.id);
+            }
         }
+        self.chain.take_ended().into_iter().for_each(|id| self.drop_tensor(id));
         true
+    }
+
+    /// Whether a chain can read a tensor that is not in memory yet, and will not be if attention comes of it.
+    fn joins_unread(&self, id: TensorId, is_whole: bool) -> bool {
+        let is_matrix = |gemm: &Gemm<B>| gemm.shape.num_dims() == 4 && gemm.shape[3] > 1;
+        self.deferred.contains_key(&id) || (is_whole && self.gemms.get(&id).is_some_and(|x| is_matrix(x)))
     }
 
     /// A random tensor of zeros and ones, if it can be computed where it is used.
@@ -66,20 +82,35 @@ impl<B: Inner> Executor<B> {
     }
 
     fn join(&mut self, expression: &Expression, out: &TensorIr) -> bool {
-        let Self { chain, inner, halves, copies, views, half, limits, .. } = self;
-        chain.join((expression, out), *limits, |x, extent| {
+        let Self { chain, inner, halves, copies, views, half, limits, gemms, deferred, names, .. } = self;
+        chain.join((expression, out), *limits, deferred, |x, extent| {
+            if let Some(gemm) = gemms.get(&x.id) {
+                let (handle, is_half) = (Source::Gemm(gemm.clone()), *half == Some(gemm.dtype));
+                if x.status == TensorStatus::ReadWrite {
+                    gemms.remove(&x.id);
+                }
+                return Operand { handle, is_half, has_copy: false };
+            }
+            if x.dtype.is_bool() {
+                let half = half.filter(|_| !extent.is_narrow());
+                let dtype = half.unwrap_or(limits.dtype);
+                let HandleKind::Bool(mask) = inner.get_tensor(x) else { unreachable!("a mask has booleans") };
+                let handle = Source::Stored(B::bool_into_float(mask, dtype.into()));
+                return Operand { handle, is_half: half.is_some(), has_copy: false };
+            }
             let (is_stored_half, has_copy) = (halves.contains(&x.id), copies.contains_key(&x.id));
             let mut handle = float(inner.get_tensor(x));
             if x.status == TensorStatus::ReadWrite {
                 halves.remove(&x.id);
                 copies.remove(&x.id);
                 views.remove(&x.id);
+                names.remove(&x.id);
             }
-            let is_half = is_stored_half && matches!(extent, Extent::Whole | Extent::PerColumn) && half.is_some();
+            let is_half = is_stored_half && !extent.is_narrow() && half.is_some();
             if is_stored_half && !is_half {
                 handle = B::float_cast(handle, x.dtype.into());
             }
-            Operand { handle, is_half, has_copy }
+            Operand { handle: Source::Stored(handle), is_half, has_copy }
         })
     }
 

@@ -1,53 +1,106 @@
-//! GEMMs, which wait where they may be a sum of GEMMs.
+//! GEMMs, which wait where they may be a sum of GEMMs or a part of attention.
 
+use super::chain::{Deferred, Launch};
+use super::lazy::{Gemm, Source};
 use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
-use burn_ir::{MatmulOpIr, NumericOperationIr, OperationIr, TensorId, TensorStatus};
-
-/// `a · b` of each matrix.
-pub(super) struct Gemm<B: Inner> {
-    a: Float<B>,
-    b: Float<B>,
-    pub(super) dtype: DType,
-}
+use burn_ir::{HandleKind, MatmulOpIr, NumericOperationIr, OperationIr, TensorId, TensorStatus};
+use std::sync::Arc;
 
 impl<B: Inner> Executor<B> {
     /// `a · b`.
     pub(super) fn matmul(&mut self, op: &MatmulOpIr) {
-        let dtype = self.half.filter(|_| op.out.dtype == self.limits.dtype).unwrap_or(op.out.dtype);
-        for x in [&op.lhs, &op.rhs] {
-            if Some(dtype) == self.half {
-                self.chain.want_half(x.id);
-            }
-            self.settle(x.id);
+        if self.gemm_of_attention(op) {
+            return;
         }
-        let [a, b] = [&op.lhs, &op.rhs].map(|x| self.operand(x, dtype));
-        let (rank, batches) = (op.out.shape.num_dims(), op.out.shape[0]);
-        self.gemms.insert(op.out.id, Gemm { a, b, dtype });
+        let dtype = self.half.filter(|_| op.out.dtype == self.limits.dtype).unwrap_or(op.out.dtype);
+        let (rank, lead) = (op.out.shape.num_dims(), op.out.shape.num_dims().saturating_sub(2));
+        let is_batch = op.lhs.shape[..lead] == op.rhs.shape[..lead];
         // Burn's gradient of a weight is a sum over samples.
-        let may_be_summed = rank == 3 && batches > 1 && op.lhs.shape[0] == batches && op.rhs.shape[0] == batches;
-        if !may_be_summed {
+        let may_be_summed = rank == 3 && op.out.shape[0] > 1 && is_batch;
+        let may_be_attention = rank == 4 && is_batch;
+        let names = [&op.lhs, &op.rhs].map(|x| self.name(x.id));
+        let inputs = [&op.lhs, &op.rhs];
+        inputs.iter().for_each(|x| self.want(x.id, dtype));
+        let operands = inputs.map(|x| (x.id, self.in_type(x, dtype)));
+        let gemm = Gemm::new(operands, names, dtype, op.out.shape.clone());
+        self.gemms.insert(op.out.id, Arc::new(gemm));
+        if !may_be_summed && !may_be_attention {
             self.run_gemm(op.out.id);
         }
     }
 
     pub(super) fn run_gemm(&mut self, id: TensorId) {
-        let Some(Gemm { a, b, dtype }) = self.gemms.remove(&id) else { return };
+        let Some(gemm) = self.gemms.remove(&id) else { return };
+        let result = self.result_of(&gemm);
+        self.insert(id, result, self.half == Some(gemm.dtype));
+    }
+
+    /// What a GEMM gives; it runs once.
+    pub(super) fn result_of(&mut self, gemm: &Gemm<B>) -> Float<B> {
+        if let Some(result) = gemm.result.get() {
+            return result.clone();
+        }
+        let [a, b] = gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), gemm.dtype));
         self.count("GEMM");
-        let product = self.allocating(elements_of_product(&a, &b), || B::gemm(a, b, dtype));
-        self.insert(id, product, self.half == Some(dtype));
+        let result = self.allocating(gemm.shape.num_elements(), || B::gemm(a, b, gemm.dtype));
+        gemm.result.get_or_init(|| result).clone()
+    }
+
+    /// Computes a deferred tensor, or its transpose.
+    pub(super) fn run_deferred(&mut self, id: TensorId) {
+        let deferred = self.deferred.remove(&id);
+        let is_transposed = deferred.is_none();
+        let Some(launch) = deferred.or_else(|| self.transposed.remove(&id)) else { return };
+        let x = self.computed(&launch);
+        let x = if is_transposed { B::float_swap_dims(x, 2, 3) } else { x };
+        self.insert(id, x, launch.outputs[0].is_half);
+    }
+
+    /// The tensor that a launch computes.
+    pub(super) fn computed(&mut self, deferred: &Deferred<Source<B>>) -> Float<B> {
+        self.launch(Launch::clone(deferred)).remove(0)
+    }
+
+    /// The outputs of a launch.
+    pub(super) fn launch(&mut self, launch: Launch<Source<B>>) -> Vec<Float<B>> {
+        self.count("fused kernel");
+        let Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others } = launch;
+        let read = |source| match source {
+            Source::Stored(x) => x,
+            Source::Gemm(gemm) => self.result_of(&gemm),
+        };
+        let inputs = inputs.into_iter().map(read).collect();
+        let launch = Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others };
+        let half = self.half.unwrap_or(DType::BF16);
+        self.allocating(rows * columns, || B::fused(launch, half, &self.device))
+    }
+
+    /// `x`, the tensor `id`, as GEMMs read it. What must be copied for that is copied once, however many read it.
+    fn spaced(&mut self, id: TensorId, x: Float<B>, dtype: DType) -> Float<B> {
+        let Some(spaced) = B::evenly_spaced(&x) else { return x };
+        self.count("spaced evenly");
+        let is_stored_so = self.halves.contains(&id) == (self.half == Some(dtype));
+        if let Some(copy) = self.copies.get_mut(&id) {
+            *copy = spaced.clone();
+        } else if is_stored_so && self.inner.read_failure(&id).is_none() {
+            self.inner.register_tensor_to_device(id, HandleKind::Float(spaced.clone()));
+        }
+        spaced
     }
 
     /// Runs waiting GEMMs as one if `op` sums their results over the first dimension and nobody else reads them.
     pub(super) fn sum_gemms(&mut self, op: &OperationIr) -> bool {
         let OperationIr::NumericFloat(_, NumericOperationIr::SumDim(sum)) = op else { return false };
         let (x, out) = (&sum.input, &sum.out);
-        if sum.axis != 0 || x.status != TensorStatus::ReadWrite {
+        if sum.axis != 0 || x.status != TensorStatus::ReadWrite || x.shape.num_dims() != 3 {
             return false;
         }
-        let Some(Gemm { a, b, .. }) = self.gemms.remove(&x.id) else { return false };
+        let Some(gemm) = self.gemms.remove(&x.id) else { return false };
+        let [a, b] = gemm.operands.each_ref().map(|(_, x)| x.clone());
+        drop(gemm);
         self.count("GEMM");
         let [batches, rows, inner] = dims(&a);
         let columns = dims(&b)[2];
@@ -57,13 +110,6 @@ impl<B: Inner> Executor<B> {
         self.insert(out.id, sum, false);
         true
     }
-}
-
-fn elements_of_product<T: TensorMetadata>(a: &T, b: &T) -> usize {
-    let [a, b] = [a.shape(), b.shape()];
-    let lead = a.num_dims() - 2;
-    let batches: usize = (0..lead).map(|dim| a[dim].max(b[dim])).product();
-    batches * a[lead] * b[lead + 1]
 }
 
 fn dims<T: TensorMetadata>(x: &T) -> [usize; 3] {

@@ -6,10 +6,14 @@
 
 mod attention;
 mod chain;
+mod ends;
 mod expression;
 mod fuse;
 mod gemms;
+mod lazy;
 mod precision;
+mod scores;
+mod softmax;
 mod storage;
 mod views;
 
@@ -21,9 +25,10 @@ use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape};
 use burn_ir::{FloatOperationIr, HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_router::TensorInterpreter;
-use chain::Chain;
-use gemms::Gemm;
+use chain::{Chain, Deferred};
+use lazy::{Gemm, Name, Source, ValueGradient};
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 use views::{View, view};
 
 type Float<B> = burn::backend::tensor::FloatTensor<B>;
@@ -44,7 +49,7 @@ pub(super) struct Executor<B: Inner> {
     copies: ById<Float<B>>,
     /// What tensors are views of, as far as that still exists.
     views: ById<(TensorId, Vec<View>)>,
-    chain: Chain<Float<B>>,
+    chain: Chain<Source<B>>,
     /// Sums over rows of what the chain computes, and their outputs.
     waiting: Vec<OperationIr>,
     late: Ids,
@@ -55,8 +60,14 @@ pub(super) struct Executor<B: Inner> {
     kernels: BTreeMap<&'static str, usize>,
     /// What attention saved for its backward pass, as kernels keep it.
     logsumexps: ById<Float<B>>,
-    /// Batches of GEMMs that wait whether they are summed.
-    gemms: ById<Gemm<B>>,
+    /// Batches of GEMMs that wait whether they are summed, or are a part of attention.
+    gemms: ById<Arc<Gemm<B>>>,
+    /// Tensors that are computed only if somebody reads them, and their transposes.
+    deferred: ById<Deferred<Source<B>>>,
+    transposed: ById<Deferred<Source<B>>>,
+    /// What tensors are transposes of.
+    names: ById<Name>,
+    value_gradients: ById<ValueGradient<B>>,
 }
 
 impl<B: Inner> Executor<B> {
@@ -79,6 +90,10 @@ impl<B: Inner> Executor<B> {
             kernels: BTreeMap::new(),
             logsumexps: ById::default(),
             gemms: ById::default(),
+            deferred: ById::default(),
+            transposed: ById::default(),
+            names: ById::default(),
+            value_gradients: ById::default(),
         }
     }
 
@@ -89,6 +104,7 @@ impl<B: Inner> Executor<B> {
         }
         match &op {
             OperationIr::Drop(x) => self.drop_tensor(x.id),
+            _ if self.transpose(&op) => {}
             OperationIr::Float(_, FloatOperationIr::Matmul(op))
                 if op.lhs.dtype.is_float() && op.rhs.dtype == op.lhs.dtype =>
             {
@@ -154,6 +170,13 @@ impl<B: Inner> Executor<B> {
     /// Lets nothing wait that computes this tensor, but for the chain.
     fn settle_before(&mut self, id: TensorId) {
         self.run_gemm(id);
+        self.run_value_gradient(id);
+        self.run_deferred(id);
+        self.settle_late(id);
+    }
+
+    /// Runs the chain if the tensor waits for that.
+    fn settle_late(&mut self, id: TensorId) {
         if self.late.contains(&id) {
             self.flush();
         }
@@ -190,11 +213,9 @@ impl<B: Inner> Executor<B> {
     /// Runs the chain and what waits for it.
     fn flush(&mut self) {
         if let Some(mut launch) = self.chain.take(self.limits.dtype, self.half.is_some()) {
-            self.count("fused kernel");
             let others = std::mem::take(&mut launch.others);
             let targets: Vec<_> = launch.outputs.iter().map(|x| (x.id, x.is_half, x.is_copy)).collect();
-            let half = self.half.unwrap_or(DType::BF16);
-            let written = self.allocating(launch.rows * launch.columns, || B::fused(launch, half, &self.device));
+            let written = self.launch(launch);
             for (output, x) in others {
                 let reshaped = B::float_reshape(written[output].clone(), x.shape);
                 self.keep((x.id, x.is_half, x.is_copy), reshaped);
@@ -225,30 +246,6 @@ impl<B: Inner> Executor<B> {
         self.flush();
     }
 
-    fn drop_tensor(&mut self, id: TensorId) {
-        if self.late.contains(&id) {
-            self.flush();
-        }
-        let waits = self.gemms.remove(&id).is_some() || self.chain.forget(id) || self.constants.remove(&id).is_some();
-        if !waits {
-            let tensor = TensorIr {
-                id,
-                shape: Shape::from(Vec::<usize>::new()),
-                status: TensorStatus::ReadWrite,
-                dtype: DType::F32,
-            };
-            self.inner.register_op(OperationIr::Drop(tensor));
-        }
-        self.forget(id);
-    }
-
-    fn forget(&mut self, id: TensorId) {
-        self.halves.remove(&id);
-        self.copies.remove(&id);
-        self.views.remove(&id);
-        self.logsumexps.remove(&id);
-    }
-
     /// Waits for the device, after everything has been given to it.
     pub fn sync(&mut self) -> Result<(), ExecutionError> {
         self.flush_all();
@@ -270,11 +267,11 @@ fn float<B: Inner>(x: HandleKind<B>) -> Float<B> {
 /// What kind of operation runs alone.
 fn kind(op: &OperationIr) -> &'static str {
     match op {
-        OperationIr::BaseFloat(_) | OperationIr::BaseInt(_) | OperationIr::BaseBool(_) => "movement alone",
+        OperationIr::BaseFloat(_) => "movement alone",
         OperationIr::NumericFloat(..) => "arithmetic alone",
         OperationIr::Float(..) => "function alone",
         OperationIr::Activation(_) => "activation alone",
         OperationIr::Module(_) => "module operation",
-        _ => "operation on integers",
+        _ => "integers and booleans",
     }
 }

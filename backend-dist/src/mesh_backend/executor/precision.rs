@@ -24,18 +24,12 @@ impl<B: Inner> Executor<B> {
         copy
     }
 
-    /// `x` in `dtype` as GEMMs read it. What must be copied for that is copied once, however many read it.
-    pub(super) fn operand(&mut self, x: &TensorIr, dtype: DType) -> Float<B> {
-        let is_copy = dtype != x.dtype && !self.halves.contains(&x.id);
-        let operand = self.in_type(x, dtype);
-        let Some(spaced) = B::evenly_spaced(&operand) else { return operand };
-        self.count("spaced evenly");
-        match (x.status == TensorStatus::ReadWrite, is_copy) {
-            (true, _) => {}
-            (false, true) => drop(self.copies.insert(x.id, spaced.clone())),
-            (false, false) => self.inner.register_tensor_to_device(x.id, HandleKind::Float(spaced.clone())),
+    /// Lets nothing wait that computes a tensor which is about to be read in `dtype`.
+    pub(super) fn want(&mut self, id: TensorId, dtype: DType) {
+        if Some(dtype) == self.half {
+            self.chain.want_half(id);
         }
-        spaced
+        self.settle(id);
     }
 
     /// The copy of `id`, which is `x` or what it is a view of, in half precision.
@@ -62,6 +56,8 @@ impl<B: Inner> Executor<B> {
     pub fn is_half(&self, id: TensorId) -> bool {
         self.halves.contains(&id)
             || self.gemms.get(&id).is_some_and(|gemm| self.half == Some(gemm.dtype))
+            || (self.half.is_some() && self.value_gradients.contains_key(&id))
+            || self.deferred.get(&id).is_some_and(|launch| launch.outputs[0].is_half)
             || (self.half.is_some() && self.chain.is_half(id))
     }
 

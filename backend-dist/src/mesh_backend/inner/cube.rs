@@ -22,7 +22,7 @@ impl Inner for Cube {
     }
 
     fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>> {
-        let Launch { program, rows, columns, inputs, scalars, draws, outputs, .. } = launch;
+        let Launch { program, rows, columns, inputs, shares, scalars, draws, outputs, .. } = launch;
         let inputs: Vec<_> = inputs.into_iter().map(packed).collect();
         let any = || Self::float_empty(Shape::from([1]), device, FloatDType::F32);
         let like = inputs.first().cloned().unwrap_or_else(any);
@@ -33,11 +33,12 @@ impl Inner for Cube {
         let scalars: Vec<f32> = scalars.into_iter().map(|x| x as f32).collect();
         let read: Vec<_> = inputs.iter().map(|x| &x.handle).collect();
         let written: Vec<_> = outputs.iter().map(|x| &x.handle).collect();
+        let size = (rows, columns);
         let done = match half {
             DType::F16 => {
-                fused::launch::<half::f16>(&client, program, plan, &read, &scalars, &draws, &written, rows, columns)
+                fused::launch::<half::f16>(&client, program, plan, &read, &shares, &scalars, &draws, &written, size)
             }
-            _ => fused::launch::<half::bf16>(&client, program, plan, &read, &scalars, &draws, &written, rows, columns),
+            _ => fused::launch::<half::bf16>(&client, program, plan, &read, &shares, &scalars, &draws, &written, size),
         };
         done.unwrap_or_else(|error| panic!("a fused kernel: {error}"));
         outputs
@@ -74,6 +75,10 @@ impl Inner for Cube {
 
     fn evenly_spaced(x: &FloatTensor<Self>) -> Option<FloatTensor<Self>> {
         lt::evenly_spaced(x)
+    }
+
+    fn has_flash_attention(head_dim: usize, dtype: DType) -> bool {
+        matches!(dtype, DType::BF16 | DType::F16) && [64, 96, 128, 192, 256].contains(&head_dim)
     }
 
     fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {

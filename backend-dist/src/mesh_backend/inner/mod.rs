@@ -63,6 +63,11 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
         None
     }
 
+    /// Whether attention in `dtype` with heads of this size has a kernel that is faster than its GEMMs.
+    fn has_flash_attention(_head_dim: usize, _: DType) -> bool {
+        true
+    }
+
     /// `a · b` of the last two dimensions with elements of `dtype`; the others broadcast. `a` and `b` have one type.
     fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::float_cast(Self::float_matmul(a, b), dtype.into())
@@ -94,7 +99,8 @@ impl Inner for Flex {
         };
         let inputs: Vec<Vec<f64>> = launch.inputs.into_iter().map(read).collect();
         let inputs: Vec<&[f64]> = inputs.iter().map(Vec::as_slice).collect();
-        let values = launch.program.evaluate(&inputs, &launch.scalars, &launch.draws, launch.rows, launch.columns);
+        let size = (launch.rows, launch.columns);
+        let values = launch.program.evaluate(&inputs, &launch.shares, &launch.scalars, &launch.draws, size);
         let outputs = values.into_iter().zip(launch.outputs);
         let tensor = |(values, Written { shape, is_half, .. })| {
             let dtype = if is_half { half } else { dtype };

@@ -2,7 +2,7 @@
 use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
 use kernels_cubecl::fused::Element as Kind;
-use kernels_cubecl::fused::{Binary, Draw, Extent, Input, Output, Plan, Program, Reduce, Step, Unary, launch};
+use kernels_cubecl::fused::{Binary, Draw, Extent, Input, Output, Plan, Program, Reduce, Sharing, Step, Unary, launch};
 
 /// `softmax(x · s)` over a row.
 pub fn softmax() -> Program {
@@ -70,6 +70,37 @@ pub fn norm() -> Program {
     }
 }
 
+/// The softmax of scores `[2, heads, s, t]` under a padding mask `[2, 1, 1, t]` and a mask `[1, 1, s, t]`, with a bias of
+/// each head and query.
+pub fn masked() -> Program {
+    Program {
+        inputs: vec![
+            input(Extent::Whole, Kind::Half),
+            input(Extent::Shared, Kind::Half),
+            input(Extent::Shared, Kind::F32),
+            input(Extent::SharedPerRow, Kind::F32),
+        ],
+        scalars: 0,
+        draws: 0,
+        steps: vec![
+            Step::Load(0),
+            Step::Load(1),
+            Step::Unary(Unary::Relu, 1),
+            Step::Binary(Binary::Unless, 0, 2),
+            Step::Load(2),
+            Step::Binary(Binary::Add, 3, 4),
+            Step::Load(3),
+            Step::Binary(Binary::Add, 5, 6),
+            Step::Reduce(Reduce::Max, 7),
+            Step::Binary(Binary::Sub, 7, 8),
+            Step::Unary(Unary::Exp, 9),
+            Step::Reduce(Reduce::Sum, 10),
+            Step::Binary(Binary::Div, 10, 11),
+        ],
+        outputs: vec![output(12, Extent::Whole, Kind::Half), output(7, Extent::Whole, Kind::F32)],
+    }
+}
+
 /// Every function, summed up.
 pub fn functions() -> Program {
     let mut steps = vec![Step::Load(0), Step::Unary(Unary::Abs, 0), Step::Scalar(0), Step::Binary(Binary::Add, 1, 2)];
@@ -125,10 +156,18 @@ pub fn dropout() -> Program {
 
 /// Runs `program` on random numbers.
 pub fn runs<E: Element>(client: &Client, name: &str, program: &Program, rows: usize, columns: usize) -> usize {
+    // Rows as `[2, heads, 3]` where they are shared.
+    let heads = (rows / 6).max(1) as u32;
+    let shares: Vec<_> = [[1, 0, 0], [0, 0, 1], [heads * 3, 3, 1]]
+        .into_iter()
+        .map(|strides| Sharing { sizes: [heads, 3], strides })
+        .take(program.inputs.iter().filter(|input| input.extent.is_shared()).count())
+        .collect();
     let len = |extent| match extent {
         Extent::Whole => rows * columns,
-        Extent::PerRow => rows,
+        Extent::PerRow | Extent::SharedPerRow => rows,
         Extent::PerColumn => columns,
+        Extent::Shared => rows.min(3) * columns,
         Extent::Single => 1,
     };
     let values: Vec<Vec<f64>> =
@@ -139,7 +178,7 @@ pub fn runs<E: Element>(client: &Client, name: &str, program: &Program, rows: us
     let draw =
         |i| Draw { seed: 0x1234_5678_9abc_def0, stream: (1 << 40) + i, probability: [0.9, 1.0, 0.0][i as usize] };
     let draws: Vec<_> = (0..program.draws as u64).map(draw).collect();
-    let expected = program.evaluate(&slices, scalars, &draws, rows, columns);
+    let expected = program.evaluate(&slices, &shares, scalars, &draws, (rows, columns));
     let buffer = |values: &Vec<f64>, input: &Input| match input.element {
         Kind::F32 => upload::<f32>(client, values),
         Kind::Half => upload::<E>(client, values),
@@ -153,7 +192,8 @@ pub fn runs<E: Element>(client: &Client, name: &str, program: &Program, rows: us
     let plan = Plan::of(client, program, rows, columns).expect("rows fit");
     let (read, written) = (inputs.iter().collect::<Vec<_>>(), outputs.iter().collect::<Vec<_>>());
     let scalars: Vec<f32> = scalars.iter().map(|x| *x as f32).collect();
-    launch::<E>(client, program.clone(), plan, &read, &scalars, &draws, &written, rows, columns).expect("legal");
+    let size = (rows, columns);
+    launch::<E>(client, program.clone(), plan, &read, &shares, &scalars, &draws, &written, size).expect("legal");
     let mut bad = 0;
     for ((output, handle), expected) in program.outputs.iter().zip(&outputs).zip(&expected) {
         let (found, limit) = match output.element {

@@ -1,11 +1,13 @@
 //! What a chain gives to the device.
 
-use super::Chain;
+use super::{Chain, Deferred, Value};
 use burn::tensor::{DType, Shape};
 use burn_ir::TensorId;
-use kernels_cubecl::fused::{Draw, Element, Extent, Output, Program, Register, Step};
+use kernels_cubecl::fused::{Draw, Element, Extent, Output, Program, Register, Sharing, Step};
+use std::sync::Arc;
 
 /// One launch.
+#[derive(Clone)]
 pub struct Launch<H> {
     /// The type of what is not in half precision.
     pub dtype: DType,
@@ -13,6 +15,8 @@ pub struct Launch<H> {
     pub rows: usize,
     pub columns: usize,
     pub inputs: Vec<H>,
+    /// Of those inputs whose rows are shared.
+    pub shares: Vec<Sharing>,
     pub scalars: Vec<f64>,
     pub draws: Vec<Draw>,
     pub outputs: Vec<Written>,
@@ -21,6 +25,7 @@ pub struct Launch<H> {
 }
 
 /// A tensor that a launch writes.
+#[derive(Clone)]
 pub struct Written {
     pub id: TensorId,
     pub shape: Shape,
@@ -29,44 +34,77 @@ pub struct Written {
     pub is_copy: bool,
 }
 
-impl<H> Chain<H> {
+impl<H> Launch<H> {
+    /// How rows share an input, if they do.
+    pub(super) fn sharing(&self, input: usize) -> Sharing {
+        let is_shared = |number: usize| self.program.inputs[number].extent.is_shared();
+        let before = (0..input).filter(|number| is_shared(*number)).count();
+        if is_shared(input) { self.shares[before] } else { Sharing::default() }
+    }
+}
+
+impl<H: Clone> Chain<H> {
     /// The launch that computes what somebody may still read, and an empty chain. `keeps_half` says whether values that
     /// come from half precision alone are stored so.
     pub fn take(&mut self, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
-        let released = std::mem::take(&mut self.released);
-        let chain = std::mem::take(self);
-        self.released = released;
-        let (rows, columns) = chain.size?;
+        let chain = self.end();
         let mut values: Vec<_> = chain.values.iter().collect();
         values.sort_by_key(|(_, value)| value.at);
+        chain.launch(values, dtype, keeps_half)
+    }
+
+    /// The launch that computes one tensor, without a copy of it.
+    pub fn launch_of(&self, id: TensorId, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
+        let value = Value { wants_half: false, ..self.values.get(&id)?.clone() };
+        self.launch(vec![(&id, &value)], dtype, keeps_half)
+    }
+
+    /// For each tensor the launch that computes it, and an empty chain.
+    pub fn defer(&mut self, dtype: DType, keeps_half: bool) -> Vec<(TensorId, Deferred<H>)> {
+        let chain = self.end();
+        let launch = |id: &TensorId| chain.launch_of(*id, dtype, keeps_half).map(|launch| (*id, Arc::new(launch)));
+        chain.values.keys().filter_map(launch).collect()
+    }
+
+    /// An empty chain in place of this.
+    fn end(&mut self) -> Self {
+        let released = std::mem::take(&mut self.released);
+        std::mem::replace(self, Self { released, ..Self::default() })
+    }
+
+    fn launch(&self, values: Vec<(&TensorId, &Value)>, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
+        let (rows, columns) = self.size?;
         if values.is_empty() {
             return None;
         }
-        let mut needed = vec![false; chain.steps.len()];
+        let mut needed = vec![false; self.steps.len()];
         values.iter().for_each(|(_, value)| needed[value.register] = true);
-        for (register, step) in chain.steps.iter().enumerate().rev() {
+        for (register, step) in self.steps.iter().enumerate().rev() {
             if needed[register] {
                 operands(step).into_iter().flatten().for_each(|x| needed[x] = true);
             }
         }
         let mut program = Program::default();
-        let mut renamed = vec![usize::MAX; chain.steps.len()];
-        let (mut inputs, mut scalars, mut draws) = (Vec::new(), Vec::new(), Vec::new());
-        let mut handles: Vec<_> = chain.inputs.into_iter().map(Some).collect();
-        for (register, step) in chain.steps.iter().enumerate().filter(|(register, _)| needed[*register]) {
+        let mut renamed = vec![usize::MAX; self.steps.len()];
+        let (mut inputs, mut shares) = (Vec::new(), Vec::new());
+        let (mut scalars, mut draws) = (Vec::new(), Vec::new());
+        for (register, step) in self.steps.iter().enumerate().filter(|(register, _)| needed[*register]) {
             let step = match *step {
                 Step::Load(input) => {
-                    let (input, handle) = handles[input].take().expect("an input is loaded once");
-                    program.inputs.push(input);
-                    inputs.push(handle);
+                    let (input, sharing, handle) = &self.inputs[input];
+                    program.inputs.push(*input);
+                    if input.extent.is_shared() {
+                        shares.push(*sharing);
+                    }
+                    inputs.push(handle.clone());
                     Step::Load(inputs.len() - 1)
                 }
                 Step::Scalar(scalar) => {
-                    scalars.push(chain.scalars[scalar]);
+                    scalars.push(self.scalars[scalar]);
                     Step::Scalar(scalars.len() - 1)
                 }
                 Step::Bernoulli(draw) => {
-                    draws.push(chain.draws[draw]);
+                    draws.push(self.draws[draw]);
                     Step::Bernoulli(draws.len() - 1)
                 }
                 Step::Unary(f, x) => Step::Unary(f, renamed[x]),
@@ -80,7 +118,7 @@ impl<H> Chain<H> {
         let (mut outputs, mut others) = (Vec::new(), Vec::new());
         for (id, value) in values {
             let is_whole = value.shape.num_elements() == rows * columns;
-            let stored_half = keeps_half && is_whole && chain.facts[value.register].is_half;
+            let stored_half = keeps_half && is_whole && self.facts[value.register].is_half;
             let mut write = |is_half, is_copy| {
                 let output = Output {
                     register: renamed[value.register],
@@ -97,12 +135,12 @@ impl<H> Chain<H> {
                 }
             };
             write(stored_half, false);
-            let wants_half = value.wants_half || chain.facts[value.register].has_copy;
+            let wants_half = value.wants_half || self.facts[value.register].has_copy;
             if wants_half && is_whole && !stored_half {
                 write(true, true);
             }
         }
-        Some(Launch { dtype, program, rows, columns, inputs, scalars, draws, outputs, others })
+        Some(Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others })
     }
 }
 

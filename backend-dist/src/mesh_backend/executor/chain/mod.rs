@@ -2,6 +2,7 @@
 
 mod facts;
 mod launch;
+mod steps;
 
 pub use launch::{Launch, Written};
 
@@ -9,13 +10,18 @@ use super::expression::Expression;
 use crate::mesh_backend::ids::{ById, Ids};
 use burn::tensor::{DType, Shape};
 use burn_ir::{TensorId, TensorIr, TensorStatus};
-use facts::{Fact, extent, size};
-use kernels_cubecl::fused::{Binary, Draw, Element, Extent, Input, Register, Step};
+use facts::{Fact, extent, place, size};
+use kernels_cubecl::fused::{Draw, Element, Extent, Input, Register, Sharing, Step};
+use std::sync::Arc;
+use steps::Operands;
 
 /// Most steps of a chain: each holds a register.
 const MOST_STEPS: usize = 96;
 /// Most inputs of a chain.
 const MOST_INPUTS: usize = 16;
+
+/// A tensor that is computed when somebody reads it: the only output of the launch.
+pub(super) type Deferred<H> = Arc<Launch<H>>;
 
 /// A tensor that a chain reads.
 pub(super) struct Operand<H> {
@@ -58,10 +64,11 @@ pub(super) struct Chain<H> {
     facts: Vec<Fact>,
     scalars: Vec<f64>,
     draws: Vec<Draw>,
-    inputs: Vec<(Input, H)>,
-    loaded: ById<Register>,
-    /// Consumed tensors that the present operation has loaded.
-    taken: Vec<TensorId>,
+    inputs: Vec<(Input, Sharing, H)>,
+    /// Where what an input has is, and how its rows are shared.
+    loaded: ById<(Register, Sharing)>,
+    /// Inputs that ended after the operation that loaded them.
+    ended: Vec<TensorId>,
     values: ById<Value>,
     /// Values that are read after the chain, whether or not they are dropped before it runs.
     pinned: Ids,
@@ -79,7 +86,7 @@ impl<H> Default for Chain<H> {
             draws: Vec::new(),
             inputs: Vec::new(),
             loaded: ById::default(),
-            taken: Vec::new(),
+            ended: Vec::new(),
             values: ById::default(),
             pinned: Ids::default(),
             released: Vec::new(),
@@ -88,7 +95,7 @@ impl<H> Default for Chain<H> {
     }
 }
 
-impl<H> Chain<H> {
+impl<H: Clone + PartialEq> Chain<H> {
     /// Whether the chain is to compute this tensor.
     pub fn has(&self, id: TensorId) -> bool {
         self.values.contains_key(&id)
@@ -123,6 +130,11 @@ impl<H> Chain<H> {
         std::mem::take(&mut self.released)
     }
 
+    /// Inputs that have ended since the last call.
+    pub fn take_ended(&mut self) -> Vec<TensorId> {
+        std::mem::take(&mut self.ended)
+    }
+
     /// A tensor of the chain is wanted in half precision as well.
     pub fn want_half(&mut self, id: TensorId) {
         if let Some(value) = self.values.get_mut(&id) {
@@ -131,29 +143,31 @@ impl<H> Chain<H> {
     }
 
     /// Adds an operation if it belongs to the chain, or begins one if there is none. `operand` takes a tensor from where
-    /// it is.
+    /// it is; what computes a `deferred` tensor becomes part of the chain.
     pub fn join(
         &mut self,
         (expression, out): (&Expression, &TensorIr),
         limits: Limits,
-        mut operand: impl FnMut(&TensorIr, Extent) -> Operand<H>,
+        deferred: &ById<Deferred<H>>,
+        operand: impl FnMut(&TensorIr, Extent) -> Operand<H>,
     ) -> bool {
-        let Some(size) = self.size_with(expression, out, limits) else { return false };
+        let Some(size) = self.size_with(expression, out, limits, deferred) else { return false };
         self.resize(size);
-        let register = self.emit(expression, &mut operand);
+        expression.tensors(&mut |x| {
+            if x.status == TensorStatus::ReadWrite && self.loaded.contains_key(&x.id) && !self.ended.contains(&x.id) {
+                self.ended.push(x.id);
+            }
+        });
+        let mut operands = Operands { deferred, shape: &out.shape, take: operand };
+        let register = self.emit(expression, &mut operands);
         self.count += 1;
         self.values.insert(out.id, Value { register, shape: out.shape.clone(), at: self.count, wants_half: false });
         expression.tensors(&mut |x| {
             if x.status == TensorStatus::ReadWrite && x.id != out.id {
-                let was_loaded = self.loaded.remove(&x.id).is_some();
-                if was_loaded && !self.taken.contains(&x.id) {
-                    // The chain has its buffer from an earlier operation; the tensor ends here.
-                    operand(x, Extent::Whole);
-                }
+                self.loaded.remove(&x.id);
                 self.forget(x.id);
             }
         });
-        self.taken.clear();
         true
     }
 
@@ -173,13 +187,24 @@ impl<H> Chain<H> {
     }
 
     /// The size of the chain with the operation, if it fits.
-    fn size_with(&self, expression: &Expression, out: &TensorIr, limits: Limits) -> Option<(usize, usize)> {
+    fn size_with(
+        &self,
+        expression: &Expression,
+        out: &TensorIr,
+        limits: Limits,
+        deferred: &ById<Deferred<H>>,
+    ) -> Option<(usize, usize)> {
         let mut wanted = out.shape.clone();
         if expression.reduces() {
             expression.tensors(&mut |x| wanted = x.shape.clone());
         }
-        let wanted = size(&wanted);
-        let fits = |size| self.fits(expression, out, limits, size).then_some(size);
+        let mut wanted = size(&wanted);
+        expression.tensors(&mut |x| {
+            if let Some(launch) = deferred.get(&x.id) {
+                wanted = (launch.rows, launch.columns);
+            }
+        });
+        let fits = |size| self.fits(expression, out, limits, deferred, size).then_some(size);
         match self.size {
             None => fits(wanted),
             Some(own) => fits(own).or_else(|| {
@@ -196,7 +221,7 @@ impl<H> Chain<H> {
 
     fn inputs_may_be_rows(&self) -> bool {
         // Numbers of rows are f32.
-        self.inputs.iter().all(|(input, _)| input.element == Element::F32)
+        self.inputs.iter().all(|(input, ..)| input.element == Element::F32)
     }
 
     fn resize(&mut self, size: (usize, usize)) {
@@ -205,21 +230,40 @@ impl<H> Chain<H> {
         if grows {
             let row = |extent: Extent| if extent == Extent::Whole { Extent::PerRow } else { extent };
             self.facts.iter_mut().for_each(|fact| fact.extent = fact.extent.map(row));
-            self.inputs.iter_mut().for_each(|(input, _)| input.extent = row(input.extent));
+            self.inputs.iter_mut().for_each(|(input, ..)| input.extent = row(input.extent));
         }
     }
 
-    fn fits(&self, expression: &Expression, out: &TensorIr, limits: Limits, (rows, columns): (usize, usize)) -> bool {
-        let extent = |x: &TensorIr| extent(&x.shape, (rows, columns));
+    fn fits(
+        &self,
+        expression: &Expression,
+        out: &TensorIr,
+        limits: Limits,
+        deferred: &ById<Deferred<H>>,
+        (rows, columns): (usize, usize),
+    ) -> bool {
+        let extent = |x: &TensorIr| place(&x.shape, &out.shape, (rows, columns)).map(|(extent, _)| extent);
         let reduces = expression.reduces();
-        let mut fits = out.dtype == limits.dtype && self.steps.len() + 8 < MOST_STEPS;
-        let (mut loads, mut has_rows, mut of_rows) = (0, reduces, true);
+        let mut fits = out.dtype == limits.dtype;
+        let (mut loads, mut steps) = (self.inputs.len(), self.steps.len() + 8);
+        let (mut has_rows, mut of_rows) = (reduces, true);
         expression.tensors(&mut |x| {
             let extent = extent(x);
-            fits &= x.dtype == limits.dtype && extent.is_some() && (!reduces || extent == Some(Extent::Whole));
-            has_rows |= matches!(extent, Some(Extent::PerRow | Extent::PerColumn));
-            of_rows &= matches!(extent, Some(Extent::PerRow | Extent::Single));
-            loads += usize::from(!self.has(x.id) && !self.loaded.contains_key(&x.id));
+            fits &= (x.dtype == limits.dtype || x.dtype.is_bool())
+                && extent.is_some()
+                && (!reduces || extent == Some(Extent::Whole));
+            has_rows |= !matches!(extent, Some(Extent::Whole | Extent::Single));
+            of_rows &= matches!(extent, Some(Extent::PerRow | Extent::SharedPerRow | Extent::Single));
+            if !self.has(x.id) && !self.loaded.contains_key(&x.id) {
+                match deferred.get(&x.id) {
+                    Some(launch) => {
+                        fits &= (launch.rows, launch.columns) == (rows, columns);
+                        loads += launch.inputs.len();
+                        steps += launch.program.steps.len();
+                    }
+                    None => loads += 1,
+                }
+            }
         });
         let out_fits = match extent(out) {
             Some(Extent::Whole) => true,
@@ -228,69 +272,9 @@ impl<H> Chain<H> {
             _ => false,
         };
         fits && out_fits
-            && loads + self.inputs.len() <= MOST_INPUTS
+            && loads <= MOST_INPUTS
+            && steps < MOST_STEPS
             && (1..=limits.elements).contains(&(rows * columns))
             && (!has_rows || (limits.fits)(columns))
-    }
-
-    fn emit(&mut self, expression: &Expression, operand: &mut impl FnMut(&TensorIr, Extent) -> Operand<H>) -> Register {
-        match expression {
-            Expression::Tensor(x) => self.load(x, operand),
-            Expression::Number(x) => {
-                let scalar = self.scalars.len();
-                self.scalars.push(*x);
-                self.push(Step::Scalar(scalar), Fact { extent: None, is_half: true, has_copy: false })
-            }
-            Expression::Bernoulli(draw) => {
-                self.draws.push(*draw);
-                // Zeros and ones are exact in every type.
-                let fact = Fact { extent: Some(Extent::Whole), is_half: true, has_copy: false };
-                self.push(Step::Bernoulli(self.draws.len() - 1), fact)
-            }
-            Expression::Unary(f, x) => {
-                let x = self.emit(x, operand);
-                self.push(Step::Unary(*f, x), Fact { has_copy: false, ..self.facts[x] })
-            }
-            Expression::Binary(f, a, b) => {
-                let (a, b) = (self.emit(a, operand), self.emit(b, operand));
-                let mut fact = self.facts[a].with(self.facts[b]);
-                // What an optimizer writes in place of a parameter is wanted as the parameter was.
-                let is_update =
-                    matches!(f, Binary::Add | Binary::Sub) || (*f == Binary::Mul && self.facts[b].extent.is_none());
-                fact.has_copy = is_update && self.facts[a].has_copy;
-                self.push(Step::Binary(*f, a, b), fact)
-            }
-            Expression::Reduce(f, x) => {
-                let x = self.load(x, operand);
-                self.push(Step::Reduce(*f, x), Fact { extent: Some(Extent::PerRow), is_half: false, has_copy: false })
-            }
-        }
-    }
-
-    fn load(&mut self, x: &TensorIr, operand: &mut impl FnMut(&TensorIr, Extent) -> Operand<H>) -> Register {
-        if let Some(value) = self.values.get(&x.id) {
-            return value.register;
-        }
-        if let Some(register) = self.loaded.get(&x.id) {
-            return *register;
-        }
-        let size = self.size.expect("the chain has a size");
-        let extent = extent(&x.shape, size).expect("the operation fits");
-        let Operand { handle, is_half, has_copy } = operand(x, extent);
-        let element = if is_half { Element::Half } else { Element::F32 };
-        let input = self.inputs.len();
-        self.inputs.push((Input { extent, element }, handle));
-        let register = self.push(Step::Load(input), Fact { extent: Some(extent), is_half, has_copy });
-        self.loaded.insert(x.id, register);
-        if x.status == TensorStatus::ReadWrite {
-            self.taken.push(x.id);
-        }
-        register
-    }
-
-    fn push(&mut self, step: Step, fact: Fact) -> Register {
-        self.steps.push(step);
-        self.facts.push(fact);
-        self.steps.len() - 1
     }
 }

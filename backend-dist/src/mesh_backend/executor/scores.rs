@@ -1,0 +1,202 @@
+//! Attention as modules write it: a softmax of scores between two GEMMs, as in burn-nn's `MultiHeadAttention`. Where
+//! FlashAttention has the same result, it runs in place of the second GEMM. The scores, their softmax and what autodiff
+//! keeps of it are then [deferred](super::chain::Deferred): nobody has read them, and usually nobody will.
+//!
+//! What a chain computes is recognized by its numbers: on a few scores it must give what the formula gives.
+
+use super::attention::{by_head, by_position};
+use super::chain::Deferred;
+use super::lazy::{Attention, Gemm, Name, Source, ValueGradient};
+use super::softmax::{is_softmax_gradient, scale_of_softmax};
+use super::{Executor, Float};
+use crate::mesh_backend::inner::Inner;
+use burn::backend::TensorMetadata;
+use burn_ir::{BaseOperationIr, MatmulOpIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use ops::AttentionOptions;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+impl<B: Inner> Executor<B> {
+    /// Takes a GEMM that is part of attention.
+    pub(super) fn gemm_of_attention(&mut self, op: &MatmulOpIr) -> bool {
+        op.out.shape.num_dims() == 4
+            && op.lhs.shape[..2] == op.rhs.shape[..2]
+            && (self.output(op) || self.query_gradient(op) || self.key_gradient(op) || self.value_gradient(op))
+    }
+
+    /// What a tensor is the transpose of.
+    pub(super) fn name(&self, id: TensorId) -> Name {
+        self.names.get(&id).copied().unwrap_or(Name { id, transposed: false })
+    }
+
+    /// Notes a transpose. That of a deferred tensor is deferred.
+    pub(super) fn transpose(&mut self, op: &OperationIr) -> bool {
+        let OperationIr::BaseFloat(BaseOperationIr::SwapDims(op)) = op else { return false };
+        let (x, out, rank) = (&op.input, &op.out, op.input.shape.num_dims());
+        if rank != 4 || op.dim1 + op.dim2 != 5 || op.dim1 == op.dim2 {
+            return false;
+        }
+        let name = self.name(x.id);
+        self.names.insert(out.id, Name { transposed: !name.transposed, ..name });
+        let Some(deferred) = self.deferred.get(&x.id).cloned() else { return false };
+        self.transposed.insert(out.id, deferred);
+        self.end(x);
+        true
+    }
+
+    /// `softmax(c q kᵀ) v`, where the chain has the softmax.
+    fn output(&mut self, op: &MatmulOpIr) -> bool {
+        let Some(weights) = self.pending(op.lhs.id) else { return false };
+        let Some(scores) = self.scores(&weights) else { return false };
+        let known = scale_of_softmax(&weights.program, &weights.scalars);
+        let (Some(scale), None) = (known, scores.attention.get()) else { return false };
+        let [q, k] = scores.operands.each_ref().map(|(_, x)| x.clone());
+        let head_dim = op.rhs.shape[3];
+        let is_here = op.lhs.shape == scores.shape
+            && self.waiting.is_empty()
+            && !self.chain.has(op.rhs.id)
+            && q.shape()[3] == head_dim
+            && B::has_flash_attention(head_dim, scores.dtype);
+        if !is_here {
+            return false;
+        }
+        self.want(op.rhs.id, scores.dtype);
+        let value = self.name(op.rhs.id);
+        let qkv = [q, transposed::<B>(k), self.in_type(&op.rhs, scores.dtype)].map(by_position::<B>);
+        self.count("attention");
+        let [q, k, v] = qkv.clone();
+        let (y, saved) = B::attention_forward(q, k, v, options(scale));
+        self.insert(op.out.id, by_head::<B>(y.clone()), self.half == Some(scores.dtype));
+        let attention = Attention { value, qkv, result: [y, saved], scale, gradients: Mutex::default() };
+        let _ = scores.attention.set(attention);
+        self.defer_chain();
+        self.end(&op.lhs);
+        true
+    }
+
+    /// The gradient of the queries, `dS · k`, where the chain has the gradient `dS` of the scores.
+    fn query_gradient(&mut self, op: &MatmulOpIr) -> bool {
+        let key = self.name(op.rhs.id);
+        let Some([gradient, _]) = self.gradients(op.lhs.id, |[_, k]| k == key.transpose()) else { return false };
+        self.end(&op.rhs);
+        self.put_gradient(op, &op.lhs, gradient)
+    }
+
+    /// That of the transposed keys, `qᵀ · dS`.
+    fn key_gradient(&mut self, op: &MatmulOpIr) -> bool {
+        let query = self.name(op.lhs.id);
+        let Some([_, gradient]) = self.gradients(op.rhs.id, |[q, _]| q == query.transpose()) else { return false };
+        self.end(&op.lhs);
+        self.put_gradient(op, &op.rhs, transposed::<B>(gradient))
+    }
+
+    fn put_gradient(&mut self, op: &MatmulOpIr, scores: &TensorIr, gradient: Float<B>) -> bool {
+        self.insert(op.out.id, gradient, self.half.is_some());
+        self.end(scores);
+        true
+    }
+
+    /// That of the values, where the transpose of the softmax is deferred.
+    fn value_gradient(&mut self, op: &MatmulOpIr) -> bool {
+        let Some(weights) = self.transposed.get(&op.lhs.id).cloned() else { return false };
+        let Some(scores) = self.scores(&weights) else { return false };
+        let is_output = |attention: &Attention<B>| attention.result[0].shape()[3] == op.rhs.shape[3];
+        let is_softmax = || scale_of_softmax(&weights.program, &weights.scalars).is_some();
+        if !scores.attention.get().is_some_and(is_output) || !is_softmax() {
+            return false;
+        }
+        self.want(op.rhs.id, scores.dtype);
+        let (name, output) = (self.name(op.rhs.id), self.in_type(&op.rhs, scores.dtype));
+        self.value_gradients.insert(op.out.id, ValueGradient { scores, name, output });
+        self.end(&op.lhs);
+        true
+    }
+
+    /// Computes the gradient of values that waits under this name.
+    pub(super) fn run_value_gradient(&mut self, id: TensorId) {
+        let Some(ValueGradient { scores, name, output }) = self.value_gradients.remove(&id) else { return };
+        let attention = scores.attention.get().expect("there is a gradient of values because there is attention");
+        let [_, _, gradient] = self.attention_gradients_of(attention, name, output);
+        self.insert(id, gradient, self.half.is_some());
+    }
+
+    /// Those of queries and keys if the chain computes `id` as the gradient of scores whose operands are as `fits` wants.
+    fn gradients(&mut self, id: TensorId, fits: impl FnOnce([Name; 2]) -> bool) -> Option<[Float<B>; 2]> {
+        let pending = self.pending(id)?;
+        let [scores, grad] = self.scores_and_grad(&pending)?;
+        let attention = scores.attention.get()?;
+        let at = pending.inputs.iter().position(|source| *source == Source::Gemm(scores.clone()))?;
+        let is_gradient = fits(scores.names)
+            && self.waiting.is_empty()
+            && grad.names[1] == attention.value.transpose()
+            && is_softmax_gradient(&pending.program, &pending.scalars, at, attention.scale);
+        if !is_gradient {
+            return None;
+        }
+        if self.chain.has(id) {
+            self.defer_chain();
+        }
+        let (_, output) = grad.operands[0].clone();
+        let [q, k, _] = self.attention_gradients_of(attention, grad.names[0], output);
+        Some([q, k])
+    }
+
+    /// The gradients of attention for the gradient of its output, which are computed once.
+    fn attention_gradients_of(&mut self, attention: &Attention<B>, name: Name, output: Float<B>) -> [Float<B>; 3] {
+        let mut known = attention.gradients.lock();
+        if let Some((_, gradients)) = known.as_ref().filter(|(other, _)| *other == name) {
+            return gradients.clone();
+        }
+        self.count("attention gradient");
+        let Attention { qkv, result, scale, .. } = attention;
+        let gradients = B::attention_grads(qkv.clone(), result.clone(), by_position::<B>(output), options(*scale));
+        let gradients = gradients.map(by_head::<B>);
+        *known = Some((name, gradients.clone()));
+        gradients
+    }
+
+    /// The launch that computes a tensor which is not in memory.
+    fn pending(&self, id: TensorId) -> Option<Deferred<Source<B>>> {
+        let launch = || self.chain.launch_of(id, self.limits.dtype, self.half.is_some());
+        self.deferred.get(&id).cloned().or_else(|| launch().map(Arc::new))
+    }
+
+    /// The scores, if a launch reads nothing else.
+    fn scores(&self, launch: &Deferred<Source<B>>) -> Option<Arc<Gemm<B>>> {
+        match &launch.inputs[..] {
+            [Source::Gemm(scores)] => Some(scores.clone()),
+            _ => None,
+        }
+    }
+
+    /// The scores that attention was computed from, and the gradient of their softmax, if a launch reads nothing else.
+    fn scores_and_grad(&self, launch: &Deferred<Source<B>>) -> Option<[Arc<Gemm<B>>; 2]> {
+        let [Source::Gemm(a), Source::Gemm(b)] = &launch.inputs[..] else { return None };
+        match (a.attention.get(), b.attention.get()) {
+            (Some(_), None) => Some([a.clone(), b.clone()]),
+            (None, Some(_)) => Some([b.clone(), a.clone()]),
+            _ => None,
+        }
+    }
+
+    fn defer_chain(&mut self) {
+        let deferred = self.chain.defer(self.limits.dtype, self.half.is_some());
+        self.deferred.extend(deferred);
+    }
+
+    /// Drops a tensor if this was its last use.
+    fn end(&mut self, x: &TensorIr) {
+        if x.status == TensorStatus::ReadWrite {
+            self.drop_tensor(x.id);
+        }
+    }
+}
+
+fn options(scale: f64) -> AttentionOptions {
+    AttentionOptions { scale, causal: false, ..AttentionOptions::causal(1) }
+}
+
+/// The last two dimensions swapped.
+fn transposed<B: Inner>(x: Float<B>) -> Float<B> {
+    B::float_swap_dims(x, 2, 3)
+}
