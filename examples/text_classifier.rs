@@ -21,10 +21,9 @@ use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::train::metric::{AccuracyMetric, LossMetric};
-use burn::train::{
-    ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, SupervisedTraining, TrainOutput, TrainStep,
-};
+use burn::train::{ClassificationOutput, ExecutionStrategy, Learner, SupervisedTraining};
 use burn_megatron::prelude::*;
+use burn_megatron::steps_of_stages;
 use clap::Parser;
 use examples::{Args, Dice, accuracy, loader, report, repository_text, tell, trained};
 
@@ -113,24 +112,7 @@ impl Stages for TextClassifier {
     }
 }
 
-impl TrainStep for TextClassifier {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
-        let (loss, output) = self.run(&batch);
-        TrainOutput::new(self, loss.backward(), output)
-    }
-}
-
-impl InferenceStep for TextClassifier {
-    type Input = Batch;
-    type Output = ClassificationOutput;
-
-    fn step(&self, batch: Batch) -> ClassificationOutput {
-        self.run(&batch).1
-    }
-}
+steps_of_stages!(TextClassifier, Batch, ClassificationOutput);
 
 #[derive(Clone, Debug)]
 struct Line {

@@ -16,9 +16,9 @@ pub use crate::console::renderer;
 pub use crate::engine::{AnomalyAction, AnomalyConfig, EngineConfig, LossMean};
 pub use crate::generate::{GenerateOptions, Sampling, generate};
 pub use crate::learner::{
-    Activation, CheckpointOptions, Description, ExitOptions, Faults, LogOptions, MegatronStrategy, MeshStrategy, Part,
-    Pretraining, ProcessesStrategy, RestartOptions, Resume, Sendable, Stages, StagesStrategy, global_weights,
-    loss_over,
+    Activation, CheckpointOptions, Description, ExitOptions, Faults, LogOptions, MegatronStrategy, MeshStrategy,
+    OnHost, Part, Pretraining, ProcessesStrategy, RestartOptions, Resume, Sendable, Stages, StagesStrategy,
+    global_weights, loss_over,
 };
 pub use crate::lr::{LrConfig, LrDecay, Span};
 pub use crate::optim::{AdamWConfig, OptimizerConfig};

@@ -21,6 +21,7 @@ mod convolution;
 mod cuda;
 pub mod decode;
 mod dropout_mask;
+mod dtype;
 mod flex;
 pub mod fp8;
 mod gated_delta;

@@ -73,6 +73,8 @@ pub use units::Units;
 /// - Put the module on a device with `gradient_checkpointing`. Without it, operations that keep a view of a weight, as
 ///   burn-nn's `Linear` does, keep the gathered weight until the backward pass.
 /// - A parameter with a reparameterization of its own, as those of Burn's `Lora`, stays whole; the adapter is sharded.
+/// - A `ModuleMapper` may change values, on their owners. `Param::map` of a field drops what gathers it: ranks that do not own
+///   it compute with NaN then. `LBFGS`, which steps all parameters together, is not for shards.
 ///
 /// # Panics
 /// If such a parameter is trained: nothing would average its gradients. [`FullyShard::end_pass`] does.
@@ -209,17 +211,17 @@ impl Reparameterizer for FullyShard {
             Some(device) => moved(value, device),
             None => value,
         };
-        if index.is_none() {
+        let Some(owned) = index else {
             let param = param.map(place);
-            let sharding = Sharding { gathers, index, path, placements: Placements::of(&param.base()) };
-            return (param, Some(Sharded { sharding }));
-        }
-        let (id, value, mapper) = param.consume();
-        let sharding = Sharding { gathers, index, path, placements: Placements::of(&value) };
-        let base = match sharding.is_owner() {
-            true => place(value),
-            false => stand_in(&value, self.device.as_ref()),
+            let value = param.base();
+            let (placements, checkpointing) = (Placements::of(&value), value.gradient_checkpointing_strategy());
+            return (param, Some(Sharded { sharding: Sharding { gathers, index, path, placements, checkpointing } }));
         };
+        let (id, value, mapper) = param.consume();
+        let placements = Placements::of(&value);
+        let base = if gathers.is_owner(owned) { place(value) } else { stand_in(&value, self.device.as_ref()) };
+        let checkpointing = base.gradient_checkpointing_strategy();
+        let sharding = Sharding { gathers, index, path, placements, checkpointing };
         // A parameter has one mapper, so what it does by itself, as one saved with `LinearLayout::Col`, is done here.
         let (load, save) = ((sharding.clone(), mapper.clone()), (sharding.clone(), mapper.clone()));
         let param = Param::from_mapped_value(id, base, mapper)
@@ -239,18 +241,19 @@ impl Reparameterizer for FullyShard {
     }
 }
 
-/// What a rank holds of a value that is another's: the shape, by one element.
+/// What a rank holds of a value that is another's: the shape, by one element that is not a number, so that whoever takes it
+/// for the value learns of it.
 fn stand_in<const D: usize>(value: &Tensor<D>, device: Option<&Device>) -> Tensor<D> {
     let device = device.cloned().unwrap_or_else(|| value.device());
+    let nothing = |device: &Device| Tensor::<D>::full([1; D], f64::NAN, (device, value.dtype()));
     let placements = Placements::of(value);
-    if placements.is_logical() {
-        let share = placements.local_shape(value.shape());
-        let zeros = Tensor::<D>::zeros([1; D], (&device.inner(), value.dtype())).expand(share);
-        let zeros = as_leaf(placements.from_local(zeros), value.gradient_checkpointing_strategy());
-        return if value.is_require_grad() { zeros.require_grad() } else { zeros };
-    }
-    let zeros = Tensor::<D>::zeros([1; D], (&device, value.dtype())).expand(value.shape());
-    if value.is_require_grad() { zeros.require_grad() } else { zeros }
+    let nothing = if placements.is_logical() {
+        let share = nothing(&device.inner()).expand(placements.local_shape(value.shape()));
+        as_leaf(placements.from_local(share), value.gradient_checkpointing_strategy())
+    } else {
+        nothing(&device).expand(value.shape())
+    };
+    if value.is_require_grad() { nothing.require_grad() } else { nothing }
 }
 
 /// `value` on `device`, as a leaf with the device's gradient checkpointing.
@@ -285,6 +288,11 @@ impl Reparameterization for Sharded {
     const NAME: &'static str = "sharded";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        // A mapper that makes new leaves, as one that clips weights, makes them without.
+        let base = match self.sharding.checkpointing.filter(|_| base.is_autodiff()) {
+            Some(strategy) => base.with_gradient_checkpointing_strategy(strategy),
+            None => base,
+        };
         Tensor::from_dispatch(unshard(base.into_dispatch(), self.sharding.clone()))
     }
 }

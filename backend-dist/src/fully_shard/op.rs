@@ -17,7 +17,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, Backend, Dispatch, DispatchTensor, Flex, TensorMetadata, backend_extension};
-use burn::tensor::{Slice, Tensor};
+use burn::tensor::{GradientCheckpointingStrategy, Slice, Tensor};
 
 use super::gathers::Gathers;
 use crate::local::Placements;
@@ -33,6 +33,8 @@ pub(super) struct Sharding {
     pub path: Arc<str>,
     /// Where the parameter is, if it is on a logical device.
     pub placements: Placements,
+    /// That its module was sharded with, if it has autodiff.
+    pub checkpointing: Option<GradientCheckpointingStrategy>,
 }
 
 impl Sharding {

@@ -148,7 +148,8 @@ impl RouterClient for MeshClient {
         let mut worker = self.worker();
         self.shared.states.lock().is_of_now = false;
         self.shared.followers.tell(|| Message::Gather(tensor.clone()));
-        worker.ask(|interpreter| interpreter.read(tensor))
+        let made = self.shared.followers.are_none().then(|| self.shared.last.load(Ordering::Relaxed));
+        worker.ask(move |interpreter| interpreter.read(tensor, made))
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {

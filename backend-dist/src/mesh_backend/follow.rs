@@ -70,6 +70,10 @@ impl Followers {
         Self(followers.into())
     }
 
+    pub fn are_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub fn tell(&self, message: impl Fn() -> Message) {
         // One that has failed says so to the world, which the leader learns in its next collective.
         self.0.iter().for_each(|follower| drop(follower.send(message())));

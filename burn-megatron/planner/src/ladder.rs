@@ -44,10 +44,10 @@ pub fn ladder() -> Vec<Rung> {
 const FILLED: f64 = 0.95;
 
 /// The first rung on which any of the jobs fits: the index of the first job that does, and the job on that rung.
-pub fn first_of(jobs: &[Job], zero: Option<u8>, bytes: u64) -> Option<(usize, Job)> {
-    let rungs = ladder().into_iter().map(|rung| Rung { zero: zero.unwrap_or(rung.zero), ..rung });
-    let mut all =
-        rungs.flat_map(|rung| jobs.iter().enumerate().map(move |(index, job)| (index, on(job, rung.clone()))));
+pub fn first_of(jobs: &[Job], bytes: u64) -> Option<(usize, Job)> {
+    let mut all = ladder()
+        .into_iter()
+        .flat_map(|rung| jobs.iter().enumerate().map(move |(index, job)| (index, on(job, rung.clone()))));
     all.find(|(_, job)| fits(job, bytes))
 }
 
@@ -81,7 +81,7 @@ pub fn with_small_states(job: &Job, bytes: u64) -> Option<(Job, String)> {
         None => (Job { offload: 1.0, ..job.clone() }, OFFLOAD.to_string()),
     });
     let fitting = |(job, keys): (Job, String)| {
-        let found = if fits(&job, bytes) { job } else { first_of(&[job], None, bytes)?.1 };
+        let found = if fits(&job, bytes) { job } else { first_of(&[job], bytes)?.1 };
         Some((found, keys))
     };
     smaller.iter().cloned().chain(offloaded).find_map(fitting)

@@ -129,7 +129,7 @@ pub fn resolve(
         let fits = jobs.iter().position(|job| ladder::fits(job, memory));
         return Ok(configs.swap_remove(fits.unwrap_or(jobs.len() - 1)));
     }
-    let (index, job) = ladder::first_of(&jobs, None, memory).with_context(|| {
+    let (index, job) = ladder::first_of(&jobs, memory).with_context(|| {
         let small = jobs.iter().find_map(|job| ladder::with_small_states(job, memory));
         let other = small.map_or(String::new(), |(_, keys)| format!(", or {keys}"));
         format!(

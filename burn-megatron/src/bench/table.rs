@@ -125,8 +125,8 @@ pub fn announcement(setup: &Setup, planned: Option<u64>, documents: Option<&Docu
     first.into_iter().chain(documents).fold(String::new(), |text, (name, value)| text + &format!("{name:<22}{value}\n"))
 }
 
-/// A line of the table of results, after its heading if `heading` is set.
-pub fn markdown(record: &Record, heading: bool) -> String {
+/// The table of results, of one line.
+pub fn markdown(record: &Record) -> String {
     let Record { origin, setup, device, .. } = record;
     let columns = [
         ("date", origin.day().to_string()),
@@ -151,12 +151,9 @@ pub fn markdown(record: &Record, heading: bool) -> String {
         ("command", format!("`{}`", origin.command)),
     ];
     let row = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
-    let mut out = String::new();
-    if heading {
-        out += &row(columns.iter().map(|(name, _)| *name).collect());
-        out += &row(vec!["---"; columns.len()]);
-    }
-    out + &row(columns.iter().map(|(_, cell)| cell.as_str()).collect())
+    let heading = row(columns.iter().map(|(name, _)| *name).collect());
+    let cells = row(columns.iter().map(|(_, cell)| cell.as_str()).collect());
+    heading + &row(vec!["---"; columns.len()]) + &cells
 }
 
 /// A line per record, compared with the first.

@@ -107,7 +107,7 @@ fn a_measurement_is_of_the_engine_and_keeps_what_repeats_it() {
     assert!((kept.runs[1].seconds / record.runs[1].seconds - 1.0).abs() < 1e-12);
     let again = crate::config::RunConfig::parse("again.toml", &kept.setup.config, &[]).unwrap();
     assert_eq!(again.parallel, config.parallel);
-    let (table, row) = (text(&record), markdown(&record, true));
+    let (table, row) = (text(&record), markdown(&record));
     says!(table, "TP2 DP2", "in the last");
     assert!(table.contains("started in ") && record.startup.phases.contains_key(&Phase::Step), "{table}");
     let columns = |line: &str| line.matches(" | ").count();

@@ -103,7 +103,8 @@ pub struct Args {
     /// other than causal language models take more by Hugging Face's names, such as `attention_mask`
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
-    /// Safetensors file to write: `logits`, with labels `loss`, with --grads `grad.NAME` of every weight
+    /// Safetensors file to write: `logits`, with labels `loss`, with --grads `grad.NAME` of every weight, named as in the
+    /// folder's files
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
     /// Also compute the gradient of the loss of every weight

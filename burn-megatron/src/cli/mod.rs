@@ -41,9 +41,11 @@ use clap::{Parser, Subcommand};
 pub use foreign::parse;
 use processes::together;
 
+use crate::checkpoint::Checkpoint;
 use crate::data::readable_tokenizer;
 use crate::hf::{HfFolder, HfFolderError};
 use crate::refusal::{Access, advice};
+use crate::train::ModuleRun;
 
 /// Megatron-LM in Rust on Burn.
 #[derive(Debug, Parser)]
@@ -157,6 +159,18 @@ fn write_now(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+/// A checkpoint of the engine, or the latest in a folder. Fails if there is none; of a plain Burn module's run with what to do.
+fn open_checkpoint(path: &Path) -> anyhow::Result<Checkpoint> {
+    if let Some(run) = ModuleRun::find(path)? {
+        let (kind, path) = (run.config.model.model_type(), path.display());
+        anyhow::bail!(
+            "{path} is of a {kind}, a plain Burn module: `burn-megatron export --checkpoint {path} --hf DIR` writes its model, \
+             and --hf takes the result"
+        );
+    }
+    Ok(Checkpoint::open(path)?)
 }
 
 /// Opens a folder, and the first process says what of it is not read.

@@ -48,7 +48,8 @@ fn train(config: &ModuleConfig, asked: &Asked, cluster: &Cluster) -> Result<Exit
     if let Some(head) = new_head(config)? {
         say(format_args!("{:<12} {head}", "head"));
     }
-    say(format_args!("{:<12} {} on {} ranks{processes}", "layout", config.parallel, config.parallel.world_size()));
+    let (ranks, s) = (config.parallel.world_size(), if config.parallel.world_size() == 1 { "" } else { "s" });
+    say(format_args!("{:<12} {} on {ranks} rank{s}{processes}", "layout", config.parallel));
     if let Some(rank) = config.lora.rank {
         let layers = config.lora.target_modules.join(", ");
         say(format_args!("{:<12} rank {rank} of {layers}; everything else is frozen", "adapters"));

@@ -94,9 +94,14 @@ impl Taught {
     }
 }
 
-/// The losses `[b, s]` of logits `[b, s, vocab]`; in fp32 at least. Of the likeliest tokens of a file, the KL divergence is
-/// that of the distributions over these and all others together.
-pub(super) fn losses(student: Tensor<3>, taught: Taught, labels: Tensor<2, Int>, config: &DistillConfig) -> Tensor<2> {
+/// The losses `[b, s]` of logits `[b, s, vocab]`, and the KL divergences in them, without a graph; in fp32 at least. Of the
+/// likeliest tokens of a file, the divergence is that of the distributions over these and all others together.
+pub(super) fn losses(
+    student: Tensor<3>,
+    taught: Taught,
+    labels: Tensor<2, Int>,
+    config: &DistillConfig,
+) -> (Tensor<2>, Tensor<2>) {
     let wide = |x: Tensor<3>| if x.dtype() == DType::F64 { x } else { x.cast(FloatDType::F32) };
     let student = wide(student);
     let [batch, seq, _] = student.dims();
@@ -125,7 +130,8 @@ pub(super) fn losses(student: Tensor<3>, taught: Taught, labels: Tensor<2, Int>,
         }
     };
     let divergence = sum_dim(constant(wanted) * (constant(logs) - found), 2);
-    flat(entropy.mul_scalar(1.0 - weight) + divergence.mul_scalar(weight * temperature * temperature))
+    let seen = flat(if tracked { divergence.clone().inner() } else { divergence.clone() });
+    (flat(entropy.mul_scalar(1.0 - weight) + divergence.mul_scalar(weight * temperature * temperature)), seen)
 }
 
 /// Added to a log-probability that is not to count.
@@ -153,12 +159,14 @@ mod tests {
             let x = Tensor::<3>::from_data(data, (&device, DType::F64)).require_grad();
             let labels = Tensor::<2, Int>::from_data([[2]], (&device, DType::I64));
             let batch = TokenBatch { taught: Some(said), ..TokenBatch::from_sequences(&[0, 2], 1) };
-            let loss = losses(x.clone(), Taught::of_file(&batch, &Device::flex()).unwrap(), labels, &config);
+            let taught = Taught::of_file(&batch, &Device::flex()).unwrap();
+            let (loss, divergence) = losses(x.clone(), taught, labels, &config);
             let sum = |of: &[f64], group: &Vec<usize>| group.iter().map(|at| of[*at]).sum::<f64>();
             let expected: f64 =
                 groups.iter().map(|group| sum(&wanted, group) * (sum(&wanted, group) / sum(&q, group)).ln()).sum();
             let found: Vec<f64> = loss.clone().into_data().iter().collect();
             assert!((found[0] - expected).abs() < 1e-12, "{k}: {found:?} {expected}");
+            assert!((divergence.into_scalar::<f64>() - expected).abs() < 1e-12, "it is all of the loss");
             let gradient: Vec<f64> = x.grad(&loss.sum().backward()).unwrap().into_data().iter().collect();
             for group in &groups {
                 for at in group {
@@ -186,7 +194,8 @@ mod tests {
         let expected = -0.3 * softmax(student, 1.0)[2].ln() + 0.7 * 4.0 * kl;
         let x = logits(student, &device).require_grad();
         let labels = Tensor::<2, Int>::from_data([[2]], (&device, DType::I64));
-        let loss = losses(x.clone(), Taught::Logits(logits(teacher, &Device::flex())), labels, &config);
+        let (loss, divergence) = losses(x.clone(), Taught::Logits(logits(teacher, &Device::flex())), labels, &config);
+        assert!((divergence.into_scalar::<f64>() - kl).abs() < 1e-12);
         let found: Vec<f64> = loss.clone().into_data().iter().collect();
         assert!((found[0] - expected).abs() < 1e-12, "{found:?} {expected}");
         let gradients = loss.sum().backward();

@@ -38,6 +38,8 @@ pub struct StepReport {
     pub preference: Option<PreferenceMeans>,
     /// Sums over the tokens of completions, in GRPO.
     pub grpo: Option<GrpoSums>,
+    /// Mean KL divergence from the teacher's distribution to the model's over the counted tokens, in distillation.
+    pub teacher_kl: Option<f64>,
     /// The greatest attention logit of all layers, heads and tokens, with
     /// [`max_attention_logit`](super::EngineConfig::max_attention_logit).
     pub max_attention_logit: Option<f64>,

@@ -1,8 +1,8 @@
-//! The work of an evaluation with a T5, over tensor-parallel ranks: its encoder reads contexts, its decoder scores continuations
-//! or writes answers.
+//! The work of an evaluation with a T5, over tensor- and data-parallel ranks: its encoder reads contexts, its decoder scores
+//! continuations or writes answers.
 
 use backend_dist::launch::BoxError;
-use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::Teams;
 use backend_dist::parallelize::parallelize_on;
 use burn::tensor::activation::log_softmax;
@@ -15,16 +15,17 @@ use tokenizers::Tokenizer;
 use super::EvalError;
 use super::answer::Answer;
 use super::likelihood::{Request, Scored, passes};
-use super::run::{Answers, EvalSettings};
+use super::run::{Answers, EvalSettings, Share};
 use super::work::{Prompt, Work};
-use crate::forward::{ForwardError, read_module};
+use crate::forward::{ForwardError, Settings, read_module};
 use crate::generate::{GenerateError, GenerateOptions, Sampling, write_by};
 use crate::hf::ModuleFolder;
 
 /// Does the work with the T5 of a folder, whose [`Encoder`](super::Encoder) has to be [`apart`](super::Encoder::apart).
 ///
 /// # Errors
-/// If the folder's model is no T5, the layout has more than tensor and sequence parallelism or does not fit, or a rank fails.
+/// If the folder's model is no T5, the layout has more than tensor, sequence and data parallelism or does not fit, or a rank
+/// fails.
 pub fn compute_module(
     folder: &ModuleFolder,
     work: &Work,
@@ -34,31 +35,32 @@ pub fn compute_module(
     if settings.batch_size == 0 {
         return Err(EvalError::Zero { key: "--batch-size", nearest: 1 });
     }
-    let (model, _) = read_module::<T5>(folder, &settings.forward)?;
     let (layout, stop_tokens) = (&settings.forward.layout, &settings.stop_tokens);
+    // Of the batch a data-parallel rank has its share, of the model all.
+    let whole = Settings { layout: ParallelLayout { dp: 1, ..layout.clone() }, ..settings.forward.clone() };
+    let (model, _) = read_module::<T5>(folder, &whole)?;
+    let passes = passes(&work.requests, settings.batch_size);
     let mesh = Mesh::new(layout.clone()).map_err(ForwardError::from)?;
     let teams = Teams::new(&mesh, Axis::Tp).sequence_parallel(layout.sequence_parallel());
     let all = settings.forward.cluster.launch_all(&mesh, |rank| {
-        teams.run(&rank, |device| -> Result<(Vec<Scored>, Vec<String>), BoxError> {
+        let dp = rank.group(Axis::Dp);
+        let own = |index: usize| index % dp.size() == dp.rank();
+        teams.run(&rank, |device| -> Result<Share, BoxError> {
             let model = parallelize_on(model.clone(), &device, &rank, &T5::plan())?;
-            let scores = scores(&model, &work.requests, settings.batch_size, &device);
-            let write = |prompt| text(&model, &device, prompt, tokenizer, stop_tokens);
-            Ok((scores, work.prompts.iter().map(write).collect::<Result<_, _>>()?))
+            let mut scores = Vec::new();
+            for (_, pass) in passes.iter().enumerate().filter(|(index, _)| own(*index)) {
+                let of: Vec<&Request> = pass.iter().map(|index| &work.requests[*index]).collect();
+                scores.extend(pass.iter().copied().zip(score(&model, &of, &device)));
+            }
+            let own_prompts = work.prompts.iter().enumerate().filter(|(index, _)| own(*index));
+            let written = own_prompts.map(|(index, prompt)| {
+                text(&model, &device, prompt, tokenizer, stop_tokens).map(|answer| (index, answer))
+            });
+            Ok((scores, written.collect::<Result<_, _>>()?))
         })
     });
-    let first = all.map_err(ForwardError::from)?.into_iter().flatten().next();
-    let (scores, texts) = first.expect("the first rank of a team gives its program's value");
-    Ok(Answers { scores, texts })
-}
-
-/// By request.
-fn scores(model: &T5, requests: &[Request], at_once: usize, device: &Device) -> Vec<Scored> {
-    let mut all = vec![Scored { log_likelihood: 0.0, is_greedy: true }; requests.len()];
-    for pass in passes(requests, at_once) {
-        let of: Vec<&Request> = pass.iter().map(|index| &requests[*index]).collect();
-        pass.into_iter().zip(score(model, &of, device)).for_each(|(index, score)| all[index] = score);
-    }
-    all
+    let shares = all.map_err(ForwardError::from)?.into_iter().flatten();
+    Ok(Answers::of(work, shares))
 }
 
 /// Of requests that are computed together.

@@ -55,7 +55,25 @@ struct Run<'a> {
 }
 
 /// What one rank contributes, by index of request and prompt.
-type Share = (Vec<(usize, Scored)>, Vec<(usize, String)>);
+pub(super) type Share = (Vec<(usize, Scored)>, Vec<(usize, String)>);
+
+impl Answers {
+    /// What all ranks contributed; of a request each may have a part.
+    pub(super) fn of(work: &Work, shares: impl IntoIterator<Item = Share>) -> Self {
+        let none = Scored { log_likelihood: 0.0, is_greedy: true };
+        let mut answers =
+            Self { scores: vec![none; work.requests.len()], texts: vec![String::new(); work.prompts.len()] };
+        for (scores, texts) in shares {
+            for (index, share) in scores {
+                let score = &mut answers.scores[index];
+                score.log_likelihood += share.log_likelihood;
+                score.is_greedy &= share.is_greedy;
+            }
+            texts.into_iter().for_each(|(index, text)| answers.texts[index] = text);
+        }
+        answers
+    }
+}
 
 impl WithModel for Run<'_> {
     type Output = Result<Answers, EvalError>;
@@ -80,19 +98,7 @@ impl WithModel for Run<'_> {
             Ok((scores, texts(&rank, &model, &work.prompts, tokenizer, &settings.stop_tokens)?))
         });
         let shares: Vec<Share> = all.map_err(ForwardError::from)?;
-
-        let none = Scored { log_likelihood: 0.0, is_greedy: true };
-        let mut answers =
-            Answers { scores: vec![none; work.requests.len()], texts: vec![String::new(); work.prompts.len()] };
-        for (scores, texts) in shares {
-            for (index, share) in scores {
-                let score = &mut answers.scores[index];
-                score.log_likelihood += share.log_likelihood;
-                score.is_greedy &= share.is_greedy;
-            }
-            texts.into_iter().for_each(|(index, text)| answers.texts[index] = text);
-        }
-        Ok(answers)
+        Ok(Answers::of(work, shares))
     }
 }
 

@@ -40,7 +40,7 @@ pub enum ForwardError {
     #[error("{key} {value} is for training only; nearest legal: {legal}")]
     TrainingOnly { key: &'static str, value: usize, legal: usize },
     /// A kind of parallelism that a forward pass of a plain Burn module does not have.
-    #[error("{key} {value}: `forward` of this model has tensor and sequence parallelism; nearest legal: {legal}")]
+    #[error("{key} {value}: a forward pass of this model has tensor and sequence parallelism; nearest legal: {legal}")]
     Axis { key: &'static str, value: usize, legal: usize },
     /// No plain Burn module is read from this folder.
     #[error("config.json: `model_type` {found} is no plain Burn module; legal: {legal}")]

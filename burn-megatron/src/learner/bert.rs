@@ -6,7 +6,7 @@ use burn::train::ClassificationOutput;
 use models::Bert;
 use models::hf::IGNORED;
 
-use super::stages::{Part, Sendable, Stages};
+use super::stages::{Part, Stages};
 use crate::data::masked::BertSample;
 
 /// A [`Bert`] that learns what masked tokens were, and whether the second sentence follows the first if the model has that
@@ -54,30 +54,7 @@ impl BertBatch {
     }
 }
 
-impl Sendable for BertBatch {
-    /// Tokens, types, padding, labels and relations.
-    type Host = [TensorData; 5];
-
-    fn to_host(self) -> Self::Host {
-        [
-            self.tokens.to_host(),
-            self.types.to_host(),
-            self.padding.to_host(),
-            self.labels.to_host(),
-            self.next_sentence.to_host(),
-        ]
-    }
-
-    fn from_host([tokens, types, padding, labels, next_sentence]: Self::Host, device: &Device) -> Self {
-        Self {
-            tokens: Tensor::from_host(tokens, device),
-            types: Tensor::from_host(types, device),
-            padding: Tensor::from_host(padding, device),
-            labels: Tensor::from_host(labels, device),
-            next_sentence: Tensor::from_host(next_sentence, device),
-        }
-    }
-}
+crate::sendable!(BertBatch: tokens, types, padding, labels, next_sentence);
 
 impl Stages for BertTraining {
     type Activation = Tensor<3>;

@@ -6,7 +6,7 @@ use burn::train::ClassificationOutput;
 use models::hf::IGNORED;
 use models::images::Llava;
 
-use super::stages::{Part, Sendable, Stages};
+use super::stages::{Part, Stages};
 
 /// A [`Llava`] that learns what is said of images. It is a plain Burn module, in any layout that those have, and a chain of
 /// [`Stages`]: the tower's blocks that the decoder sees, then the decoder's. The first of these begins with the projector and
@@ -52,19 +52,7 @@ impl LlavaBatch {
     }
 }
 
-impl Sendable for LlavaBatch {
-    /// Tokens, labels and pixels.
-    type Host = [TensorData; 3];
-
-    fn to_host(self) -> Self::Host {
-        [self.tokens.to_host(), self.labels.to_host(), self.pixels.to_host()]
-    }
-
-    fn from_host([tokens, labels, pixels]: Self::Host, device: &Device) -> Self {
-        let [tokens, labels] = [tokens, labels].map(|ints| Tensor::from_host(ints, device));
-        Self { tokens, labels, pixels: Tensor::from_host(pixels, device) }
-    }
-}
+crate::sendable!(LlavaBatch: tokens, labels, pixels);
 
 impl Stages for LlavaTraining {
     type Activation = Tensor<3>;

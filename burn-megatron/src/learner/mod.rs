@@ -19,6 +19,7 @@ mod bert;
 mod data_parallel;
 mod devices;
 mod dp_rank;
+mod frozen;
 mod ids;
 mod items;
 mod llava;
@@ -27,11 +28,13 @@ mod mesh;
 mod model_parallel;
 mod module_steps;
 mod module_training;
+mod on_host;
 mod on_mesh;
 mod processes;
 mod rank_loop;
 mod report;
 mod rounds;
+mod shared;
 mod shares;
 mod signals;
 mod stages;
@@ -64,6 +67,7 @@ pub(crate) use module_training::{
     CHECKPOINT_PARTS, ModuleCheckpoints, ModuleEnd, ModuleTraining, ReadBatch, Steps, Trainable, check_shards,
     check_stages,
 };
+pub use on_host::OnHost;
 pub(crate) use on_mesh::{for_any_module, for_stages};
 use report::Reported;
 pub(crate) use signals::limit_of_files_is_an_error;
@@ -165,8 +169,8 @@ impl MegatronStrategy {
     ///   for a moment, on the default device. Without a checkpointer nothing is collected.
     /// - The learner keeps the values that the training began with of the parameters that it does not step: one copy of
     ///   the model in host memory for all ranks, none on an accelerator.
-    /// - A model that overrides `TrainStep::optimize` sees the gradients of its rank's parameters only, and what it changes of
-    ///   frozen ones, as moving averages, is not kept.
+    /// - A model that overrides `TrainStep::optimize` sees the gradients of its rank's parameters only. From stage 1 on one that
+    ///   changes frozen ones, as moving averages, is refused when it does.
     ///
     /// # Panics
     /// If `devices` is empty or `stage` above 3.
@@ -192,9 +196,9 @@ impl MegatronStrategy {
     ///   [`Plan`](crate::prelude::Plan) names, and compute one model together, on the same batch. The module does not
     ///   know: its tensors have the shapes of one device.
     /// - Data-parallel ranks each have their share of the items, and ZeRO is that of [`zero_on`](Self::zero_on).
-    /// - With SP, what comes out of an embedding or of a layer sharded by rows as `[batch, sequence, features]` is sharded
-    ///   along the sequence, and so is all that is computed from it until a layer sharded by columns gathers it. A batch
-    ///   whose sequences the ranks do not divide is not sharded so. A plan without such a layer is refused.
+    /// - With SP, activations `[batch, sequence, features]` between tensor-parallel layers are sharded by samples, or along the
+    ///   sequence if the ranks divide that alone; a batch of which they divide neither stays whole. A plan without such a
+    ///   layer is refused.
     /// - Random numbers, as of dropout, begin anew in every epoch: they follow from a number that is drawn from the
     ///   generator of the model's device, from the epoch, and from the data-parallel rank. It is drawn before parameters
     ///   that have no values yet, because a run that resumes draws none.

@@ -1,71 +1,20 @@
 //! What one data-parallel rank does from the first epoch to the last.
 
-use std::ops::RangeInclusive;
-use std::sync::Arc;
-
 use backend_dist::comm::Group;
 use backend_dist::launch::BoxError;
 use burn::data::dataloader::Progress;
 use burn::tensor::Device;
-use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, InferenceStep, Interrupter, Learner,
-    LearnerEvent, LearnerModel, LearningCheckpointer, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
-    TrainingItem, ValidLoader,
+    CloneEarlyStoppingStrategy, EventProcessorTraining, Learner, LearnerEvent, LearnerModel, LearningCheckpointer,
+    TrainLoader, TrainStep, TrainingItem, ValidLoader,
 };
-use parking_lot::Mutex;
 
 use super::dp_rank::DpRank;
-use super::ids::FirstIds;
-use super::items::Items;
-use super::report::Told;
 use super::rounds::{aggregate, next, uneven};
+use super::shared::Shared;
 use super::tensor_parallel::Placing;
 use super::trained::{OneModel, Trained};
 use super::zero::Zero;
-
-/// What all ranks of a training see.
-pub(super) struct Shared<M: LearnerModel> {
-    pub epochs: RangeInclusive<usize>,
-    /// Micro-steps per optimizer step.
-    pub accumulation: usize,
-    pub interrupter: Interrupter,
-    pub store: Arc<EventStoreClient>,
-    /// Only rank 0 sends events.
-    pub processor: Mutex<SupervisedTrainingEventProcessor<M>>,
-    pub trained: Items<TrainingItem<<M as TrainStep>::Output>>,
-    pub validated: Items<TrainingItem<<M as InferenceStep>::Output>>,
-    /// Whether rank 0 has a checkpointer.
-    pub checkpoints: bool,
-    /// Whether rank 0 is in this process, where it takes outputs.
-    pub reports: bool,
-    /// Of random numbers on logical devices.
-    pub seed: u64,
-    pub ids: FirstIds,
-    pub max_grad_norm: Option<f64>,
-    pub told: Option<Told<M>>,
-    /// Whether ranks wait for each other within operations. Nobody may read outputs meanwhile: who does waits for the
-    /// rank that computed them, and the first rank for the metrics.
-    pub waits_in_operations: bool,
-}
-
-impl<M: LearnerModel> Shared<M> {
-    /// Sends events from rank 0; an error of a metric stops the training through the interrupter.
-    fn send(&self, send: impl FnOnce(&mut SupervisedTrainingEventProcessor<M>) -> Result<(), EventProcessorError>) {
-        let mut processor = self.processor.lock();
-        self.interrupter.fail_on_error(send(&mut processor));
-    }
-
-    /// All outputs are read before any rank computes further, where ranks wait for each other within operations.
-    fn keep_together(&self, group: &Group) {
-        if self.waits_in_operations {
-            if group.rank() == 0 {
-                self.send(EventProcessorTraining::flush);
-            }
-            group.barrier();
-        }
-    }
-}
 
 /// Where a rank starts: the learner, and the rank's share of the data.
 pub(super) struct RankSetup<M: LearnerModel> {
@@ -160,7 +109,7 @@ impl<M: LearnerModel> RankLoop<M> {
             }
         }
         if first {
-            shared.send(EventProcessorTraining::flush);
+            shared.flush();
         }
         let stop = agree_on_stop(group, shared);
         if !taken.is_empty() && !stop {
@@ -181,7 +130,7 @@ impl<M: LearnerModel> RankLoop<M> {
         }
         if first {
             shared.send(|to| to.process_train(LearnerEvent::EndSplit { epoch, progress }));
-            shared.send(EventProcessorTraining::flush);
+            shared.flush();
         }
         Ok(stop)
     }
@@ -261,7 +210,7 @@ impl<M: LearnerModel> RankLoop<M> {
             }
         }
         if first {
-            shared.send(EventProcessorTraining::flush);
+            shared.flush();
         }
         let stop = agree_on_stop(group, shared);
         let mut progress = aggregate(group, batches.progress());
@@ -270,7 +219,7 @@ impl<M: LearnerModel> RankLoop<M> {
         }
         if first {
             shared.send(|to| to.process_valid(LearnerEvent::EndSplit { epoch, progress }));
-            shared.send(EventProcessorTraining::flush);
+            shared.flush();
         }
         Ok(stop)
     }
@@ -280,7 +229,7 @@ impl<M: LearnerModel> RankLoop<M> {
         let learner = if shared.checkpoints { self.trained.whole(&shared.store)? } else { None };
         let decision = (group.rank() == 0).then(|| {
             shared.send(|to| to.process_train(LearnerEvent::EndEpoch(epoch)));
-            shared.send(EventProcessorTraining::flush);
+            shared.flush();
             if shared.interrupter.should_stop() {
                 return true;
             }

@@ -78,7 +78,8 @@ impl From<RunError> for Failure {
 }
 
 /// What to change where a message of Burn's does not say it.
-const ADVICE: [(&str, &str); 2] = [
+const ADVICE: [(&str, &str); 3] = [
+    ("cannot write to '", "make that folder writable, with room for the file, or choose another"),
     (
         "Gradient checkpointing strategy mismatch",
         "with ZeRO 3 tensors have gradient checkpointing, but not those of `Tensor::from_inner` and of fields with \
@@ -88,12 +89,13 @@ const ADVICE: [(&str, &str); 2] = [
     (
         "The provided tensors are not on the same device",
         "a rank has a device of its own: make tensors on `x.device()`, and constants as fields without #[module(skip)], which \
-         Burn moves with the module",
+         Burn moves with the module; metrics that add up outputs of several ranks, as precision, recall and AUROC, need them in \
+         one memory: make outputs `OnHost`; `TrainStep::optimize` may use frozen parameters only without tensor parallelism",
     ),
 ];
 
-/// The message of a launch that has failed, with advice if there is some.
-pub(super) fn advised(error: &RunError) -> String {
+/// The message of an error that has ended a training, with advice if there is some.
+pub(super) fn advised(error: &impl ToString) -> String {
     let message = error.to_string();
     match ADVICE.iter().find(|(words, _)| message.contains(words)) {
         Some((_, advice)) => format!("{message}\nadvice: {advice}"),
@@ -124,12 +126,16 @@ impl<M: LearnerModel, S: Fit<M>> SupervisedLearningStrategy<M> for Reported<S> {
         let ending = run.ending.into_inner();
         result.interrupted = result.interrupted.or(ending.interruption);
         result.error = result.error.or(ending.error);
-        if let Some(failure) = ending.failure {
+        // burn-train keeps what its own threads met, such as a checkpoint that the disk refused, for the result.
+        let message = ending.failure.as_ref().map(|failure| failure.message.clone());
+        if let Some(message) = message.or_else(|| result.error.as_deref().map(words)) {
             // Dropping the dashboard restores the terminal; only then can a message be seen.
             drop(std::mem::replace(&mut result.renderer, Box::new(CliMetricsRenderer::new())));
             // A terminal that has gone takes no words.
-            let _ = writeln!(io::stderr(), "error: training failed: {}", failure.message);
+            let _ = writeln!(io::stderr(), "error: training failed: {message}");
             result.interrupted = None;
+        }
+        if let Some(failure) = ending.failure {
             result.error = Some(Arc::new(training_error(&failure)));
         }
         result
@@ -220,6 +226,16 @@ impl<T, V, P: EventProcessorTraining<LearnerEvent<T>, V>> EventProcessorTraining
 
     fn renderer(self) -> Box<dyn MetricsRenderer> {
         self.0.map_or_else(|| Box::new(CliMetricsRenderer::new()) as _, P::renderer)
+    }
+}
+
+/// What burn-train's error says to a user, to whom workers are nothing.
+fn words(error: &TrainingError) -> String {
+    match error {
+        TrainingError::Workers(failures) => {
+            failures.iter().map(|failure| failure.message.as_str()).collect::<Vec<_>>().join("\n")
+        }
+        other => advised(other),
     }
 }
 

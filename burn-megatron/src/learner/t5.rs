@@ -11,7 +11,7 @@ use models::encoders::cross_entropy;
 use models::encoders::t5::T5Positions;
 use models::hf::IGNORED;
 
-use super::stages::{Activation, Part, Sendable, Stages};
+use super::stages::{Activation, Part, Stages};
 use crate::data::masked::T5Sample;
 
 /// A [`T5`] that learns to write an output, such as what was masked in the input. It is a plain Burn module, in any layout
@@ -56,19 +56,7 @@ impl T5Batch {
     }
 }
 
-impl Sendable for T5Batch {
-    /// Input, its padding, output and labels.
-    type Host = [TensorData; 4];
-
-    fn to_host(self) -> Self::Host {
-        [self.input.to_host(), self.padding.to_host(), self.output.to_host(), self.labels.to_host()]
-    }
-
-    fn from_host([input, padding, output, labels]: Self::Host, device: &Device) -> Self {
-        let [input, output, labels] = [input, output, labels].map(|ints| Tensor::from_host(ints, device));
-        Self { input, padding: Tensor::from_host(padding, device), output, labels }
-    }
-}
+crate::sendable!(T5Batch: input, padding, output, labels);
 
 /// What one part of a [`T5Training`] hands to the next.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn::train::ClassificationOutput;
 use models::images::Vit;
 
-use super::stages::{Part, Sendable, Stages};
+use super::stages::{Part, Stages};
 
 /// A [`Vit`] that learns the classes of images. It is a plain Burn module, in any layout that those have, and a chain of
 /// [`Stages`]. What it gives to metrics is of every image: `output [images, classes]` and `targets [images]`.
@@ -32,18 +32,7 @@ impl VitBatch {
     }
 }
 
-impl Sendable for VitBatch {
-    /// Pixels and classes.
-    type Host = [TensorData; 2];
-
-    fn to_host(self) -> Self::Host {
-        [self.pixels.to_host(), self.classes.to_host()]
-    }
-
-    fn from_host([pixels, classes]: Self::Host, device: &Device) -> Self {
-        Self { pixels: Tensor::from_host(pixels, device), classes: Tensor::from_host(classes, device) }
-    }
-}
+crate::sendable!(VitBatch: pixels, classes);
 
 impl Stages for VitTraining {
     type Activation = Tensor<3>;

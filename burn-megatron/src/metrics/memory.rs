@@ -19,12 +19,12 @@ pub fn step_memory(world: usize) -> Option<u64> {
 /// Resident memory of the process in bytes, or `None` where `/proc` does not exist.
 pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    status_field(&status, "VmRSS:")
+    resident_of(&status)
 }
 
-/// The value in bytes of a `Name:   1234 kB` line of `/proc/<pid>/status`.
-fn status_field(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+/// In bytes, from `/proc/<pid>/status`, where it is `VmRSS:   1234 kB`.
+fn resident_of(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes * 1024)
 }
@@ -36,8 +36,8 @@ mod tests {
     #[test]
     fn reads_the_resident_set_of_a_status_file() {
         let status = "Name:\tx\nVmPeak:\t  900 kB\nVmRSS:\t    123 kB\nRssAnon:\t 7 kB\n";
-        assert_eq!(status_field(status, "VmRSS:"), Some(123 * 1024));
-        assert_eq!(status_field("Name:\tx\n", "VmRSS:"), None);
+        assert_eq!(resident_of(status), Some(123 * 1024));
+        assert_eq!(resident_of("Name:\tx\n"), None);
     }
 
     #[cfg(target_os = "linux")]

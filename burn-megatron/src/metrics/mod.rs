@@ -3,6 +3,7 @@
 //! Every rank's numbers are already reduced when they get here: a [`StepStats`] is one optimizer step of the whole
 //! world, an [`EvalStats`] one validation batch of the whole world, both plain host numbers.
 
+mod adaptors;
 mod expert_map;
 mod gauge;
 #[cfg(feature = "cuda")]
@@ -31,8 +32,9 @@ pub use reading::{
     CompletionLength, CompletionLengthReading, DroppedTokens, DroppedTokensReading, ExpertBalance,
     ExpertBalanceReading, FullUtilisation, FullUtilisationReading, GpuIdle, GpuIdleReading, GradNorm, GradNormReading,
     Kl, KlReading, LearningRate, LearningRateReading, Loss, LossReading, MeanReward, MeanRewardReading, Memory,
-    MemoryReading, Perplexity, PerplexityReading, Reading, RewardAccuracy, RewardAccuracyReading, RewardMargin,
-    RewardMarginReading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, Utilisation,
+    MemoryReading, Perplexity, PerplexityReading, Reading, RewardAccuracy, RewardAccuracyReading, RewardChosen,
+    RewardChosenReading, RewardMargin, RewardMarginReading, RewardRejected, RewardRejectedReading, StepMetric,
+    Teraflops, TeraflopsReading, Throughput, ThroughputReading, TokenAccuracy, TokenAccuracyReading, Utilisation,
     UtilisationReading,
 };
 pub use run_info::RunInfo;

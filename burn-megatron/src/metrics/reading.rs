@@ -9,7 +9,7 @@ use burn::train::metric::{
 };
 
 use super::running::Running;
-use super::stats::{StepStats, TokenLoss};
+use super::stats::{EvalStats, StepStats, TokenLoss};
 use crate::console::format::quantity;
 use crate::preference::PreferenceMeans;
 
@@ -156,16 +156,26 @@ metrics! {
     /// Percent of the copies of tokens that no expert had room for; NaN in models without experts.
     DroppedTokens DroppedTokensReading: StepStats = ("Dropped tokens", Some("%"), false),
         |step| (percent(step.expert_summary().map(|summary| summary.dropped)), 1);
+    /// Share of held-out tokens that are the likeliest, in fine-tuning on conversations.
+    TokenAccuracy TokenAccuracyReading: EvalStats = ("Token accuracy", None, true),
+        |held_out| (held_out.accuracy.unwrap_or(f64::NAN), held_out.tokens);
+    /// Mean reward of chosen answers, in preference tuning.
+    RewardChosen RewardChosenReading: PreferenceMeans = ("Reward chosen", None, true),
+        |means| (means.rewards_chosen, means.pairs);
+    /// Mean reward of rejected answers, in preference tuning.
+    RewardRejected RewardRejectedReading: PreferenceMeans = ("Reward rejected", None, false),
+        |means| (means.rewards_rejected, means.pairs);
     /// Mean reward of chosen answers less that of rejected ones, in preference tuning.
-    RewardMargin RewardMarginReading: StepStats = ("Reward margin", None, true),
-        |step| pairs(step, |means| means.rewards_margin);
+    RewardMargin RewardMarginReading: PreferenceMeans = ("Reward margin", None, true),
+        |means| (means.rewards_margin, means.pairs);
     /// Share of pairs whose chosen answer has the higher reward, in preference tuning.
-    RewardAccuracy RewardAccuracyReading: StepStats = ("Reward accuracy", None, true),
-        |step| pairs(step, |means| means.rewards_accuracy);
+    RewardAccuracy RewardAccuracyReading: PreferenceMeans = ("Reward accuracy", None, true),
+        |means| (means.rewards_accuracy, means.pairs);
     /// Mean reward of the completions, in GRPO.
     MeanReward MeanRewardReading: StepStats = ("Reward", None, true), |step| (step.grpo.unwrap_or_default().reward, 1);
-    /// Estimate of the KL divergence from the reference model, in GRPO.
-    Kl KlReading: StepStats = ("KL", None, false), |step| (step.grpo.unwrap_or_default().kl, step.tokens);
+    /// KL divergence from the teacher's distribution, in distillation; in GRPO the estimate of that from the reference model.
+    Kl KlReading: StepStats = ("KL", None, false),
+        |step| (step.teacher_kl.unwrap_or_else(|| step.grpo.unwrap_or_default().kl), step.tokens);
     /// Mean tokens of a completion, in GRPO.
     CompletionLength CompletionLengthReading: StepStats = ("Completion length", None, false),
         |step| (step.grpo.unwrap_or_default().completion_length, 1);
@@ -173,9 +183,4 @@ metrics! {
 
 fn percent(share: Option<f64>) -> f64 {
     share.unwrap_or(f64::NAN) * 100.0
-}
-
-fn pairs(step: &StepStats, value: impl Fn(&PreferenceMeans) -> f64) -> (f64, u64) {
-    let means = step.preference.unwrap_or_default();
-    (value(&means), means.pairs)
 }

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use burn::tensor::ExecutionError;
-use burn::train::metric::{Adaptor, ItemLazy};
 use serde::{Deserialize, Serialize};
 
 use super::RankReading;
@@ -88,6 +86,9 @@ pub struct StepStats {
     /// Rewards and completions, in GRPO.
     #[serde(flatten)]
     pub grpo: Option<GrpoMeans>,
+    /// Mean KL divergence from the teacher's distribution to the model's, in distillation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher_kl: Option<f64>,
     /// The reading of every rank's GPU in this step; nothing on CPU ranks.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gpus: Vec<RankReading>,
@@ -256,41 +257,4 @@ pub struct EvalStats {
     pub accuracy: Option<f64>,
     /// Rewards, in preference tuning.
     pub preference: Option<PreferenceMeans>,
-}
-
-impl ItemLazy for StepStats {
-    fn sync(self) -> Result<Self, ExecutionError> {
-        Ok(self)
-    }
-}
-
-impl ItemLazy for EvalStats {
-    fn sync(self) -> Result<Self, ExecutionError> {
-        Ok(self)
-    }
-}
-
-impl Adaptor<StepStats> for StepStats {
-    fn adapt(&self) -> StepStats {
-        self.clone()
-    }
-}
-
-impl Adaptor<Option<SaveStats>> for StepStats {
-    fn adapt(&self) -> Option<SaveStats> {
-        self.saved
-    }
-}
-
-impl Adaptor<TokenLoss> for StepStats {
-    fn adapt(&self) -> TokenLoss {
-        let pairs = self.preference.map(|means| means.pairs);
-        TokenLoss { loss: self.loss, tokens: pairs.unwrap_or(self.tokens) }
-    }
-}
-
-impl Adaptor<TokenLoss> for EvalStats {
-    fn adapt(&self) -> TokenLoss {
-        TokenLoss { loss: self.loss, tokens: self.tokens }
-    }
 }

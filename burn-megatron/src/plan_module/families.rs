@@ -24,6 +24,8 @@ pub struct Subject {
     pub length: usize,
     /// Tokens of T5's output.
     pub target: usize,
+    /// Classes of a ViT, in place of those that `config.json` says.
+    pub classes: Option<usize>,
     /// Adapters, next to which all other parameters are frozen.
     pub lora: Option<LoraConfig>,
 }
@@ -97,12 +99,12 @@ fn t5(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, 
 }
 
 fn vit(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {
-    let config = sizes::<Vit>(config)?;
+    let mut config = sizes::<Vit>(config)?;
+    config.num_labels = subject.classes.or(config.num_labels);
+    config.pooler_output_size = None; // a classifier has none
     if config.num_labels.is_none() {
         return Err(
-            "config.json: a ViTModel has no head to train; `train` draws one: plan RUN.toml with model.hf and \
-                    model.num-labels"
-                .into(),
+            "config.json: a ViTModel has no head to train; say how many classes a new one has: --num-labels".into()
         );
     }
     let pixels = [subject.batch, config.num_channels, config.image_size, config.image_size];

@@ -18,14 +18,14 @@ impl ModulePlan {
 
 impl fmt::Display for ModulePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [all, trained] = self.parameters;
+        let ([all, trained], ranks) = (self.parameters, self.layout.world_size());
         let frozen = if trained < all { format!(", {trained} of them trained") } else { String::new() };
         writeln!(f, "parameters   {all}{frozen}")?;
         writeln!(
             f,
-            "layout       {} on {} ranks, micro-batches: {}",
+            "layout       {} on {ranks} rank{}, micro-batches: {}",
             self.layout,
-            self.layout.world_size(),
+            if ranks == 1 { "" } else { "s" },
             self.micro_batches
         )?;
         let parts = [

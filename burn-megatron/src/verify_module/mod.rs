@@ -105,18 +105,15 @@ pub struct Proof {
 
 impl Default for Proof {
     fn default() -> Self {
-        let optimizer: fn() -> ModuleOptimizer = || AdamWConfig::new().with_weight_decay(0.1).init();
-        let (plan, recompute, devices) = (Plan::auto(), Recompute::default(), vec![Device::flex()]);
-        let double_throughout = false;
         Self {
-            plan,
-            optimizer,
+            plan: Plan::auto(),
+            optimizer: || AdamWConfig::new().with_weight_decay(0.1).init(),
             micro_batches: None,
             schedule: None,
-            recompute,
+            recompute: Recompute::default(),
             overlap: false,
-            devices,
-            double_throughout,
+            devices: vec![Device::flex()],
+            double_throughout: false,
         }
     }
 }

@@ -5,7 +5,6 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use backend_dist::fully_shard::running_states;
 use burn::data::dataloader::batcher::Batcher;
@@ -16,15 +15,12 @@ use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
-use burn::train::{
-    ExecutionStrategy, InferenceStep, Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep,
-    TrainingStrategy,
-};
+use burn::train::{ExecutionStrategy, Learner, LearningResult, RegressionOutput, TrainingStrategy};
 use burn_megatron::prelude::*;
 
 use crate::classifier::{All, Known, Trap, generator};
 use crate::cpu;
-use crate::runs::{trained, training, zero};
+use crate::runs::{regression_steps, trained, training, zero};
 use crate::setup::{difference, interleaved};
 
 const SIZE: usize = 6;
@@ -56,6 +52,9 @@ impl Net {
     }
 
     fn forward(&self, (images, targets): Batch) -> RegressionOutput {
+        if images.device().is_autodiff() {
+            self.trap.spring();
+        }
         let x = self.norm.forward(self.conv.forward(images)).tanh();
         let [batch, channels, ..] = x.dims();
         let x: Tensor<2> = x.reshape([batch as i32, channels as i32, -1]).mean_dim(2).reshape([batch, channels]);
@@ -78,26 +77,7 @@ impl Net {
     }
 }
 
-impl TrainStep for Net {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
-        let step = self.trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
-        assert!(self.trap.panic_at != Some(step), "the model ran into a wall");
-        let output = self.forward(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Net {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> RegressionOutput {
-        self.forward(batch)
-    }
-}
+regression_steps!(Net, Batch);
 
 struct Images;
 

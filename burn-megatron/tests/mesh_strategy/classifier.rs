@@ -13,7 +13,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::train::{ClassificationOutput, InferenceStep, Interrupter, TrainOutput, TrainStep};
 
-use burn_megatron::prelude::{Part, Sendable, Stages};
+use burn_megatron::prelude::{Part, Stages};
 
 use crate::clip_grad_norm::clip_grad_norm;
 use crate::cpu;
@@ -48,6 +48,20 @@ pub struct Trap {
     pub interrupter: Handle,
     /// Sees the backward passes of ranks of one device.
     pub passes: Option<Passes>,
+}
+
+impl Trap {
+    /// Before every training step: counts it, and does what was asked for in it.
+    pub fn spring(&self) {
+        let step = self.steps.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(self.panic_at != Some(step), "the model ran into a wall");
+        if self.exit_at == Some(step) {
+            std::process::abort();
+        }
+        if self.stop_at == Some(step) {
+            self.interrupter.0.stop(Some("enough"));
+        }
+    }
 }
 
 #[derive(Clone, Default)]
@@ -94,18 +108,6 @@ impl Classifier {
     /// The encoder's parameters, by their ids.
     pub fn ids_of_encoder(&self) -> ParamGroup {
         ParamGroup::ids_from_module(self.encoder.clone())
-    }
-
-    /// Before every training step.
-    fn spring(trap: &Trap) {
-        let step = trap.steps.fetch_add(1, Ordering::SeqCst) + 1;
-        assert!(trap.panic_at != Some(step), "the model ran into a wall");
-        if trap.exit_at == Some(step) {
-            std::process::abort();
-        }
-        if trap.stop_at == Some(step) {
-            trap.interrupter.0.stop(Some("enough"));
-        }
     }
 
     /// Every number of the record.
@@ -194,7 +196,7 @@ impl Stages for Classifier {
     fn last(&self, x: Tensor<3>, batch: &Batch) -> (Tensor<1>, ClassificationOutput) {
         let is_training = x.device().is_autodiff();
         if is_training {
-            Self::spring(&self.trap);
+            self.trap.spring();
         }
         let passes = self.trap.passes.as_ref().filter(|_| is_training);
         let [count, _, _] = x.dims();
@@ -224,18 +226,7 @@ pub struct Batch {
     pub classes: Tensor<1, Int>,
 }
 
-impl Sendable for Batch {
-    type Host = (TensorData, (TensorData, TensorData));
-
-    fn to_host(self) -> Self::Host {
-        (self.tokens, (self.padding, self.classes)).to_host()
-    }
-
-    fn from_host(host: Self::Host, device: &Device) -> Self {
-        let (tokens, (padding, classes)) = Sendable::from_host(host, device);
-        Self { tokens, padding, classes }
-    }
-}
+burn_megatron::sendable!(Batch: tokens, padding, classes);
 
 /// The process has one generator, from which new models and trainings draw: one at a time.
 pub fn generator() -> MutexGuard<'static, ()> {

@@ -11,15 +11,12 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, LinearLayout};
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
 use burn::tensor::FloatDType;
-use burn::train::{
-    ExecutionStrategy, InferenceStep, Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep,
-    TrainingStrategy,
-};
+use burn::train::{ExecutionStrategy, Learner, LearningResult, RegressionOutput, TrainingStrategy};
 use burn_megatron::prelude::*;
 
 use crate::classifier::{All, generator};
 use crate::cpu;
-use crate::runs::{trained, training, zero};
+use crate::runs::{regression_steps, trained, training, zero};
 use crate::setup::{difference, interleaved};
 
 const INPUTS: usize = 6;
@@ -49,7 +46,7 @@ impl Net {
         }
     }
 
-    fn run(&self, (x, y): Batch) -> RegressionOutput {
+    fn forward(&self, (x, y): Batch) -> RegressionOutput {
         let x = self.square.forward(self.wide.forward(x).tanh());
         let x = if let Some(norm) = &self.norm { norm.forward(x) } else { x };
         let predicted = self.head.forward(x.tanh());
@@ -65,24 +62,7 @@ impl Net {
     }
 }
 
-impl TrainStep for Net {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
-        let output = self.run(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Net {
-    type Input = Batch;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Batch) -> RegressionOutput {
-        self.run(batch)
-    }
-}
+regression_steps!(Net, Batch);
 
 struct Rows;
 

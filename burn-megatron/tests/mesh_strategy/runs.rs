@@ -45,3 +45,29 @@ pub fn zero<M: LearnerModel>(stage: u8, ranks: usize) -> TrainingStrategy<M> {
         _ => MegatronStrategy::zero(stage, ranks),
     }
 }
+
+/// Makes a model whose `forward` takes a batch and returns a [`RegressionOutput`](burn::train::RegressionOutput) one of
+/// burn-train.
+macro_rules! regression_steps {
+    ($model:ty, $batch:ty) => {
+        impl burn::train::TrainStep for $model {
+            type Input = $batch;
+            type Output = burn::train::RegressionOutput;
+
+            fn step(&self, batch: $batch) -> burn::train::TrainOutput<Self::Output> {
+                let output = self.forward(batch);
+                burn::train::TrainOutput::new(self, output.loss.backward(), output)
+            }
+        }
+
+        impl burn::train::InferenceStep for $model {
+            type Input = $batch;
+            type Output = burn::train::RegressionOutput;
+
+            fn step(&self, batch: $batch) -> Self::Output {
+                self.forward(batch)
+            }
+        }
+    };
+}
+pub(crate) use regression_steps;

@@ -7,6 +7,7 @@ mod optimizers;
 mod passes;
 mod sentences;
 mod sequences;
+mod training;
 mod vision;
 
 use std::ops::Range;

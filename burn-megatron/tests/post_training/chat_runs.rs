@@ -79,6 +79,9 @@ fn a_model_learns_answers_and_every_layout_learns_the_same() {
     assert!(first > 5.0 && last < 0.6 * first, "{losses:?}");
     let right = values(folder.path(), "one", "token_accuracy");
     assert!(right[0] < 0.5 && right[right.len() - 1] > 0.5, "{right:?}");
+    // What the dashboard shows, burn-train writes.
+    let shown = fs::read_to_string(folder.path().join("one/valid/epoch-1/Token_accuracy.log")).unwrap();
+    assert!(shown.starts_with(&format!("{},", right[0])), "{shown} {right:?}");
     // "It is N.<|im_end|>": only answers are in the loss.
     assert!(one.tokens > 9 * 4 && one.tokens < 9 * 10, "{one:?}");
     for (index, layout) in [

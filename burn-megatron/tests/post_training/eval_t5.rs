@@ -44,7 +44,8 @@ fn samples_are_those_of_the_harness_in_every_layout() {
     };
     let command =
         "eval --hf . --task write.jsonl rest.jsonl choice.jsonl --perplexity book.txt --max-length 12 --output out";
-    for flags in ["", "--dtype f64 --batch-size 1", "--dtype f64 --tensor-parallel 2 --batch-size 3"] {
+    let layout = "--tensor-parallel 2 --data-parallel 2";
+    for flags in ["", "--dtype f64 --batch-size 1", &format!("--dtype f64 --batch-size 3 {layout}")] {
         let said = succeed(at, &format!("{command} {flags}"));
         let mut samples = lines(&at.join("out")).into_iter();
         for (answer, sample) in list("write").iter().zip(&mut samples) {
@@ -79,7 +80,7 @@ fn samples_are_those_of_the_harness_in_every_layout() {
 fn what_a_t5_cannot_be_asked_is_refused() {
     let folder = folder();
     for (flags, words) in [
-        ("--task rest.jsonl --data-parallel 2", "data-parallel"),
+        ("--task rest.jsonl --context-parallel 2", "context-parallel"),
         ("--task rest.jsonl --tensor-parallel 3", "3"),
         ("--task rest.jsonl --max-length 0", "nearest legal: 1"),
         ("--task rest.jsonl --max-length 4", "rest.jsonl:4: continuation: 5 tokens, the model takes 4"),

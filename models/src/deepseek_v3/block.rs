@@ -72,7 +72,6 @@ impl DeepSeekV3Config {
     }
 
     pub(super) fn moe(&self, output: Init) -> MoeConfig {
-        let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
         let shared = SharedExperts { intermediate: self.shared_intermediate_size(), gate: false };
         MoeConfig {
             hidden: self.hidden_size,
@@ -80,7 +79,7 @@ impl DeepSeekV3Config {
             experts: self.n_routed_experts,
             kind: ExpertKind::SwiGlu,
             router: RouterConfig {
-                balance: (balance.coefficient != 0.0).then_some(balance),
+                balance: Balance::new(self.router_balance, self.router_aux_loss_coef),
                 ..RouterConfig::sigmoid(
                     self.num_experts_per_tok,
                     self.norm_topk_prob,

@@ -209,6 +209,7 @@ impl ModelConfig for DeepSeekV3Config {
             ("deepseek-tiny", Self::tiny()),
             ("deepseek-v3", Self::deepseek_v3()),
             ("moonlight-16b", Self::moonlight_16b()),
+            ("kimi-k2", Self::kimi_k2()),
         ]
     }
 

@@ -72,6 +72,21 @@ impl DeepSeekV3Config {
         }
     }
 
+    /// Kimi-K2: 1,026 billion parameters, 33 of which a token uses.
+    pub fn kimi_k2() -> Self {
+        sized! { Self::deepseek_v3();
+            vocab_size: 163_840, first_k_dense_replace: 1, num_attention_heads: 64, n_routed_experts: 384, n_group: 1,
+            topk_group: 1, routed_scaling_factor: 2.827, router_aux_loss_coef: 0.001, num_nextn_predict_layers: 0,
+            max_position_embeddings: 131_072, rope_theta: 50_000.0,
+            rope_scaling: Some(YarnScaling {
+                beta_fast: 1.0,
+                mscale: Some(1.0),
+                mscale_all_dim: Some(1.0),
+                ..YarnScaling::new(32.0, 4096)
+            })
+        }
+    }
+
     /// Moonlight: 16 billion parameters, 3 of which a token uses. Fits eight GPUs in training.
     pub fn moonlight_16b() -> Self {
         sized! { Self::deepseek_v3();
@@ -99,7 +114,9 @@ mod tests {
         assert_eq!(main / 1_000_000, 671_026);
         assert_eq!((whole.parameter_count() - main) / 100_000_000, 116);
         assert_eq!(DeepSeekV3Config::moonlight_16b().parameter_count() / 10_000_000, 1596);
+        assert_eq!(DeepSeekV3Config::kimi_k2().parameter_count(), 1_026_408_232_448);
         assert_eq!(whole.check(), Ok(()));
         assert_eq!(DeepSeekV3Config::moonlight_16b().check(), Ok(()));
+        assert_eq!(DeepSeekV3Config::kimi_k2().check(), Ok(()));
     }
 }

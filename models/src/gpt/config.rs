@@ -98,6 +98,12 @@ impl GptConfig {
         }
     }
 
+    /// GPT-2 of another size: 355 million parameters (medium), 774 (large), 1,558 (XL).
+    fn gpt2_of(hidden_size: usize, num_hidden_layers: usize, num_attention_heads: usize) -> Self {
+        let intermediate_size = 4 * hidden_size;
+        Self { hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, ..Self::gpt2() }
+    }
+
     /// Features of a head.
     pub fn head_dim(&self) -> usize {
         self.hidden_size / self.num_attention_heads.max(1)
@@ -196,7 +202,13 @@ impl ModelConfig for GptConfig {
     }
 
     fn presets() -> Vec<(&'static str, Self)> {
-        vec![("gpt-tiny", Self::tiny()), ("gpt2", Self::gpt2())]
+        vec![
+            ("gpt-tiny", Self::tiny()),
+            ("gpt2", Self::gpt2()),
+            ("gpt2-medium", Self::gpt2_of(1024, 24, 16)),
+            ("gpt2-large", Self::gpt2_of(1280, 36, 20)),
+            ("gpt2-xl", Self::gpt2_of(1600, 48, 25)),
+        ]
     }
 
     fn hf_optional_prefix(&self) -> Option<&'static str> {
@@ -217,10 +229,11 @@ impl ModelConfig for GptConfig {
 mod tests {
     use super::*;
 
-    /// The published 124 million, to the last one (`GPT2LMHeadModel.num_parameters()`).
+    /// To the last parameter (`GPT2LMHeadModel.num_parameters()`).
     #[test]
-    fn gpt2_has_the_published_size() {
-        assert_eq!(GptConfig::gpt2().parameter_count(), 124_439_808);
+    fn gpt2_has_the_published_sizes() {
+        let counts: Vec<usize> = GptConfig::presets()[1..].iter().map(|(_, config)| config.parameter_count()).collect();
+        assert_eq!(counts, [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod family;
 mod hf;
 mod presets;
 mod published;
+mod qwen;
 mod variant;
 
 pub use config::LlamaConfig;

@@ -5,6 +5,16 @@ use super::variant::LlamaVariant;
 use crate::layers::{Llama3Scaling, RopeScaling};
 use crate::sized;
 
+/// What Llama 3.1 and 3.2 make of the context of 3.
+fn longer(factor: f64) -> RopeScaling {
+    RopeScaling::Llama3(Llama3Scaling {
+        factor,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 8192,
+    })
+}
+
 /// [`LlamaConfig::tiny`].
 impl Default for LlamaConfig {
     fn default() -> Self {
@@ -55,17 +65,50 @@ impl LlamaConfig {
         }
     }
 
+    /// Llama 2 7B.
+    pub fn llama2_7b() -> Self {
+        sized! { Self::llama3_8b();
+            vocab_size: 32_000, intermediate_size: 11_008, num_key_value_heads: 32, max_position_embeddings: 4096,
+            rope_theta: 10_000.0
+        }
+    }
+
+    /// Llama 2 13B.
+    pub fn llama2_13b() -> Self {
+        sized! { Self::llama2_7b();
+            hidden_size: 5120, intermediate_size: 13_824, num_hidden_layers: 40, num_attention_heads: 40,
+            num_key_value_heads: 40
+        }
+    }
+
+    /// Llama 2 70B.
+    pub fn llama2_70b() -> Self {
+        sized! { Self::llama3_70b(); vocab_size: 32_000, max_position_embeddings: 4096, rope_theta: 10_000.0 }
+    }
+
+    /// Llama 3.1 8B: Llama 3 with a longer context.
+    pub fn llama3_1_8b() -> Self {
+        Self { max_position_embeddings: 131_072, rope_scaling: Some(longer(8.0)), ..Self::llama3_8b() }
+    }
+
+    /// Llama 3.1 and 3.3 70B.
+    pub fn llama3_1_70b() -> Self {
+        Self { max_position_embeddings: 131_072, rope_scaling: Some(longer(8.0)), ..Self::llama3_70b() }
+    }
+
+    /// Llama 3.1 405B.
+    pub fn llama3_1_405b() -> Self {
+        sized! { Self::llama3_1_70b();
+            hidden_size: 16_384, intermediate_size: 53_248, num_hidden_layers: 126, num_attention_heads: 128
+        }
+    }
+
     /// Llama 3.2 1B.
     pub fn llama3_1b() -> Self {
         sized! { Self::llama3_8b();
             hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16, head_dim: 64,
             max_position_embeddings: 131_072,
-            rope_scaling: Some(RopeScaling::Llama3(Llama3Scaling {
-                factor: 32.0,
-                low_freq_factor: 1.0,
-                high_freq_factor: 4.0,
-                original_max_position_embeddings: 8192,
-            })),
+            rope_scaling: Some(longer(32.0)),
             tie_word_embeddings: true
         }
     }

@@ -1,6 +1,7 @@
 //! Sizes of published models of the relatives, after their `config.json`.
 
 use super::config::LlamaConfig;
+use super::qwen;
 use super::variant::LlamaVariant;
 use crate::layers::{LayerPattern, LinearScaling, RopeScaling};
 use crate::sized;
@@ -11,22 +12,40 @@ impl LlamaConfig {
         vec![
             ("tiny", Self::tiny()),
             ("smollm2-135m", Self::smollm2_135m()),
+            ("smollm2-360m", smollm2_360m()),
+            ("smollm2-1.7b", smollm2_1_7b()),
+            ("tinyllama-1.1b", tinyllama_1_1b()),
+            ("llama2-7b", Self::llama2_7b()),
+            ("llama2-13b", Self::llama2_13b()),
+            ("llama2-70b", Self::llama2_70b()),
             ("llama3-1b", Self::llama3_1b()),
             ("llama3-3b", Self::llama3_3b()),
             ("llama3-8b", Self::llama3_8b()),
             ("llama3-70b", Self::llama3_70b()),
+            ("llama3.1-8b", Self::llama3_1_8b()),
+            ("llama3.1-70b", Self::llama3_1_70b()),
+            ("llama3.1-405b", Self::llama3_1_405b()),
             ("mistral-7b", Self::mistral_7b()),
-            ("qwen2.5-0.5b", qwen2_5_0_5b()),
-            ("qwen2.5-1.5b", qwen2_5_1_5b()),
-            ("qwen2.5-3b", qwen2_5_3b()),
-            ("qwen2.5-7b", qwen2_5_7b()),
-            ("qwen2.5-14b", qwen2_5_14b()),
-            ("qwen2.5-32b", qwen2_5_32b()),
-            ("qwen2.5-72b", qwen2_5_72b()),
+            ("mistral-nemo-12b", mistral_nemo_12b()),
+            ("mistral-small-24b", mistral_small_24b()),
+            ("qwen2.5-0.5b", qwen::qwen2_5_0_5b()),
+            ("qwen2.5-1.5b", qwen::qwen2_5_1_5b()),
+            ("qwen2.5-3b", qwen::qwen2_5_3b()),
+            ("qwen2.5-7b", qwen::qwen2_5_7b()),
+            ("qwen2.5-14b", qwen::qwen2_5_14b()),
+            ("qwen2.5-32b", qwen::qwen2_5_32b()),
+            ("qwen2.5-72b", qwen::qwen2_5_72b()),
             ("qwen3-0.6b", Self::qwen3_0_6b()),
+            ("qwen3-1.7b", qwen::qwen3_1_7b()),
+            ("qwen3-4b", qwen::qwen3_4b()),
+            ("qwen3-8b", qwen::qwen3_8b()),
+            ("qwen3-14b", qwen::qwen3_14b()),
+            ("qwen3-32b", qwen::qwen3_32b()),
             ("smollm3-3b", smollm3_3b()),
             ("olmo2-1b", olmo2_1b()),
             ("olmo2-7b", olmo2_7b()),
+            ("olmo2-13b", olmo2_13b()),
+            ("olmo2-32b", olmo2_32b()),
             ("gemma2-2b", gemma2_2b()),
             ("gemma2-9b", gemma2_9b()),
             ("gemma2-27b", gemma2_27b()),
@@ -36,57 +55,45 @@ impl LlamaConfig {
             ("gemma3-12b", gemma3_12b()),
             ("gemma3-27b", gemma3_27b()),
             ("phi3-mini", phi3_mini()),
+            ("phi3-medium", phi3_medium()),
             ("phi4", phi4()),
             ("glm4-9b", glm4_9b()),
         ]
     }
 }
 
-fn qwen2_5_0_5b() -> LlamaConfig {
-    sized! { LlamaConfig::llama3_8b();
-        variant: LlamaVariant::Qwen2, vocab_size: 151_936, hidden_size: 896, intermediate_size: 4864,
-        num_hidden_layers: 24, num_attention_heads: 14, num_key_value_heads: 2, head_dim: 64,
-        max_position_embeddings: 32_768, rope_theta: 1_000_000.0, rms_norm_eps: 1e-6, tie_word_embeddings: true
+fn smollm2_360m() -> LlamaConfig {
+    sized! { LlamaConfig::smollm2_135m();
+        hidden_size: 960, intermediate_size: 2560, num_hidden_layers: 32, num_attention_heads: 15,
+        num_key_value_heads: 5, initializer_range: 0.02
     }
 }
 
-fn qwen2_5_1_5b() -> LlamaConfig {
-    sized! { qwen2_5_0_5b();
-        hidden_size: 1536, intermediate_size: 8960, num_hidden_layers: 28, num_attention_heads: 12, head_dim: 128,
-        max_position_embeddings: 131_072
+fn smollm2_1_7b() -> LlamaConfig {
+    sized! { smollm2_360m();
+        hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 24, num_attention_heads: 32,
+        num_key_value_heads: 32, rope_theta: 130_000.0
     }
 }
 
-fn qwen2_5_3b() -> LlamaConfig {
-    sized! { qwen2_5_0_5b();
-        hidden_size: 2048, intermediate_size: 11_008, num_hidden_layers: 36, num_attention_heads: 16, head_dim: 128
+fn tinyllama_1_1b() -> LlamaConfig {
+    sized! { LlamaConfig::llama2_7b();
+        hidden_size: 2048, intermediate_size: 5632, num_hidden_layers: 22, num_key_value_heads: 4, head_dim: 64,
+        max_position_embeddings: 2048
     }
 }
 
-fn qwen2_5_7b() -> LlamaConfig {
-    sized! { qwen2_5_0_5b();
-        vocab_size: 152_064, hidden_size: 3584, intermediate_size: 18_944, num_hidden_layers: 28,
-        num_attention_heads: 28, num_key_value_heads: 4, head_dim: 128, max_position_embeddings: 131_072,
-        tie_word_embeddings: false
+/// Mistral Nemo, with its head_dim of 128.
+fn mistral_nemo_12b() -> LlamaConfig {
+    sized! { LlamaConfig::mistral_7b();
+        vocab_size: 131_072, hidden_size: 5120, num_hidden_layers: 40, max_position_embeddings: 131_072,
+        sliding_window: None, rope_theta: 1_000_000.0
     }
 }
 
-fn qwen2_5_14b() -> LlamaConfig {
-    sized! { qwen2_5_7b();
-        hidden_size: 5120, intermediate_size: 13_824, num_hidden_layers: 48, num_attention_heads: 40,
-        num_key_value_heads: 8, rms_norm_eps: 1e-5
-    }
-}
-
-fn qwen2_5_32b() -> LlamaConfig {
-    LlamaConfig { intermediate_size: 27_648, num_hidden_layers: 64, ..qwen2_5_14b() }
-}
-
-fn qwen2_5_72b() -> LlamaConfig {
-    sized! { qwen2_5_7b();
-        hidden_size: 8192, intermediate_size: 29_568, num_hidden_layers: 80, num_attention_heads: 64,
-        num_key_value_heads: 8, rms_norm_eps: 1e-5
-    }
+/// Mistral Small 3.
+fn mistral_small_24b() -> LlamaConfig {
+    sized! { mistral_nemo_12b(); intermediate_size: 32_768, max_position_embeddings: 32_768, rope_theta: 1e8 }
 }
 
 fn smollm3_3b() -> LlamaConfig {
@@ -109,6 +116,17 @@ fn olmo2_1b() -> LlamaConfig {
         hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16, num_attention_heads: 16,
         num_key_value_heads: 16
     }
+}
+
+fn olmo2_13b() -> LlamaConfig {
+    sized! { olmo2_7b();
+        hidden_size: 5120, intermediate_size: 13_824, num_hidden_layers: 40, num_attention_heads: 40,
+        num_key_value_heads: 40
+    }
+}
+
+fn olmo2_32b() -> LlamaConfig {
+    LlamaConfig { intermediate_size: 27_648, num_hidden_layers: 64, num_key_value_heads: 8, ..olmo2_13b() }
 }
 
 fn gemma2_2b() -> LlamaConfig {
@@ -180,6 +198,14 @@ fn phi3_mini() -> LlamaConfig {
     }
 }
 
+/// Phi-3-medium with a context of 4096.
+fn phi3_medium() -> LlamaConfig {
+    sized! { phi3_mini();
+        hidden_size: 5120, intermediate_size: 17_920, num_hidden_layers: 40, num_attention_heads: 40,
+        num_key_value_heads: 10, head_dim: 128
+    }
+}
+
 fn phi4() -> LlamaConfig {
     sized! { phi3_mini();
         vocab_size: 100_352, hidden_size: 5120, intermediate_size: 17_920, num_hidden_layers: 40,
@@ -209,11 +235,20 @@ mod tests {
             let published: usize = match name {
                 "tiny" => continue,
                 "smollm2-135m" => 134_515_008,
+                "smollm2-360m" => 361_821_120,
+                "smollm2-1.7b" => 1_711_376_384,
+                "tinyllama-1.1b" => 1_100_048_384,
+                "llama2-7b" => 6_738_415_616,
+                "llama2-13b" => 13_015_864_320,
+                "llama2-70b" => 68_976_648_192,
                 "llama3-1b" => 1_235_814_400,
                 "llama3-3b" => 3_212_749_824,
-                "llama3-8b" => 8_030_261_248,
-                "llama3-70b" => 70_553_706_496,
+                "llama3-8b" | "llama3.1-8b" => 8_030_261_248,
+                "llama3-70b" | "llama3.1-70b" => 70_553_706_496,
+                "llama3.1-405b" => 405_853_388_800,
                 "mistral-7b" => 7_241_732_096,
+                "mistral-nemo-12b" => 12_247_782_400,
+                "mistral-small-24b" => 23_572_403_200,
                 "qwen2.5-0.5b" => 494_032_768,
                 "qwen2.5-1.5b" => 1_543_714_304,
                 "qwen2.5-3b" => 3_085_938_688,
@@ -222,9 +257,16 @@ mod tests {
                 "qwen2.5-32b" => 32_763_876_352,
                 "qwen2.5-72b" => 72_706_203_648,
                 "qwen3-0.6b" => 596_049_920,
+                "qwen3-1.7b" => 1_720_574_976,
+                "qwen3-4b" => 4_022_468_096,
+                "qwen3-8b" => 8_190_735_360,
+                "qwen3-14b" => 14_768_307_200,
+                "qwen3-32b" => 32_762_123_264,
                 "smollm3-3b" => 3_075_098_624,
                 "olmo2-1b" => 1_484_916_736,
                 "olmo2-7b" => 7_298_617_344,
+                "olmo2-13b" => 13_716_198_400,
+                "olmo2-32b" => 32_234_279_936,
                 "gemma2-2b" => 2_614_341_888,
                 "gemma2-9b" => 9_241_705_984,
                 "gemma2-27b" => 27_227_128_320,
@@ -234,6 +276,7 @@ mod tests {
                 "gemma3-12b" => 11_766_034_176,
                 "gemma3-27b" => 27_009_346_304,
                 "phi3-mini" => 3_821_079_552,
+                "phi3-medium" => 13_960_238_080,
                 "phi4" => 14_659_507_200,
                 "glm4-9b" => 9_400_279_040,
                 other => panic!("{other} has no published size here"),

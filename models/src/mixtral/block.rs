@@ -21,14 +21,13 @@ impl MixtralConfig {
     }
 
     pub(super) fn experts(&self) -> MoeConfig {
-        let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
         MoeConfig {
             hidden: self.hidden_size,
             intermediate: self.expert_size(),
             experts: self.num_experts,
             kind: self.expert_kind(),
             router: RouterConfig {
-                balance: (self.router_aux_loss_coef != 0.0).then_some(balance),
+                balance: Balance::new(self.router_balance, self.router_aux_loss_coef),
                 z_loss: self.router_z_loss_coef,
                 ..self.routing()
             },

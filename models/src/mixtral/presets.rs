@@ -20,8 +20,10 @@ impl MixtralConfig {
             ("qwen3-next-tiny", Self::qwen3_next_tiny()),
             ("mixtral-8x7b", Self::mixtral_8x7b()),
             ("mixtral-8x7b-half", Self::mixtral_8x7b_half()),
+            ("mixtral-8x22b", Self::mixtral_8x22b()),
             ("qwen1.5-moe-a2.7b", Self::qwen1_5_moe_a2_7b()),
             ("qwen3-30b-a3b", Self::qwen3_30b_a3b()),
+            ("qwen3-235b-a22b", Self::qwen3_235b_a22b()),
             ("qwen3-next-80b-a3b", Self::qwen3_next_80b_a3b()),
             ("gpt-oss-20b", Self::gpt_oss_20b()),
             ("gpt-oss-120b", Self::gpt_oss_120b()),
@@ -169,12 +171,28 @@ impl MixtralConfig {
         Self { num_hidden_layers: 16, ..Self::mixtral_8x7b() }
     }
 
+    /// Mixtral 8x22B, version 0.1: 141 billion parameters, of which a token uses 39.
+    pub fn mixtral_8x22b() -> Self {
+        sized! { Self::mixtral_8x7b();
+            hidden_size: 6144, intermediate_size: 16_384, num_hidden_layers: 56, num_attention_heads: 48,
+            router_aux_loss_coef: 0.001, max_position_embeddings: 65_536
+        }
+    }
+
     /// Qwen3 with 30 billion parameters, of which a token uses 3 billion.
     pub fn qwen3_30b_a3b() -> Self {
         sized! { Self::mixtral_8x7b();
             variant: MixtralVariant::Qwen3Moe, vocab_size: 151_936, hidden_size: 2048, intermediate_size: 6144,
             moe_intermediate_size: Some(768), num_hidden_layers: 48, num_key_value_heads: 4, num_experts: 128,
             num_experts_per_tok: 8, router_aux_loss_coef: 0.001, max_position_embeddings: 40_960, rms_norm_eps: 1e-6
+        }
+    }
+
+    /// Qwen3 with 235 billion parameters, of which a token uses 22 billion.
+    pub fn qwen3_235b_a22b() -> Self {
+        sized! { Self::qwen3_30b_a3b();
+            hidden_size: 4096, intermediate_size: 12_288, moe_intermediate_size: Some(1536), num_hidden_layers: 94,
+            num_attention_heads: 64
         }
     }
 }
@@ -197,6 +215,8 @@ mod tests {
             (MixtralConfig::gpt_oss_120b(), 116_829_156_672),
             (MixtralConfig::glm4_5_air(), 106_852_251_264),
             (MixtralConfig::glm4_5(), 352_797_829_024),
+            (MixtralConfig::mixtral_8x22b(), 140_620_634_112),
+            (MixtralConfig::qwen3_235b_a22b(), 235_093_634_560),
         ];
         for (config, parameters) in published {
             assert_eq!((config.check(), config.parameter_count()), (Ok(()), parameters));

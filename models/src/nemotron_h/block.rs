@@ -57,14 +57,13 @@ impl NemotronHConfig {
     /// Experts, chosen as in DeepSeek-V3 (`NemotronHTopkRouter` of transformers), and a shared one.
     pub(super) fn moe(&self) -> MoeConfig {
         let [input, output] = self.linears(false).map(|linear| linear.init);
-        let balance = Balance { over: self.router_balance, coefficient: self.router_aux_loss_coef };
         MoeConfig {
             hidden: self.hidden_size,
             intermediate: self.moe_intermediate_size,
             experts: self.n_routed_experts,
             kind: ExpertKind::SquaredRelu,
             router: RouterConfig {
-                balance: (balance.coefficient != 0.0).then_some(balance),
+                balance: Balance::new(self.router_balance, self.router_aux_loss_coef),
                 ..RouterConfig::sigmoid(
                     self.num_experts_per_tok,
                     self.norm_topk_prob,

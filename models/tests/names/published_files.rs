@@ -8,7 +8,7 @@ use std::path::Path;
 use models::encoders::{Bert, T5};
 use models::hf::{HfError, HfModule, parse_config};
 use models::images::Llava;
-use models::{FamilyConfig, LlamaConfig, ModelConfig};
+use models::{FamilyConfig, ModelConfig};
 use serde_json::Value;
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/published");
@@ -86,6 +86,16 @@ fn presets_are_the_published_files() {
         ("qwen2.5-7b", "Qwen/Qwen2.5-7B"),
         ("qwen2.5-14b", "Qwen/Qwen2.5-14B"),
         ("qwen2.5-32b", "Qwen/Qwen2.5-32B"),
+        ("qwen3-1.7b", "Qwen/Qwen3-1.7B"),
+        ("qwen3-8b", "Qwen/Qwen3-8B"),
+        ("qwen3-14b", "Qwen/Qwen3-14B"),
+        ("qwen3-32b", "Qwen/Qwen3-32B"),
+        ("qwen3-235b-a22b", "Qwen/Qwen3-235B-A22B"),
+        ("llama3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("llama3.1-70b", "meta-llama/Llama-3.1-70B-Instruct"),
+        ("smollm2-1.7b", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
+        ("tinyllama-1.1b", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+        ("kimi-k2", "moonshotai/Kimi-K2-Instruct"),
         ("gemma2-2b", "google/gemma-2-2b-it"),
         ("gemma2-9b", "google/gemma-2-9b"),
         ("gemma2-27b", "google/gemma-2-27b-it"),
@@ -94,9 +104,14 @@ fn presets_are_the_published_files() {
         ("gemma3-12b", "google/gemma-3-12b-it"),
         ("gemma3-27b", "google/gemma-3-27b-it"),
     ] {
-        let FamilyConfig::Llama(preset) = presets[name].clone() else { panic!("{name}") };
-        let unpadded = LlamaConfig { make_vocab_size_divisible_by: 1, ..preset };
-        assert_eq!(FamilyConfig::from_hf(&file(model)).unwrap(), FamilyConfig::Llama(unpadded), "{name}");
+        let mut unpadded = presets[name].clone();
+        match &mut unpadded {
+            FamilyConfig::Llama(preset) => preset.make_vocab_size_divisible_by = 1,
+            FamilyConfig::Mixtral(preset) => preset.make_vocab_size_divisible_by = 1,
+            FamilyConfig::DeepSeekV3(preset) => preset.make_vocab_size_divisible_by = 1,
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(FamilyConfig::from_hf(&file(model)).unwrap(), unpadded, "{name}");
     }
 }
 

@@ -6,12 +6,13 @@
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
 use super::heads::{by_rank, in_sequence, repeated, repeats, summed, to_heads, to_sequence};
-use super::kernels::{ContextKernels, OutputLse, Qkv, SequenceOptions, cast, wide};
+use super::kernels::{ContextKernels, OutputLse, Qkv, SequenceOptions};
 use super::online_softmax::{BackwardInputs, OnlineSoftmax, zero_sum};
 use super::p2p::{PointToPoint, Ring, received};
 use super::plan::{Chunk, Mask, ScoreBlock, blocks, chunks};
 use super::sink_softmax::{grad_of_all_sinks, own_sinks, with_sinks};
 use super::{ContextParallel, CpCommType, Documents, zigzag};
+use crate::dtype::{cast, wide};
 use crate::options::AttentionOptions;
 use crate::saved_attention::CoreAttention;
 use ranks::collective_ops::Collective;

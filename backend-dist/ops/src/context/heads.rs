@@ -3,7 +3,8 @@
 
 use burn::backend::{Shape, TensorMetadata, tensor::FloatTensor};
 
-use super::kernels::{ContextKernels, cast, concat, slice, wide};
+use super::kernels::{ContextKernels, concat, slice};
+use crate::dtype::{cast, wide};
 use ranks::collective_ops::Collective;
 use ranks::comm::Group;
 

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use burn::backend::{DType, FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor as Float};
+use burn::backend::{FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor as Float};
 
 use super::plan::ScoreBlock;
+use crate::dtype::{cast, wide};
 use crate::kernels::LocalKernels;
 use crate::options::{AttentionOptions, ScoreOffset};
 use crate::plain;
@@ -130,15 +131,6 @@ fn scores(block: &ScoreBlock, sequence: &SequenceOptions) -> (AttentionOptions, 
         dropout.first_sample += block.samples.start;
     }
     (options, ScoreOffset { first_query: block.first_query, first: block.first, queries: sequence.positions })
-}
-
-/// The type of sums and softmax statistics: at least f32.
-pub(crate) fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
-pub(crate) fn cast<B: ContextKernels>(x: Float<B>, dtype: DType) -> Float<B> {
-    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
 }
 
 /// Slices the leading dimensions.

@@ -2,8 +2,9 @@
 
 use burn::backend::{FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor};
 
-use super::kernels::{ContextKernels, OutputLse, Qkv, SequenceOptions, cast, concat, wide};
+use super::kernels::{ContextKernels, OutputLse, Qkv, SequenceOptions, concat};
 use super::plan::ScoreBlock;
+use crate::dtype::{cast, wide};
 
 /// Output and log-sum-exp over the keys so far.
 pub(super) struct OnlineSoftmax<B: ContextKernels> {

@@ -2,7 +2,8 @@
 
 use burn::backend::{FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor as Float};
 
-use super::kernels::{ContextKernels, OutputLse, cast, slice};
+use super::kernels::{ContextKernels, OutputLse, slice};
+use crate::dtype::cast;
 use ranks::comm::Group;
 
 /// Output `[s, b, h, dv]` and log-sum-exp `[b, h, s]` of keys, with the sinks `[h]` of these heads.

@@ -13,10 +13,10 @@ use kernels_cubecl::pointwise::accumulate as kernels;
 use super::attention::{Call, DocumentStarts, some_rows, whole};
 use super::{Float, empty, launched, packed, work};
 use crate::context::kernels::{
-    ContextKernels, OutputLse, Qkv, SequenceOptions, add_unfused, forward_by_document, grads_by_document,
-    merge_unfused, wide,
+    ContextKernels, OutputLse, Qkv, SequenceOptions, add_unfused, forward_by_document, grads_by_document, merge_unfused,
 };
 use crate::context::plan::ScoreBlock;
+use crate::dtype::wide;
 use crate::options::AttentionDropout;
 
 /// Elements of a head that the merge kernel reads at a time.

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::layers::{AmaxSlots, Fp8Layers, Layer, OPERANDS, Operand};
 use super::recipe::{AmaxAlgorithm, Fp8Recipe, Fp8Scaling, Number};
+use crate::dtype::wide;
 use ranks::collective::all_reduce;
 use ranks::comm::{Group, ReduceOp};
 
@@ -211,11 +212,6 @@ impl DelayedScaling {
         self.hand_out(&scales);
         self.scales = Some(scales);
     }
-}
-
-/// The type of amax and scales in a model of `dtype`.
-fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// `largest / amax`, or the scale `before` if the amax is 0 or not finite.

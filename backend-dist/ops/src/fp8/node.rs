@@ -4,11 +4,12 @@ use crate::Kernels;
 use std::sync::Arc;
 
 use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::experts::{self, Fp8Experts, Weight};
 use super::linear::MULTIPLE;
 use super::linear_gemms::Purpose;
+use crate::dtype::wide;
 use crate::moe::ExpertActivation;
 use crate::operation::{Parents, apply, operation};
 
@@ -39,7 +40,7 @@ pub fn grouped_activated_linear(
     let ([rows, features], inputs) = (x.dims(), act.inputs());
     assert!(features.is_multiple_of(inputs), "grouped_activated_linear: {features} features are not [gate | up]");
     assert_eq!(p.dims(), [rows], "grouped_activated_linear: a probability for each of {rows} rows");
-    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = wide(x.dtype());
     assert_eq!(p.dtype(), wide, "grouped_activated_linear: the type of the probabilities of {:?}", x.dtype());
     check([rows, features / inputs], w.dims(), counts, layer);
     let operation = GroupedActivatedLinear { act, counts: counts.clone(), recompute, layer: layer.clone() };

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 
 use super::activation::ExpertActivation;
 use super::expert_pipeline::{ExpertPipeline, ThroughExperts};
 use super::operations::{GatherRows, GroupedActivatedLinear, GroupedLinear, Inject, RouterLogits};
 use super::{biased::ClampedSwiGlu, clamped_linear::GroupedClampedLinear, row_map::RowMap};
+use crate::dtype::wide;
 use crate::operation::{Tensors, apply, apply_with};
 use crate::{blockwise::QuantizedWeight, fp8, pass::PassContext};
 use ranks::collective_ops::{Collective, CollectiveOps};
@@ -148,7 +149,7 @@ pub fn through_experts(
 ) -> Tensor<2> {
     let ([count, hidden], [rows, inner], experts) = (x.dims(), gate_up.dims(), pipeline.experts());
     assert_eq!(count, pipeline.rows(), "experts: tokens, and those that are sent");
-    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = wide(x.dtype());
     assert_eq!((p.dims(), p.dtype()), ([count, 1], wide), "experts: a probability for each row of {:?}", x.dtype());
     let inputs = pipeline.act.inputs();
     let fits = inner == hidden
@@ -218,7 +219,7 @@ fn check_activated(
     let ([rows, features], inputs) = (x.dims(), act.inputs());
     assert!(features.is_multiple_of(inputs), "{operation}: {features} features are not [gate | up]");
     assert_eq!(p.dims(), [rows], "{operation}: a factor for each of {rows} rows");
-    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let wide = wide(x.dtype());
     assert_eq!(p.dtype(), wide, "{operation}: the type of the factors of {:?}", x.dtype());
     check_groups([rows, features], features / inputs, w.dims(), counts);
 }

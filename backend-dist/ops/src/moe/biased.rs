@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use burn::backend::{Backend, DType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor as Float};
 
-use super::plain::{cast, groups, size, wide, zeros};
+use super::plain::{groups, size, zeros};
 use super::token_all_to_all::rows;
+use crate::dtype::{cast, wide};
 use crate::kernels::LocalKernels;
 
 /// `(u + 1) g σ(α g)` of `[gate | up]`: `g` is the gate up to a limit, `u` is `up` between its negative and the limit.

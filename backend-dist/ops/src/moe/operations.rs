@@ -11,8 +11,8 @@ use burn::backend::{
 
 use super::activation::ExpertActivation;
 use super::kernels::{MoeKernels, TokenGroups};
-use super::plain::cast;
 use crate::blockwise::{Kept, QuantizedWeight};
+use crate::dtype::cast;
 use crate::main_grads::main_grad;
 use crate::operation::{Parents, Tensors, operation};
 use crate::weight_grads::Deferral;

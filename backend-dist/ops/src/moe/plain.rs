@@ -3,21 +3,13 @@
 use std::ops::Range;
 
 use burn::backend::{
-    Backend, DType, FloatDType, Scalar, Shape, Slice, TensorMetadata,
+    Backend, FloatDType, Scalar, Shape, Slice, TensorMetadata,
     tensor::{FloatTensor as Float, IntTensor},
 };
 
 use super::token_all_to_all::rows;
+use crate::dtype::{cast, wide};
 use crate::kernels::LocalKernels;
-
-/// f32 for half precision.
-pub(super) fn wide(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
-pub(super) fn cast<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
-    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
-}
 
 /// Rows and columns of a matrix.
 pub(super) fn size<T: TensorMetadata>(x: &T) -> [usize; 2] {

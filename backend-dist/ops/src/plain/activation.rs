@@ -2,7 +2,8 @@
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
-use super::{add, dims, last, narrow, scale, sigmoid, to_dtype, widen};
+use super::{add, dims, last, narrow, scale, sigmoid, widen};
+use crate::dtype::cast;
 use crate::kernels::LocalKernels;
 use crate::options::GeluKind;
 
@@ -21,7 +22,7 @@ pub fn swiglu<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let (x, dtype) = widen::<B>(x);
     let [gate, up] = halves::<B>(x);
     let silu = B::float_mul(sigmoid::<B>(gate.clone()), gate);
-    to_dtype::<B>(B::float_mul(silu, up), dtype)
+    cast::<B>(B::float_mul(silu, up), dtype)
 }
 
 /// `silu'(z) = σ(z) (1 + z (1 - σ(z)))`.
@@ -35,7 +36,7 @@ pub fn swiglu_grad<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>) -> Float
     let slope = B::float_mul(sigma.clone(), slope);
     let d_gate = B::float_mul(B::float_mul(grad.clone(), up), slope);
     let d_up = B::float_mul(grad, B::float_mul(gate, sigma));
-    to_dtype::<B>(B::float_cat(vec![d_gate, d_up], dim), dtype)
+    cast::<B>(B::float_cat(vec![d_gate, d_up], dim), dtype)
 }
 
 /// The factor `½ (1 + erf(x/√2))` or its tanh approximation.
@@ -53,7 +54,7 @@ fn gate<B: Backend>(x: FloatTensor<B>, kind: GeluKind) -> FloatTensor<B> {
 
 pub fn gelu<B: Backend>(x: FloatTensor<B>, kind: GeluKind) -> FloatTensor<B> {
     let (x, dtype) = widen::<B>(x);
-    to_dtype::<B>(B::float_mul(gate::<B>(x.clone(), kind), x), dtype)
+    cast::<B>(B::float_mul(gate::<B>(x.clone(), kind), x), dtype)
 }
 
 /// With `Φ` the factor of the forward pass: `Φ + x Φ'`, `Φ' = ½ √(2/π) exp(-x²/2)` for erf and
@@ -72,14 +73,14 @@ pub fn gelu_grad<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>, kind: Gelu
         }
     };
     let total = B::float_add(phi, B::float_mul(x, slope));
-    to_dtype::<B>(B::float_mul(grad, total), dtype)
+    cast::<B>(B::float_mul(grad, total), dtype)
 }
 
 /// `gelu(gate) up`.
 pub fn geglu<B: LocalKernels>(x: FloatTensor<B>, kind: GeluKind) -> FloatTensor<B> {
     let (x, dtype) = widen::<B>(x);
     let [gate, up] = halves::<B>(x);
-    to_dtype::<B>(B::float_mul(B::gelu_forward(gate, kind), up), dtype)
+    cast::<B>(B::float_mul(B::gelu_forward(gate, kind), up), dtype)
 }
 
 /// Gradient of [`geglu`].
@@ -90,21 +91,21 @@ pub fn geglu_grad<B: LocalKernels>(x: FloatTensor<B>, grad: FloatTensor<B>, kind
     let [gate, up] = halves::<B>(x);
     let d_gate = B::gelu_grad(gate.clone(), B::float_mul(grad.clone(), up), kind);
     let d_up = B::float_mul(grad, B::gelu_forward(gate, kind));
-    to_dtype::<B>(B::float_cat(vec![d_gate, d_up], dim), dtype)
+    cast::<B>(B::float_cat(vec![d_gate, d_up], dim), dtype)
 }
 
 /// `max(x, 0)²`.
 pub fn squared_relu<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let (x, dtype) = widen::<B>(x);
     let positive = B::relu(x);
-    to_dtype::<B>(B::float_mul(positive.clone(), positive), dtype)
+    cast::<B>(B::float_mul(positive.clone(), positive), dtype)
 }
 
 /// `2 max(x, 0)` times the gradient.
 pub fn squared_relu_grad<B: Backend>(x: FloatTensor<B>, grad: FloatTensor<B>) -> FloatTensor<B> {
     let (x, dtype) = widen::<B>(x);
     let slope = scale::<B>(B::relu(x), 2.0);
-    to_dtype::<B>(B::float_mul(widen::<B>(grad).0, slope), dtype)
+    cast::<B>(B::float_mul(widen::<B>(grad).0, slope), dtype)
 }
 
 /// `cap tanh(x / cap)`.

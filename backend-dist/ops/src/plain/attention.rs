@@ -5,7 +5,8 @@ use std::ops::Range;
 use burn::backend::{Backend, FloatDType, IntDType, Scalar, Shape, TensorData, TensorMetadata, tensor::FloatTensor};
 
 use super::activation::{softcap, softcap_grad};
-use super::{dims, last, narrow, reshape, scale, to_dtype, widen};
+use super::{dims, last, narrow, reshape, scale, widen};
+use crate::dtype::cast;
 use crate::kernels::LocalKernels;
 use crate::options::{AttentionOptions, PackedHeads, ScoreOffset};
 
@@ -141,7 +142,7 @@ pub fn forward_at<B: LocalKernels>(
     let out = B::float_div(B::matmul(sizes.drop::<B>(p, options), Sizes::keys::<B>(v)), sum.clone());
     let lse = B::float_add(max, B::float_log(sum));
     let lse = reshape::<B>(lse, [sizes.b, sizes.kv * sizes.group, sizes.s]);
-    (to_dtype::<B>(sizes.heads::<B>(out), dtype), lse)
+    (cast::<B>(sizes.heads::<B>(out), dtype), lse)
 }
 
 /// Gradients in q, k and v. With `p = exp(scores - lse)`: `dv = pᵀ do`, `ds = p (do vᵀ - Σ do·out)`, `dq = ds k`, `dk =
@@ -182,8 +183,8 @@ pub fn grads_at<B: LocalKernels>(
     let ds = scale::<B>(ds, options.scale);
     let dq = B::matmul(ds.clone(), k);
     let dk = B::matmul(B::float_swap_dims(ds, 2, 3), q);
-    let [dk, dv] = [dk, dv].map(|x| to_dtype::<B>(B::float_permute(x, &[2, 0, 1, 3]), dtype));
-    [to_dtype::<B>(sizes.heads::<B>(dq), dtype), dk, dv]
+    let [dk, dv] = [dk, dv].map(|x| cast::<B>(B::float_permute(x, &[2, 0, 1, 3]), dtype));
+    [cast::<B>(sizes.heads::<B>(dq), dtype), dk, dv]
 }
 
 /// `[q | k | v]` split.

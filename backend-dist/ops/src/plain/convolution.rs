@@ -2,8 +2,9 @@
 
 use burn::backend::{Backend, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor};
 
-use super::{add, dims, narrow, reshape, sigmoid, to_dtype, widen};
+use super::{add, dims, narrow, reshape, sigmoid, widen};
 use crate::convolution::{ConvolutionGrads, ConvolutionInputs};
+use crate::dtype::cast;
 use crate::kernels::LocalKernels;
 
 /// The inputs in at least fp32.
@@ -17,7 +18,7 @@ struct Wide<B: Backend> {
 impl<B: Backend> Wide<B> {
     fn new(ConvolutionInputs { x, w, bias, ages }: ConvolutionInputs<B>) -> Self {
         let x = widen::<B>(x).0;
-        let of = |t| to_dtype::<B>(t, x.dtype());
+        let of = |t| cast::<B>(t, x.dtype());
         Self { w: of(w), bias: bias.map(of), ages: ages.map(of), x }
     }
 
@@ -73,7 +74,7 @@ fn zeros<B: Backend>(like: &FloatTensor<B>, positions: usize) -> FloatTensor<B> 
 pub fn forward<B: Backend>(inputs: ConvolutionInputs<B>) -> FloatTensor<B> {
     let dtype = inputs.x.dtype();
     let sums = Wide::<B>::new(inputs).sums();
-    to_dtype::<B>(B::float_mul(sigmoid::<B>(sums.clone()), sums), dtype)
+    cast::<B>(B::float_mul(sigmoid::<B>(sums.clone()), sums), dtype)
 }
 
 pub fn grads<B: LocalKernels>(inputs: ConvolutionInputs<B>, grad: FloatTensor<B>) -> ConvolutionGrads<B> {
@@ -83,7 +84,7 @@ pub fn grads<B: LocalKernels>(inputs: ConvolutionInputs<B>, grad: FloatTensor<B>
     let sums = inputs.sums();
     let sigma = sigmoid::<B>(sums.clone());
     let slope = add::<B>(B::float_mul(sums, add::<B>(B::float_neg(sigma.clone()), 1.0)), 1.0);
-    let slope = B::float_mul(B::float_mul(to_dtype::<B>(grad, inputs.x.dtype()), sigma), slope);
+    let slope = B::float_mul(B::float_mul(cast::<B>(grad, inputs.x.dtype()), sigma), slope);
     let over_positions = |x: FloatTensor<B>| reshape::<B>(B::sum_dim(B::sum_dim(x, 0), 1), [features, 1]);
     let within = |distance| inputs.within(slope.clone(), distance);
     // Back to the positions whose values were seen.
@@ -94,11 +95,8 @@ pub fn grads<B: LocalKernels>(inputs: ConvolutionInputs<B>, grad: FloatTensor<B>
     let taps =
         (0..kernel).rev().map(|distance| over_positions(B::float_mul(within(distance), inputs.before(distance))));
     ConvolutionGrads {
-        w: to_dtype::<B>(B::float_cat(taps.collect(), 1), of_w),
-        bias: inputs
-            .bias
-            .as_ref()
-            .map(|_| reshape::<B>(to_dtype::<B>(over_positions(slope.clone()), of_w), [features])),
-        x: to_dtype::<B>((1..kernel).fold(seen(0), |sum, distance| B::float_add(sum, seen(distance))), of_x),
+        w: cast::<B>(B::float_cat(taps.collect(), 1), of_w),
+        bias: inputs.bias.as_ref().map(|_| reshape::<B>(cast::<B>(over_positions(slope.clone()), of_w), [features])),
+        x: cast::<B>((1..kernel).fold(seen(0), |sum, distance| B::float_add(sum, seen(distance))), of_x),
     }
 }

@@ -5,7 +5,8 @@ use burn::backend::{
     tensor::{FloatTensor as Float, IntTensor},
 };
 
-use super::{dims, narrow, reshape, rows, to_dtype, widen};
+use super::{dims, narrow, reshape, rows, widen};
+use crate::dtype::cast;
 use crate::kernels::LocalKernels;
 
 /// Maximum of each token's logits, `[s, b]`; far below every logit if this rank holds only padding.
@@ -81,5 +82,5 @@ pub fn logits_grad<B: Backend>(
         let padding = B::float_zeros(padding, &out.device(), FloatDType::from(out.dtype()));
         if valid == 0 { padding } else { B::float_cat(vec![narrow::<B>(out, 1, 0, valid), padding], 1) }
     };
-    to_dtype::<B>(reshape::<B>(out, shape), dtype)
+    cast::<B>(reshape::<B>(out, shape), dtype)
 }

@@ -8,7 +8,8 @@ use super::ssd::{
     Formulas, by_column, by_head, column_of, for_heads, from_columns, in_sequence, numbers, per_head, row_of, shares,
     wide, zeros,
 };
-use super::{add, dims, narrow, reshape, scale, sigmoid, to_dtype};
+use super::{add, dims, narrow, reshape, scale, sigmoid};
+use crate::dtype::cast;
 use crate::gated_delta::stages::{GateSums, GatedDeltaStages, Inputs, PassOperands, Passed, Systems, features};
 use crate::kernels::LocalKernels;
 use crate::ssd::stages::{Decays, Features, SsdShape};
@@ -64,7 +65,7 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
 
     fn answers([inside, before]: [Float<B>; 2], decays: &Decays<B>, x: &Float<B>, shape: SsdShape) -> Float<B> {
         let before = B::float_mul(from_columns::<B>(before, shape), column_of::<B>(decays.since.clone()));
-        to_dtype::<B>(in_sequence::<B>(B::float_add(inside, before), shape), x.dtype())
+        cast::<B>(in_sequence::<B>(B::float_add(inside, before), shape), x.dtype())
     }
 
     fn pass_grads(
@@ -159,7 +160,7 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
         };
         let parts = [of_units(queries.into(), of_queries, factor), of_units(keys.into(), of_keys, 1.0), values];
         let parts = parts.map(|part| in_sequence::<B>(part, shape)).into();
-        to_dtype::<B>(B::float_cat(parts, 2), x.dtype())
+        cast::<B>(B::float_cat(parts, 2), x.dtype())
     }
 
     fn gates_grads(inputs: &Inputs<B>, of: &Decays<B>, sums: GateSums<B>, shape: SsdShape) -> [Float<B>; 4] {
@@ -180,7 +181,7 @@ impl<B: LocalKernels> GatedDeltaStages<B> for Formulas {
         let of_beta = B::float_permute(sums.beta, &[1, 3, 0, 2]);
         let of_beta = reshape::<B>(of_beta, [shape.chunks() * shape.chunk, shape.samples, shape.heads]);
         let of_beta = B::float_mul(narrow::<B>(of_beta, 0, 0, shape.seq), slope);
-        [to_dtype::<B>(of_beta, inputs.beta.dtype()), steps, bias, a_log]
+        [cast::<B>(of_beta, inputs.beta.dtype()), steps, bias, a_log]
     }
 }
 
@@ -220,7 +221,7 @@ impl<B: LocalKernels> Recurrence<B> {
         let (count, one) = (shape.chunks(), [shape.samples, 1, shape.heads, shape.head_dim, shape.state]);
         let stays = column_of::<B>(narrow::<B>(decays.since.clone(), 3, shape.chunk - 1, shape.chunk));
         let mut state = match first {
-            Some(first) => reshape::<B>(to_dtype::<B>(first.clone(), self.base.dtype()), one),
+            Some(first) => reshape::<B>(cast::<B>(first.clone(), self.base.dtype()), one),
             None => zeros::<B>(one, &self.base),
         };
         let (mut states, mut values) = (Vec::with_capacity(count), Vec::with_capacity(count));

@@ -3,7 +3,8 @@
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 
-use super::{add, dims, reshape, sigmoid, to_dtype, widen};
+use super::{add, dims, reshape, sigmoid, widen};
+use crate::dtype::cast;
 use crate::gated_norm::{GatedInputs, GatedNorm};
 use crate::kernels::LocalKernels;
 
@@ -21,7 +22,7 @@ struct Wide<B: Backend> {
 impl<B: LocalKernels> Wide<B> {
     fn new(inputs: GatedInputs<B>, norm: GatedNorm) -> Self {
         let [x, gate] = [inputs.x, inputs.gate].map(|x| grouped::<B>(x, norm));
-        let w = to_dtype::<B>(inputs.w, x.dtype());
+        let w = cast::<B>(inputs.w, x.dtype());
         let features = dims(&w)[0];
         let sigma = sigmoid::<B>(gate.clone());
         let value = B::float_mul(B::float_mul(gate.clone(), sigma.clone()), x.clone());
@@ -41,7 +42,7 @@ fn grouped<B: Backend>(x: FloatTensor<B>, norm: GatedNorm) -> FloatTensor<B> {
 pub fn forward<B: LocalKernels>(inputs: GatedInputs<B>, norm: GatedNorm) -> FloatTensor<B> {
     let (shape, dtype) = (dims(&inputs.x), inputs.x.dtype());
     let Wide { normed, w, .. } = Wide::<B>::new(inputs, norm);
-    to_dtype::<B>(reshape::<B>(B::float_mul(normed, w), shape), dtype)
+    cast::<B>(reshape::<B>(B::float_mul(normed, w), shape), dtype)
 }
 
 /// Of x, of the gate, and of the weight.
@@ -57,6 +58,6 @@ pub fn grads<B: LocalKernels>(inputs: GatedInputs<B>, grad: FloatTensor<B>, norm
     let slope = add::<B>(B::float_mul(gate.clone(), add::<B>(B::float_neg(sigma.clone()), 1.0)), 1.0);
     let d_gate = B::float_mul(B::float_mul(value.clone(), x), B::float_mul(sigma.clone(), slope));
     let dx = B::float_mul(value, B::float_mul(gate, sigma));
-    let back = |x| to_dtype::<B>(reshape::<B>(x, shape.clone()), dtype);
-    [back(dx), back(d_gate), to_dtype::<B>(reshape::<B>(dw, [shape[2]]), of_w)]
+    let back = |x| cast::<B>(reshape::<B>(x, shape.clone()), dtype);
+    [back(dx), back(d_gate), cast::<B>(reshape::<B>(dw, [shape[2]]), of_w)]
 }

@@ -14,7 +14,9 @@ pub(super) mod norm;
 pub(super) mod rope;
 pub(super) mod ssd;
 
-use burn::backend::{Backend, DType, FloatDType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, DType, Scalar, Shape, Slice, TensorMetadata, tensor::FloatTensor};
+
+use crate::dtype::{cast, wide};
 
 fn dims<T: TensorMetadata>(x: &T) -> Vec<usize> {
     x.shape().to_vec()
@@ -38,11 +40,7 @@ fn rows<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 /// Half precision widened to f32, and the original type.
 fn widen<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, DType) {
     let dtype = x.dtype();
-    (to_dtype::<B>(x, if dtype == DType::F64 { DType::F64 } else { DType::F32 }), dtype)
-}
-
-fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
+    (cast::<B>(x, wide(dtype)), dtype)
 }
 
 fn sigmoid<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {

@@ -3,7 +3,8 @@
 
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Float};
 
-use super::{add, dims, last, reshape, rows, to_dtype, widen};
+use super::{add, dims, last, reshape, rows, widen};
+use crate::dtype::cast;
 use crate::kernels::{LocalKernels, NormGrads, NormNeeds};
 
 /// The normalised rows and `1/σ` of every row, `[rows, n]` and `[rows, 1]`.
@@ -18,7 +19,7 @@ fn normalise<B: LocalKernels>(x: Float<B>, eps: f64, center: bool) -> [Float<B>;
 /// A vector as one matrix row, in the type of `like`.
 fn row<B: Backend>(w: Float<B>, like: &Float<B>) -> Float<B> {
     let n = last(&w);
-    to_dtype::<B>(reshape::<B>(w, [1, n]), like.dtype())
+    cast::<B>(reshape::<B>(w, [1, n]), like.dtype())
 }
 
 pub fn rms_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, eps: f64) -> Float<B> {
@@ -26,7 +27,7 @@ pub fn rms_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, eps: f64) -> Float<B>
     let (x, dtype) = widen::<B>(x);
     let [x, _] = normalise::<B>(x, eps, false);
     let w = row::<B>(w, &x);
-    to_dtype::<B>(reshape::<B>(B::float_mul(x, w), shape), dtype)
+    cast::<B>(reshape::<B>(B::float_mul(x, w), shape), dtype)
 }
 
 pub fn layer_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, b: Float<B>, eps: f64) -> Float<B> {
@@ -34,7 +35,7 @@ pub fn layer_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, b: Float<B>, eps: f
     let (x, dtype) = widen::<B>(x);
     let [x, _] = normalise::<B>(x, eps, true);
     let (w, b) = (row::<B>(w, &x), row::<B>(b, &x));
-    to_dtype::<B>(reshape::<B>(B::float_add(B::float_mul(x, w), b), shape), dtype)
+    cast::<B>(reshape::<B>(B::float_add(B::float_mul(x, w), b), shape), dtype)
 }
 
 pub fn rms_norm_grads<B: LocalKernels>(
@@ -70,7 +71,7 @@ fn grads<B: LocalKernels>(
     let (x, dtype) = widen::<B>(x);
     let grad = rows::<B>(widen::<B>(grad).0);
     let [x, inverse] = normalise::<B>(x, eps, center);
-    let over_rows = |t: Float<B>| to_dtype::<B>(reshape::<B>(B::sum_dim(t, 0), [n]), dtype);
+    let over_rows = |t: Float<B>| cast::<B>(reshape::<B>(B::sum_dim(t, 0), [n]), dtype);
     NormGrads {
         w: needs.w.then(|| over_rows(B::float_mul(grad.clone(), x.clone()))),
         b: needs.b.then(|| over_rows(grad.clone())),
@@ -84,7 +85,7 @@ fn grads<B: LocalKernels>(
                 Some(mean) => B::float_sub(g, mean),
                 None => g,
             };
-            to_dtype::<B>(reshape::<B>(B::float_mul(g, inverse), shape), dtype)
+            cast::<B>(reshape::<B>(B::float_mul(g, inverse), shape), dtype)
         }),
     }
 }

@@ -2,7 +2,8 @@
 
 use burn::backend::{Backend, tensor::FloatTensor as Float};
 
-use super::{dims, narrow, reshape, to_dtype, widen};
+use super::{dims, narrow, reshape, widen};
+use crate::dtype::cast;
 use crate::options::Rotation;
 
 pub fn apply<B: Backend>(x: Float<B>, cos: Float<B>, sin: Float<B>, heads: usize, rotation: Rotation) -> Float<B> {
@@ -16,7 +17,7 @@ pub fn apply<B: Backend>(x: Float<B>, cos: Float<B>, sin: Float<B>, heads: usize
         Rotation::Back => B::float_neg(sin),
     };
     if heads == 0 || half == 0 {
-        return to_dtype::<B>(x, dtype);
+        return cast::<B>(x, dtype);
     }
     let turned = narrow::<B>(x.clone(), 2, 0, heads);
     let (a, b) = (narrow::<B>(turned.clone(), 3, 0, half), narrow::<B>(turned.clone(), 3, half, 2 * half));
@@ -30,5 +31,5 @@ pub fn apply<B: Backend>(x: Float<B>, cos: Float<B>, sin: Float<B>, heads: usize
     if heads < shape[2] {
         out = B::float_cat(vec![out, narrow::<B>(x, 2, heads, shape[2])], 2);
     }
-    to_dtype::<B>(out, dtype)
+    cast::<B>(out, dtype)
 }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use burn::backend::{
-    Backend, FloatDType, Slice, TensorMetadata,
+    Backend, Slice, TensorMetadata,
     autodiff::{NodeId, grads::Gradients, ops::Ops},
     tensor::{FloatTensor, IntTensor},
 };
@@ -14,6 +14,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 use super::cross_entropy::{self, VocabShard};
 use super::gemm::InputCollective;
+use crate::dtype::{cast, wide};
 use crate::operation::{Parents, Tensors, apply_with, operation};
 use crate::{kernels::LocalKernels, main_grads::main_grad, plain};
 use ranks::collective_ops::CollectiveOps;
@@ -166,8 +167,8 @@ impl<B: LocalKernels> WeightGrad<B> {
             return B::linear_accumulate_weight_grad(grad, x, &sum, add);
         }
         let chunk = B::linear_weight_grad(grad, x);
-        let wide = if chunk.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let chunk = to_dtype::<B>(chunk, wide);
+        let wide = wide(chunk.dtype());
+        let chunk = cast::<B>(chunk, wide);
         self.sum = Some(match self.sum.take() {
             Some(sum) => B::float_add(sum, chunk),
             None => chunk,
@@ -176,11 +177,7 @@ impl<B: LocalKernels> WeightGrad<B> {
 
     fn finish(self, dtype: DType, grads: &mut Gradients) {
         if let Some(sum) = self.sum {
-            grads.register::<B>(self.id, to_dtype::<B>(sum, dtype));
+            grads.register::<B>(self.id, cast::<B>(sum, dtype));
         }
     }
-}
-
-fn to_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
-    if x.dtype() == dtype { x } else { B::float_cast(x, FloatDType::from(dtype)) }
 }

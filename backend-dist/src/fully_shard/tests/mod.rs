@@ -1,5 +1,6 @@
 //! A sharded module trains as the module does on one device.
 
+mod mappers;
 mod records;
 
 use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param};

@@ -7,6 +7,7 @@ mod complete;
 mod inputs;
 mod planned;
 mod plans;
+mod reads;
 mod views;
 
 use super::table::{self, Table};
@@ -31,8 +32,9 @@ pub(super) trait Interpret: Send {
     fn run(&mut self, op: OperationIr, command: Option<Command>);
     /// Forgets a tensor.
     fn drop_tensor(&mut self, id: TensorId);
-    /// The whole tensor; a collective unless it is replicated.
-    fn read(&mut self, tensor: TensorIr) -> DynFut<Result<TensorData, ExecutionError>>;
+    /// The whole tensor; a collective unless it is replicated. With `made`, the tensors that the program has made, the others
+    /// of the collective run programs of their own.
+    fn read(&mut self, tensor: TensorIr, made: Option<u64>) -> DynFut<Result<TensorData, ExecutionError>>;
     /// Takes part in a read of another rank.
     fn gather(&mut self, tensor: TensorIr);
     /// A new tensor of the same data on every rank.
@@ -197,10 +199,9 @@ impl<B: Inner> Interpret for Interpreter<B> {
         }
     }
 
-    fn read(&mut self, x: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+    fn read(&mut self, x: TensorIr, made: Option<u64>) -> DynFut<Result<TensorData, ExecutionError>> {
+        let local = self.placed_for_read(&x, made);
         let is_consumed = x.status == TensorStatus::ReadWrite;
-        let whole = self.replicated().at;
-        let local = self.place(&x, &whole, is_consumed, false);
         let status = if is_consumed { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
         let data = self.executor.read(TensorIr { id: local.id, status, ..x.clone() });
         if is_consumed && let Some(mut entry) = self.table.remove(x.id) {

@@ -228,7 +228,7 @@ impl Interpret for Meta {
     }
 
     /// Zeros.
-    fn read(&mut self, x: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+    fn read(&mut self, x: TensorIr, _: Option<u64>) -> DynFut<Result<TensorData, ExecutionError>> {
         if x.status == TensorStatus::ReadWrite {
             self.forget(x.id);
         }

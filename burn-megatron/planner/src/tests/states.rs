@@ -52,7 +52,7 @@ fn states_in_16_bits_take_half() {
 fn small_states_are_proposed_where_they_make_a_run_fit() {
     let h200 = 143_771 << 20;
     let job = Job { micro_batch: 1, seq: 8192, ..single(llama3_8b()) }.on_gpus();
-    assert!(ladder::first_of(std::slice::from_ref(&job), None, h200).is_none());
+    assert!(ladder::first_of(std::slice::from_ref(&job), h200).is_none());
     let (small, keys) = ladder::with_small_states(&job, h200).unwrap();
     assert!(ladder::fits(&small, h200));
     assert_eq!(small.state_bytes, StateBytes::BF16);
@@ -128,7 +128,7 @@ fn states_in_8_bits_fit_a_gpu_of_80_gb() {
     let states = memory_of(&with(StateBytes::BITS8))[0].states;
     assert_eq!(states.moments, 2 * 8_030_261_248 / 256 * 260);
     assert_eq!(states.total(), 8 * 8_030_261_248 + 8 * 8_030_261_248 / 256);
-    assert!(ladder::first_of(&[with(StateBytes::BF16)], None, h100).is_none());
+    assert!(ladder::first_of(&[with(StateBytes::BF16)], h100).is_none());
     let (job, keys) = ladder::with_small_states(&with(StateBytes::F32), h100).unwrap();
     assert!(keys.contains("8bit") && ladder::fits(&job, h100), "{keys}");
 }

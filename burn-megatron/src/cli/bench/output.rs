@@ -54,7 +54,7 @@ pub(super) fn save(record: &Record, out: Option<PathBuf>) -> Result<PathBuf> {
         PathBuf::from(format!("runs/bench/{stamp}-{recipe}-{}.json", record.setup.ranks))
     });
     write(&file, &(serde_json::to_string_pretty(record)? + "\n"))?;
-    write(&file.with_extension("md"), &markdown(record, true))?;
+    write(&file.with_extension("md"), &markdown(record))?;
     Ok(file)
 }
 

@@ -8,9 +8,8 @@ use models::{FamilyConfig, WeightSource};
 use tokenizers::Tokenizer;
 
 use super::Args;
-use crate::checkpoint::Checkpoint;
 use crate::cli::export::adapters;
-use crate::cli::open_folder;
+use crate::cli::{open_checkpoint, open_folder};
 use crate::data::preprocess::end_of_document;
 use crate::data::{read_tokenizer, readable_tokenizer};
 use crate::hf::{GenerationConfig, model_of};
@@ -37,7 +36,7 @@ pub(super) fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
         return Ok(Source { config, weights: Box::new(folder), tokenizer, generation });
     }
     let dir = args.checkpoint.as_ref().context("--hf DIR or --checkpoint DIR says where the model is")?;
-    let checkpoint = Checkpoint::open(dir)?;
+    let checkpoint = open_checkpoint(dir)?;
     checkpoint.verify(0, 1)?;
     if let Some(warning) = checkpoint.warning().filter(|_| cluster.is_first()) {
         eprintln!("{}: {warning}", checkpoint.path().display());

@@ -8,12 +8,12 @@ use std::time::Instant;
 
 use indicatif::{HumanBytes, HumanCount};
 
-use super::super::print;
+use super::super::{open_checkpoint, print};
 use crate::checkpoint::{Checkpoint, CheckpointError, SavedTensor};
 
 /// Describes a checkpoint, or the latest one in a folder, and compares its hashes if asked to.
 pub(super) fn run(path: &Path, verify: bool) -> anyhow::Result<()> {
-    let checkpoint = Checkpoint::open(path)?;
+    let checkpoint = open_checkpoint(path)?;
     print(&describe(&checkpoint)?)?;
     if checkpoint.path() != path {
         let others = Checkpoint::list(path)?;

@@ -33,6 +33,9 @@ pub(super) struct ModuleArgs {
     /// Tokens of T5's output [default: a quarter of its input]
     #[arg(long, value_name = "N", requires = "hf")]
     target_length: Option<usize>,
+    /// Classes of a ViT [default: those of config.json, which a ViTModel has not]
+    #[arg(long, value_name = "N", requires = "hf")]
+    num_labels: Option<usize>,
     /// Mixed precision: GEMMs in bf16, parameters in fp32
     #[arg(long, requires = "hf")]
     autocast: bool,
@@ -50,7 +53,7 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
     if let Some((key, _)) = args.overrides.0.first() {
         bail!(
             "--{key} is a key of a CONFIG, and --hf has none: leave it out; --hf has --micro-batch, --micro-batches, \
-             --seq-length, --target-length, --autocast, --lora-rank, --lora-target-modules and the flags of the layout"
+             --seq-length, --target-length, --num-labels, --autocast, --lora-rank, --lora-target-modules and the flags of the layout"
         );
     }
     let named = [
@@ -58,6 +61,7 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
         ("micro-batches", args.pipeline.micro_batches),
         ("seq-length", module.seq_length),
         ("target-length", module.target_length),
+        ("num-labels", module.num_labels),
         ("lora-rank", module.lora_rank),
     ];
     if let Some((key, _)) = named.into_iter().find(|(_, value)| *value == Some(0)) {
@@ -70,7 +74,8 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
         LoraConfig { rank, target_modules: targets.unwrap_or_else(all), ..LoraConfig::default() }
     });
     let target = module.target_length.unwrap_or((length / 4).max(1));
-    let subject = Subject { batch: module.micro_batch.unwrap_or(1), length, target, lora };
+    let (batch, classes) = (module.micro_batch.unwrap_or(1), module.num_labels);
+    let subject = Subject { batch, length, target, classes, lora };
     let run = ModuleRun {
         layout: args.layout.over(ParallelLayout::default())?,
         micro_batches: args.pipeline.micro_batches.unwrap_or(1),
@@ -104,6 +109,7 @@ pub(super) fn plan_run(args: &Args) -> Result<Option<String>> {
         batch: training.micro_batch,
         length: training.seq_length,
         target: config.masked.decoder_seq_length,
+        classes: None,
         lora: config.lora.config(),
     };
     let run = ModuleRun {

@@ -71,8 +71,8 @@ impl Pass<'_> {
     }
 }
 
-/// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]` and, where they are wanted,
-/// 1 where the label is the likeliest token, of the same shape.
+/// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]` and, of the same shape, where
+/// they are wanted 1 where the label is the likeliest token, in distillation the KL divergences.
 pub(in crate::engine) enum Output {
     Activation(Tensor<3>),
     Losses(Tensor<2>, Option<Box<Tensor<2>>>),
@@ -122,12 +122,15 @@ pub(super) fn run<M: CausalLm>(
                 return Output::Losses(losses.cast(pass.loss_type), Some(Box::new(hits.cast(pass.loss_type))));
             }
             let taught = || pass.taught.clone().map(Taught::Logits).or_else(|| Taught::of_file(tokens, pass.device));
-            let losses = match pass.distill.and_then(|config| Some((taught()?, config))) {
-                None if pass.temperature == 1.0 => model.head_losses(input(), labels, of),
-                None => cross_entropies(wide(model.head_logits(input())).div_scalar(pass.temperature), labels),
-                Some((taught, config)) => distill::losses(model.head_logits(input()), taught, labels, &config),
+            let (losses, more) = match pass.distill.and_then(|config| Some((taught()?, config))) {
+                None if pass.temperature == 1.0 => (model.head_losses(input(), labels, of), None),
+                None => (cross_entropies(wide(model.head_logits(input())).div_scalar(pass.temperature), labels), None),
+                Some((taught, config)) => {
+                    let (losses, kl) = distill::losses(model.head_logits(input()), taught, labels, &config);
+                    (losses, Some(Box::new(kl)))
+                }
             };
-            Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) }, None)
+            Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) }, more)
         }
     }
 }

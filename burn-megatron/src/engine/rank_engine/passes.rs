@@ -51,7 +51,9 @@ impl<M: CausalLm> RankEngine<M> {
                         _ => None,
                     });
                     let order = (last, next.unwrap_or_default());
-                    let values = self.compute(*work, order, &local_batches[work.micro_batch], &mut p2p);
+                    let (values, divergence) =
+                        self.compute(*work, order, &local_batches[work.micro_batch], &mut p2p).unzip();
+                    scores.divergence.extend(divergence.flatten().map(|kl| (work.micro_batch, *kl)));
                     let local = &local_batches[work.micro_batch];
                     match (values, self.config.preference, self.config.grpo) {
                         (Some(values), Some(_), _) => {
@@ -98,14 +100,14 @@ impl<M: CausalLm> RankEngine<M> {
     }
 
     /// One pass, `last` if no other adds to the stage's gradients, before one that uses the buckets `next` first; the
-    /// losses of a forward pass of the last stage.
+    /// losses of a forward pass of the last stage, in distillation with the KL divergences.
     fn compute(
         &mut self,
         work: Work,
         (last, next): (bool, Vec<usize>),
         local: &LocalBatch,
         p2p: &mut P2pCommunicator<Tensor<3>, StageP2p>,
-    ) -> Option<Tensor<2>> {
+    ) -> Option<(Tensor<2>, Option<Box<Tensor<2>>>)> {
         let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
             let mark = self.recorder.begin();
             let tensor = p2p.take(input);
@@ -157,7 +159,7 @@ impl<M: CausalLm> RankEngine<M> {
         match work.pass {
             Kind::Forward => match chunk.forward(&mut pass, input) {
                 Output::Activation(activation) => p2p.put(work, activation),
-                Output::Losses(values, _) => losses = Some(values),
+                Output::Losses(values, divergence) => losses = Some((values, divergence)),
             },
             Kind::Backward | Kind::BackwardInput => {
                 if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {

@@ -20,10 +20,12 @@ use models::layout::check_sequence;
 use std::time::Instant;
 
 /// Losses that are none of tokens alone.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub(super) struct Scores {
     pub pairs: PreferenceSums,
     pub completions: GrpoSums,
+    /// KL divergences, in distillation.
+    pub divergence: Losses,
 }
 
 impl<M: CausalLm> RankEngine<M> {
@@ -91,7 +93,7 @@ impl<M: CausalLm> RankEngine<M> {
         }
         let local_batches = local_batches.as_slice();
         self.follow(local_batches.len())?;
-        let (losses, scores) = self.passes(local_batches)?;
+        let (losses, mut scores) = self.passes(local_batches)?;
         // A GPU waits for the host from the norm to the update: the other communication happens before or
         // after.
         let tokens = LossSum { loss: 0.0, tokens: counted(local_batches) }.total(&self.dp_ranks).tokens;
@@ -142,6 +144,8 @@ impl<M: CausalLm> RankEngine<M> {
             }
         }
         let (loss, preference, grpo) = mean.unwrap_or_else(|| self.mean_loss(&losses, &scores, units, local_batches));
+        let divergence = std::mem::take(&mut scores.divergence).read_any(local_batches);
+        let teacher_kl = self.config.distill.map(|_| self.over_all(&divergence, local_batches).mean());
         if anomaly.is_some() {
             self.fp8.forget_step();
         } else {
@@ -176,6 +180,7 @@ impl<M: CausalLm> RankEngine<M> {
             experts,
             preference,
             grpo,
+            teacher_kl,
             max_attention_logit: own.and_then(of_all),
         })
     }

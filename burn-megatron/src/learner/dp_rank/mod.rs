@@ -16,6 +16,7 @@ use burn::train::{InferenceStep, Learner, LearnerModel, TrainOutput, TrainStep};
 use own::Own;
 
 use super::devices::host;
+use super::frozen::optimizer_step;
 use super::ids::FirstIds;
 use super::loading::{load, loaded};
 use super::processes::gather_to_first;
@@ -159,8 +160,8 @@ impl<M: LearnerModel> DpRank<M> {
             _ => average_gradients(&model, grads, &self.group),
         };
         let grads = self.clipped(&model, grads);
-        self.learner.optimizer_step(grads);
-        let Some(own) = &mut self.own else { return };
+        let Some(own) = &mut self.own else { return self.learner.optimizer_step(grads) };
+        let changes = optimizer_step(&mut self.learner, grads);
         let (stepped, rank) = (self.learner.model(), self.group.rank());
         own.model = match (own.shards(), own.zero.stage) {
             (Some(shards), _) => {
@@ -171,6 +172,10 @@ impl<M: LearnerModel> DpRank<M> {
             (None, 0) => with_stepped(model, &stepped, &self.device, |_| true),
             (None, _) => share_parameters(model, &stepped, &own.zero.owners, &self.group),
         };
+        if own.zero.stage > 0 || self.within.is_some() {
+            return changes.refuse();
+        }
+        own.model = changes.made_in(own.model.clone(), &self.device);
     }
 
     /// Gives all ranks the mean of their running states. Every rank must call it.

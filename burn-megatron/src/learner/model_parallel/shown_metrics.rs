@@ -7,8 +7,8 @@ use crate::console::dashboard_possible;
 use crate::engine::EngineConfig;
 use crate::metrics::{
     self, CompletionLength, DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, GradNorm, Kl,
-    LearningRate, Loss, MeanReward, Memory, Perplexity, RewardAccuracy, RewardMargin, Teraflops, Throughput,
-    Utilisation,
+    LearningRate, Loss, MeanReward, Memory, Perplexity, RewardAccuracy, RewardChosen, RewardMargin, RewardRejected,
+    Teraflops, Throughput, TokenAccuracy, Utilisation,
 };
 
 /// Adds the metrics of every run, those that need the cost of a token, and those of models with experts and of GPUs.
@@ -26,13 +26,22 @@ pub(super) fn with_metrics(
         .metric_train_numeric(Throughput::new())
         .metric_train_numeric(Memory::new());
     training = match (engine.preference, engine.grpo) {
-        (Some(_), _) => training.metric_train_numeric(RewardMargin::new()).metric_train_numeric(RewardAccuracy::new()),
+        (Some(_), _) => {
+            training.metrics((RewardChosen::new(), RewardRejected::new(), RewardMargin::new(), RewardAccuracy::new()))
+        }
         (_, Some(_)) => training
             .metric_train_numeric(MeanReward::new())
             .metric_train_numeric(Kl::new())
             .metric_train_numeric(CompletionLength::new()),
+        // The loss of a step is none of tokens alone.
+        _ if engine.distill.is_some() => {
+            training.metric_train_numeric(Kl::new()).metric_valid_numeric(Perplexity::new())
+        }
         _ => training.metrics((Perplexity::new(),)),
     };
+    if engine.accuracy {
+        training = training.metric_valid_numeric(TokenAccuracy::new());
+    }
     if let Some(flops) = flops {
         training = training.metric_train_numeric(Teraflops::new());
         if flops.peak.is_some() {

@@ -5,10 +5,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::train::Interrupter;
 use burn::train::logger::MetricLogger;
 use burn::train::metric::store::{EpochSummary, MetricsUpdate, Split};
 use burn::train::metric::{MetricDefinition, MetricId, NumericEntry};
+use burn::train::train::WorkerFailure;
+use burn::train::{Interrupter, TrainingError};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::json;
@@ -80,7 +81,8 @@ impl StepLog {
 
     fn noted(&self, result: io::Result<()>) {
         if let Err(error) = result {
-            self.interrupter.stop(Some(&format!("the log cannot be written: {error}")));
+            let failure = WorkerFailure { device_id: 0, message: format!("the log cannot be written: {error}") };
+            self.interrupter.fail(TrainingError::Workers(vec![failure]));
         }
     }
 }

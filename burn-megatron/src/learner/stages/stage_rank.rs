@@ -20,6 +20,7 @@ use super::tied::sum_tied;
 use super::values::{Values, values};
 use super::{Activation, Division, Stages};
 use crate::engine::p2p_communicator::P2pCommunicator;
+use crate::learner::frozen::optimizer_step;
 use crate::learner::ids::FirstIds;
 use crate::learner::states::{average_states, with_own_states};
 use crate::learner::zero::records::{only, optimizer_record};
@@ -220,7 +221,7 @@ impl<M: LearnerModel + Stages> StageRank<M> {
             None => grads,
         };
         self.learner.lr_step();
-        self.learner.optimizer_step(grads);
+        optimizer_step(&mut self.learner, grads).refuse();
         self.model = self.zero.stepped(model, &self.learner.model(), &self.device, &self.groups);
         self.refreeze();
     }

@@ -3,7 +3,7 @@
 use backend_dist::comm::Group;
 use burn::prelude::{Bool, Int};
 use burn::tensor::{Device, Tensor, TensorData};
-use burn::train::{ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, TrainStep};
+use burn::train::{ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput, TrainStep};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -13,12 +13,11 @@ use crate::learner::devices::host;
 /// A batch or an output that can be sent to another process. [`StagesStrategy::across_processes`] needs it: batches go from
 /// the first rank of a pipeline to the others, outputs from the last stage to the first rank, whose process has the metrics.
 ///
-/// Tensors, pairs and burn-train's own outputs can be sent. For a batch of one's own it is two lines:
+/// Tensors, pairs and burn-train's own outputs can be sent. For a batch of one's own it is one line,
+/// [`sendable!`](crate::sendable):
 ///
 /// ```
 /// use burn::prelude::*;
-/// use burn::tensor::TensorData;
-/// use burn_megatron::prelude::*;
 ///
 /// #[derive(Module, Debug)]
 /// struct Batch {
@@ -26,17 +25,7 @@ use crate::learner::devices::host;
 ///     classes: Tensor<1, Int>,
 /// }
 ///
-/// impl Sendable for Batch {
-///     type Host = (TensorData, TensorData);
-///
-///     fn to_host(self) -> Self::Host {
-///         (self.x.to_host(), self.classes.to_host())
-///     }
-///
-///     fn from_host((x, classes): Self::Host, device: &Device) -> Self {
-///         Self { x: Tensor::from_host(x, device), classes: Tensor::from_host(classes, device) }
-///     }
-/// }
+/// burn_megatron::sendable!(Batch: x, classes);
 /// ```
 ///
 /// [`StagesStrategy::across_processes`]: super::StagesStrategy::across_processes
@@ -85,27 +74,44 @@ impl<A: Sendable, B: Sendable> Sendable for (A, B) {
     }
 }
 
-macro_rules! sendable_output {
-    ($output:ty) => {
-        impl Sendable for $output {
-            /// Loss, output and targets.
-            type Host = [TensorData; 3];
+/// Makes a struct [`Sendable`] by the tensors that it consists of.
+#[macro_export]
+macro_rules! sendable {
+    ($batch:ty: $($tensor:ident),+) => {
+        impl $crate::prelude::Sendable for $batch {
+            type Host = [::burn::tensor::TensorData; [$(stringify!($tensor)),+].len()];
 
             fn to_host(self) -> Self::Host {
-                [self.loss.to_host(), self.output.to_host(), self.targets.to_host()]
+                [$($crate::prelude::Sendable::to_host(self.$tensor)),+]
             }
 
-            fn from_host([loss, output, targets]: Self::Host, device: &Device) -> Self {
-                let (loss, output) = (Tensor::from_host(loss, device), Tensor::from_host(output, device));
-                Self { loss, output, targets: Tensor::from_host(targets, device) }
+            fn from_host([$($tensor),+]: Self::Host, device: &::burn::tensor::Device) -> Self {
+                $(let $tensor = $crate::prelude::Sendable::from_host($tensor, device);)+
+                Self { $($tensor),+ }
             }
         }
     };
 }
 
-sendable_output!(ClassificationOutput);
-sendable_output!(MultiLabelClassificationOutput);
-sendable_output!(RegressionOutput);
+sendable!(ClassificationOutput: loss, output, targets);
+sendable!(MultiLabelClassificationOutput: loss, output, targets);
+sendable!(RegressionOutput: loss, output, targets);
+
+impl Sendable for SequenceOutput {
+    /// Loss, logits and targets; predictions if there are any.
+    type Host = ([TensorData; 3], Option<TensorData>);
+
+    fn to_host(self) -> Self::Host {
+        let predictions = self.predictions.map(Sendable::to_host);
+        ([self.loss.to_host(), self.logits.to_host(), self.targets.to_host()], predictions)
+    }
+
+    fn from_host(([loss, logits, targets], predictions): Self::Host, device: &Device) -> Self {
+        let (loss, logits) = (Tensor::from_host(loss, device), Tensor::from_host(logits, device));
+        let predictions = predictions.map(|predictions| Tensor::from_host(predictions, device));
+        Self { loss, logits, predictions, targets: Tensor::from_host(targets, device) }
+    }
+}
 
 /// How orders and replies with a model's batches and outputs go between processes.
 pub(super) struct Wire<M: TrainStep> {

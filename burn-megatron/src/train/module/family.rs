@@ -1,10 +1,12 @@
 //! The families that a file trains.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::{Device, FloatDType};
+use tokenizers::Tokenizer;
 
 use crate::config::ModuleConfig;
+use crate::data::read_tokenizer;
 use crate::hf::{ModuleFolder, copy_small_files};
 use crate::learner::{ReadBatch, Trainable};
 use crate::train::TrainError;
@@ -48,6 +50,23 @@ pub(super) trait Family: Trainable {
             None => Ok(()),
         }
     }
+}
+
+/// `data.tokenizer`, and its path.
+pub(super) fn tokenizer(config: &ModuleConfig) -> Result<(Tokenizer, PathBuf), TrainError> {
+    let path = PathBuf::from(config.data.tokenizer.as_deref().unwrap_or_default());
+    match read_tokenizer(&path) {
+        Ok(tokenizer) => Ok((tokenizer, path)),
+        Err(error) => Err(TrainError::Tokenizer { path, what: error.to_string() }),
+    }
+}
+
+/// Adds it to an exported folder, of whatever kind its file is, as `tokenizer.json`.
+pub(super) fn save_tokenizer(config: &ModuleConfig, exported: &Path) -> Result<Tokenizer, TrainError> {
+    let (tokenizer, path) = tokenizer(config)?;
+    let saved = tokenizer.save(exported.join("tokenizer.json"), true);
+    saved.map_err(|error| TrainError::Tokenizer { path, what: error.to_string() })?;
+    Ok(tokenizer)
 }
 
 /// Evaluates an expression with the name of the model of a configuration's family.

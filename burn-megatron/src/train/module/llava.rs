@@ -6,7 +6,7 @@ use std::sync::Arc;
 use models::images::{Llava, LlavaConfig, VisionFamily};
 use serde_json::json;
 
-use super::family::{Family, ModuleData};
+use super::family::{Family, ModuleData, save_tokenizer};
 use super::images::{Pixels, images};
 use crate::config::ModuleConfig;
 use crate::data::images::{ImageText, ImageTokenizer};
@@ -39,10 +39,7 @@ impl Family for Llava {
         if let Some(folder) = &config.model.hf {
             copy_small_files(folder, exported)?;
         }
-        let (from, to) = (tokenizer_file(config), exported.join("tokenizer.json"));
-        if from.file_name() == to.file_name() {
-            std::fs::copy(&from, to).map_err(|cause| TrainError::Io { path: from, cause })?;
-        }
+        save_tokenizer(config, exported)?;
         pixels(config, sizes)?.export(config, exported)
     }
 }

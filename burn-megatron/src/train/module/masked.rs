@@ -1,17 +1,18 @@
 //! Sentences as the samples of a run of a BERT or a T5.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::Device;
 use models::{Bert, T5};
+use serde_json::json;
 
-use super::family::{Family, ModuleData};
+use super::family::{Family, ModuleData, save_tokenizer, tokenizer};
 use crate::config::ModuleConfig;
 use crate::data::indexed::IndexedDataset;
-use crate::data::masked::{BertDataset, BertOptions, MaskVocabulary, Masking, T5Dataset, T5Options};
-use crate::data::read_tokenizer;
+use crate::data::masked::{BertDataset, BertOptions, MaskVocabulary, MaskedError, Masking, T5Dataset, T5Options};
+use crate::hf::copy_small_files;
 use crate::learner::{BertBatch, ReadBatch, T5Batch, Trainable};
 use crate::train::TrainError;
 
@@ -31,11 +32,19 @@ impl Family for Bert {
     fn data(config: &ModuleConfig, sizes: &Self::Config) -> Result<ModuleData<BertBatch>, TrainError> {
         sentences::<Self>(config, sizes)
     }
+
+    fn complete(config: &ModuleConfig, _: &Self::Config, exported: &Path) -> Result<(), TrainError> {
+        with_tokenizer(config, exported)
+    }
 }
 
 impl Family for T5 {
     fn data(config: &ModuleConfig, sizes: &Self::Config) -> Result<ModuleData<T5Batch>, TrainError> {
         sentences::<Self>(config, sizes)
+    }
+
+    fn complete(config: &ModuleConfig, _: &Self::Config, exported: &Path) -> Result<(), TrainError> {
+        with_tokenizer(config, exported)
     }
 }
 
@@ -86,7 +95,7 @@ impl Masked for Bert {
             classification_head: sizes.next_sentence,
             ..defaults
         };
-        let data = BertDataset::new(sentences.clone(), documents, vocabulary, options)?;
+        let data = BertDataset::new(sentences.clone(), documents, vocabulary, options).map_err(of_key)?;
         Ok(read(move |index| data.sample(index), |samples, device| BertBatch::new(&samples, device)))
     }
 }
@@ -131,9 +140,26 @@ impl Masked for T5 {
             masking: Masking { probability: config.masked.mask_prob, ..defaults.masking },
             ..defaults
         };
-        let data = T5Dataset::new(sentences.clone(), documents, vocabulary, options)?;
+        let data = T5Dataset::new(sentences.clone(), documents, vocabulary, options).map_err(of_key)?;
         Ok(read(move |index| data.sample(index), |samples, device| T5Batch::new(&samples, device)))
     }
+}
+
+/// The error with the key of the file in place of the option.
+fn of_key(error: MaskedError) -> TrainError {
+    let keys = [
+        ("masking.probability", "masked.mask-prob"),
+        ("short_sequence_probability", "masked.short-seq-prob"),
+        ("decoder_seq_length", "masked.decoder-seq-length"),
+        ("seq_length", "training.seq-length"),
+        ("seed", "data.seed"),
+    ];
+    if let MaskedError::Option { name, value, legal } = &error
+        && let Some((_, key)) = keys.iter().find(|(option, _)| option == name)
+    {
+        return TrainError::Module(format!("{key} = {value}; nearest legal: {legal}"));
+    }
+    error.into()
 }
 
 fn read<S: 'static, E: ToString + 'static, B: 'static>(
@@ -146,15 +172,41 @@ fn read<S: 'static, E: ToString + 'static, B: 'static>(
     })
 }
 
+/// What a special token is for, and how BERT and T5 write it.
+const SPECIAL: [(&str, &[&str]); 6] = [
+    ("pad_token", &["[PAD]", "<pad>"]),
+    ("unk_token", &["[UNK]", "<unk>"]),
+    ("cls_token", &["[CLS]"]),
+    ("sep_token", &["[SEP]"]),
+    ("mask_token", &["[MASK]"]),
+    ("eos_token", &["</s>"]),
+];
+
+/// Adds to an exported folder the tokenizer of the run, with which of its tokens are special.
+fn with_tokenizer(config: &ModuleConfig, exported: &Path) -> Result<(), TrainError> {
+    if let Some(folder) = &config.model.hf {
+        copy_small_files(folder, exported)?;
+    }
+    let (tokenizer, about) = (save_tokenizer(config, exported)?, exported.join("tokenizer_config.json"));
+    if about.exists() {
+        return Ok(());
+    }
+    let mut keys = json!({"tokenizer_class": "PreTrainedTokenizerFast"});
+    for (what, names) in SPECIAL {
+        if let Some(name) = names.iter().find(|name| tokenizer.token_to_id(name).is_some()) {
+            keys[what] = json!(name);
+        }
+    }
+    std::fs::write(&about, format!("{keys:#}\n")).map_err(|cause| TrainError::Io { path: about, cause })
+}
+
 /// The tokens of `data.tokenizer` by id.
 fn names(config: &ModuleConfig, vocabulary: usize) -> Result<Vec<String>, TrainError> {
-    let path = PathBuf::from(config.data.tokenizer.as_deref().unwrap_or_default());
-    let wrong = |what: String| TrainError::Tokenizer { path: path.clone(), what };
-    let tokenizer = read_tokenizer(&path).map_err(|error| wrong(error.to_string()))?;
+    let (tokenizer, path) = tokenizer(config)?;
     let tokens = tokenizer.get_vocab_size(true);
     if tokens > vocabulary {
         let advice = format!("nearest legal: model.vocab-size = {tokens}");
-        return Err(TrainError::Vocabulary { path: path.clone(), tokens, vocabulary, advice });
+        return Err(TrainError::Vocabulary { path, tokens, vocabulary, advice });
     }
     Ok((0..tokens as u32).map(|id| tokenizer.id_to_token(id).unwrap_or_default()).collect())
 }

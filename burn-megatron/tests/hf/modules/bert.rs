@@ -167,7 +167,7 @@ fn what_does_not_fit_is_named() {
 fn inputs_and_layouts_that_do_not_fit_are_named() {
     let (inputs, _) = oracle("bert");
     for (layout, text) in [
-        ("DP2", "data-parallel 2: `forward` of this model has tensor and sequence parallelism; nearest legal: 1"),
+        ("DP2", "data-parallel 2: a forward pass of this model has tensor and sequence parallelism; nearest legal: 1"),
         ("PP2", "pipeline-parallel 2"),
         ("TP3", "nearest"),
     ] {

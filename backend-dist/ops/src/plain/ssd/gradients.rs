@@ -2,8 +2,9 @@
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
-use super::super::{dims, narrow, reshape, to_dtype};
+use super::super::{dims, narrow, reshape};
 use super::*;
+use crate::dtype::cast;
 
 /// The sum over one dimension, which is gone then.
 pub fn summed<B: LocalKernels>(x: FloatTensor<B>, dim: usize) -> FloatTensor<B> {
@@ -65,7 +66,7 @@ pub fn combine<B: LocalKernels>(
     let x = wide::<B>(narrow::<B>(inputs.x.clone(), 2, 0, shape.inner()));
     let x = by_head::<B>(x, shape.heads, shape);
     let [before, taken] = [sums.before, sums.taken].map(|x| from_columns::<B>(x, shape));
-    let skip = reshape::<B>(to_dtype::<B>(inputs.skip.clone(), x.dtype()), [1, 1, shape.heads, 1, 1]);
+    let skip = reshape::<B>(cast::<B>(inputs.skip.clone(), x.dtype()), [1, 1, shape.heads, 1, 1]);
     let share = column_of::<B>(B::float_mul(decays.steps.clone(), decays.until.clone()));
     let of_x = B::float_add(B::float_mul(share, taken.clone()), B::float_mul(skip, dy.clone()));
     let of_x = B::float_add(of_x, sums.inside);
@@ -73,7 +74,7 @@ pub fn combine<B: LocalKernels>(
     let parts = [of_x, of_b, of_c].map(|part| in_sequence::<B>(part, shape)).into();
     let over_features = |a: &FloatTensor<B>, b: &FloatTensor<B>| summed::<B>(B::float_mul(a.clone(), b.clone()), 4);
     let combined = [over_features(&x, &taken), over_features(&dy, &before), over_features(&dy, &x)];
-    (to_dtype::<B>(B::float_cat(parts, 2), inputs.x.dtype()), combined)
+    (cast::<B>(B::float_cat(parts, 2), inputs.x.dtype()), combined)
 }
 
 /// Of step sizes before their function, `[s, b, h]`, and of their biases, the logarithms of rates, and the skips.
@@ -108,7 +109,7 @@ pub fn decays<B: LocalKernels>(
     let of_raw = B::float_mul(narrow::<B>(of_steps, 0, 0, shape.seq), step_slope::<B>(inputs));
     let over_all = |x: FloatTensor<B>| reshape::<B>(summed::<B>(summed::<B>(summed::<B>(x, 3), 0), 0), [shape.heads]);
     let of_bias = reshape::<B>(B::sum_dim(B::sum_dim(of_raw.clone(), 0), 1), [shape.heads]);
-    let like = |x: FloatTensor<B>, like: &FloatTensor<B>| to_dtype::<B>(x, like.dtype());
+    let like = |x: FloatTensor<B>, like: &FloatTensor<B>| cast::<B>(x, like.dtype());
     [
         like(of_raw, &inputs.raw),
         like(of_bias, &inputs.bias),

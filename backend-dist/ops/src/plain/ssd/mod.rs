@@ -6,7 +6,8 @@
 use burn::backend::{Backend, FloatDType, Scalar, Shape, TensorMetadata, tensor::FloatTensor as Float};
 use burn::tensor::TensorData;
 
-use super::{add, dims, narrow, reshape, sigmoid, to_dtype};
+use super::{add, dims, narrow, reshape, sigmoid};
+use crate::dtype::cast;
 use crate::kernels::LocalKernels;
 use crate::ssd::stages::{Combined, Decays, Features, InputSums, SsdShape, SsdStages, StepInputs};
 
@@ -81,13 +82,13 @@ impl<B: LocalKernels> SsdStages<B> for Formulas {
         let [inside, before] = answers;
         let before = B::float_mul(from_columns::<B>(before, shape), column_of::<B>(decays.since.clone()));
         let x = wide::<B>(narrow::<B>(inputs.x.clone(), 2, 0, shape.inner()));
-        let skip = to_dtype::<B>(inputs.skip.clone(), x.dtype());
+        let skip = cast::<B>(inputs.skip.clone(), x.dtype());
         let [seq, samples] = [shape.seq, shape.samples];
         let skip = reshape::<B>(skip, [1, 1, shape.heads, 1]);
         let skipped = B::float_mul(reshape::<B>(x, [seq, samples, shape.heads, shape.head_dim]), skip);
         let skipped = reshape::<B>(skipped, [seq, samples, shape.inner()]);
         let y = B::float_add(in_sequence::<B>(B::float_add(inside, before), shape), skipped);
-        to_dtype::<B>(y, inputs.x.dtype())
+        cast::<B>(y, inputs.x.dtype())
     }
 
     fn weights_grads(
@@ -137,13 +138,13 @@ pub(super) fn zeros<B: Backend>(shape: impl Into<Vec<usize>>, like: &Float<B>) -
 
 pub(super) fn numbers<B: Backend>(values: Vec<f64>, shape: impl Into<Vec<usize>>, like: &Float<B>) -> Float<B> {
     let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
-    to_dtype::<B>(B::float_from_data(TensorData::new(values, shape.into()), &like.device()), like.dtype())
+    cast::<B>(B::float_from_data(TensorData::new(values, shape.into()), &like.device()), like.dtype())
 }
 
 /// What softplus is taken of, `[s, b, h]`.
 fn argument<B: Backend>(inputs: &StepInputs<B>) -> Float<B> {
     let raw = wide::<B>(inputs.raw.clone());
-    let bias = to_dtype::<B>(inputs.bias.clone(), raw.dtype());
+    let bias = cast::<B>(inputs.bias.clone(), raw.dtype());
     let heads = dims(&bias)[0];
     B::float_add(raw, reshape::<B>(bias, [1, 1, heads]))
 }
@@ -236,7 +237,7 @@ pub(super) fn for_heads<B: Backend>(x: Float<B>, shape: SsdShape) -> Float<B> {
 /// Padding belongs to the last one.
 fn ages<B: Backend>(inputs: &StepInputs<B>, shape: SsdShape, like: &Float<B>) -> Option<Float<B>> {
     let ages = inputs.ages.as_ref()?;
-    let ages = to_dtype::<B>(ages.clone(), like.dtype());
+    let ages = cast::<B>(ages.clone(), like.dtype());
     let padding = shape.chunks() * shape.chunk - shape.seq;
     let ages = match padding {
         0 => ages,

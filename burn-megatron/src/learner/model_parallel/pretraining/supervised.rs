@@ -1,5 +1,6 @@
 //! The training that burn-train launches.
 
+use std::fs;
 use std::sync::Arc;
 
 use backend_dist::process::Processes;
@@ -16,6 +17,7 @@ use super::super::metric_files::MetricFiles;
 use super::super::placeholder::Megatron;
 use super::super::shown_metrics::with_metrics;
 use super::Pretraining;
+use crate::checkpoint::CheckpointError;
 use crate::console::{LogRenderer, dashboard_possible, renderer};
 use crate::learner::custom;
 use crate::metrics::{checkpoints, on_gpu};
@@ -29,13 +31,18 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
         let train =
             BatchStream::advancing(settings.data.train.clone(), engine.batch_sizes(), settings.steps, epoch_steps);
         let valid = BatchStream::repeating(settings.data.valid.clone(), engine.global_batch, self.evaluation_batches);
-        let resumed = self.resume.open(settings.checkpoints.as_ref());
+        let first = settings.processes.as_ref().is_none_or(Processes::is_first);
+        // burn-train's log would panic where there can be no folder.
+        let folder = if first { fs::create_dir_all(&self.directory) } else { Ok(()) };
+        let is_refused = folder.is_err();
+        let (action, path) = ("create", self.directory.clone());
+        let folder = folder.map_err(|cause| CheckpointError::Io { action, path, cause: cause.into() });
+        let resumed = folder.and_then(|()| self.resume.open(settings.checkpoints.as_ref()));
         let epoch = match &resumed {
             Ok(Some(checkpoint)) => Some(checkpoint.state().step as usize / epoch_steps),
             _ => None,
         };
         let interrupter = Interrupter::new();
-        let first = settings.processes.as_ref().is_none_or(Processes::is_first);
         let screen = match first && dashboard_possible() {
             true => renderer(interrupter.clone(), epoch),
             false if first => Box::new(LogRenderer::stdout().counting_steps(settings.steps, epoch_steps)),
@@ -63,9 +70,9 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             .with_interrupter(interrupter)
             .renderer(screen)
             .with_training_strategy(custom(strategy));
-        training = match first {
+        training = match first && !is_refused {
             true => training.with_metric_logger(MetricFiles::new(&self.directory)),
-            // Otherwise all processes would write burn-train's files over each other.
+            // All processes would write burn-train's files over each other.
             false => training.with_metric_logger(InMemoryMetricLogger::default()).with_application_logger(None),
         };
         training = with_metrics(

@@ -119,6 +119,8 @@ fn files_that_cannot_be_written_are_named_before_the_first_step() {
     let folder = tempfile::tempdir().unwrap();
     let taken = folder.path().join("taken");
     fs::write(&taken, "").unwrap();
+    let (training, learner) = run("TP1", &taken.join("inside")).supervised();
+    says!(training.launch(learner).error.expect("a refusal"), "cannot create", "a part of the path is a file");
     let inside = Some(taken.join("inside"));
     for logs in [
         LogOptions { jsonl: inside.clone(), ..LogOptions::default() },

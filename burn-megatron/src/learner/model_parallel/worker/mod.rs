@@ -196,6 +196,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     max_attention_logit: report.max_attention_logit,
                     experts: self.engine.expert_loads().to_vec(),
                     preference: report.preference,
+                    teacher_kl: report.teacher_kl,
                     grpo: rewards.zip(report.grpo).map(|(rewards, sums)| GrpoMeans::of(&rewards, &sums)),
                     gpus,
                     saved,

@@ -166,6 +166,13 @@ pub struct Balance {
     pub coefficient: f64,
 }
 
+impl Balance {
+    /// There is none where the coefficient is 0.
+    pub fn new(over: BalanceOver, coefficient: f64) -> Option<Self> {
+        (coefficient != 0.0).then_some(Self { over, coefficient })
+    }
+}
+
 /// Over which tokens experts are to be used alike (Megatron's `--moe-router-load-balancing-type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -1,11 +1,7 @@
 //! `train` of BERT and T5 from a file: the same losses in every layout, a run that resumes, an export that is read again, and
 //! what is refused.
 
-#[path = "train_module/adapters.rs"]
 mod adapters;
-#[path = "support/module_runs.rs"]
-mod module_runs;
-#[path = "train_module/text.rs"]
 mod text;
 
 use std::collections::BTreeMap;
@@ -18,8 +14,10 @@ use burn_megatron::forward::{Settings, forward_module};
 use burn_megatron::hf::ModuleFolder;
 use burn_megatron::prelude::*;
 use models::hf::HostInput;
-use module_runs::{DP, PP, SP, TP, ZERO, export, logged, train};
 use serde_json::{Value, json};
+
+use crate::command::{fail, succeed};
+use crate::runs::{DP, PP, SP, TP, ZERO, export, layouts_agree, logged, refused, resumes, trained};
 
 const WORDS: usize = 40;
 
@@ -77,71 +75,38 @@ fn run_of(model: &str, dropout: f64) -> tempfile::TempDir {
     folder
 }
 
-fn trained(folder: &Path, flags: &[&str]) -> String {
-    let output = train(folder, flags);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{flags:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    said
-}
-
-fn refused(folder: &Path, flags: &[&str]) -> String {
-    let output = train(folder, flags);
-    assert!(!output.status.success(), "{flags:?}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 /// The losses of all steps, and of all evaluations.
 fn losses(run: &Path) -> [Vec<f64>; 2] {
     logged(run, "loss")
 }
 
-fn layouts_agree(model: &str) {
+fn learns_the_same(model: &str) {
     let folder = run_of(model, 0.0);
-    let run = folder.path().join("run");
-    trained(folder.path(), &[]);
-    let [alone, held_out] = losses(&run);
+    let layouts = [&[TP, "2", SP, "true", DP, "2", ZERO, "1"][..], &[PP, "2", DP, "2"], &[DP, "4", ZERO, "3"]];
+    let [alone, held_out] = layouts_agree(folder.path(), &[], &["loss"], &layouts);
     assert_eq!((alone.len(), held_out.len()), (6, 3));
     assert!(alone[5] < alone[0], "{alone:?}");
-    for flags in [&[TP, "2", SP, "true", DP, "2", ZERO, "1"][..], &[PP, "2", DP, "2"], &[DP, "4", ZERO, "3"]] {
-        let other = folder.path().join("other");
-        let _ = fs::remove_dir_all(&other);
-        trained(folder.path(), &[&["--output.directory", other.to_str().unwrap()], flags].concat());
-        let [found, found_held_out] = losses(&other);
-        let difference = |a: &[f64], b: &[f64]| {
-            assert_eq!(a.len(), b.len(), "{flags:?}");
-            a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
-        };
-        assert!(difference(&found, &alone) < 1e-10, "{flags:?}: {found:?}, not {alone:?}");
-        assert!(difference(&found_held_out, &held_out) < 1e-10, "{flags:?}: {found_held_out:?}, not {held_out:?}");
-    }
 }
 
 #[test]
 fn bert_learns_the_same_in_every_layout() {
-    layouts_agree("bert");
+    learns_the_same("bert");
 }
 
 #[test]
 fn t5_learns_the_same_in_every_layout() {
-    layouts_agree("t5");
+    learns_the_same("t5");
 }
 
-/// Without its last checkpoint, a run does the last steps again, with dropout.
-fn resumes(model: &str, flags: &[&str]) {
+/// With dropout.
+fn repeats(model: &str, flags: &[&str]) {
     let folder = run_of(model, 0.1);
+    resumes(folder.path(), flags, || {
+        let message = refused(folder.path(), &[flags, &["--masked.mask-prob", "0.2"]].concat());
+        assert!(message.contains("masked.mask-prob = 0.2, but the run that would be resumed has 0.15"), "{message}");
+    });
     let run = folder.path().join("run");
-    trained(folder.path(), flags);
-    let (whole, weights) = (losses(&run), export(&run, &folder.path().join("whole")));
-    for part in ["model", "optim", "scheduler"] {
-        fs::remove_file(run.join(format!("checkpoints/{part}-3.bpk"))).unwrap();
-    }
-    let other = ["--masked.mask-prob", "0.2"];
-    let message = refused(folder.path(), &[flags, &other].concat());
-    assert!(message.contains("masked.mask-prob = 0.2, but the run that would be resumed has 0.15"), "{message}");
-    let said = trained(folder.path(), flags);
-    assert!(said.contains("began after step 4 of 6"), "{said}");
-    assert_eq!(losses(&run), whole);
-    assert!(export(&run, &folder.path().join("again")) == weights);
+    let whole = losses(&run);
     // There is nothing left to do.
     assert!(trained(folder.path(), flags).contains("began after step 6 of 6"));
     assert_eq!(losses(&run), whole);
@@ -149,12 +114,12 @@ fn resumes(model: &str, flags: &[&str]) {
 
 #[test]
 fn bert_resumes_bit_for_bit() {
-    resumes("bert", &[]);
+    repeats("bert", &[]);
 }
 
 #[test]
 fn t5_resumes_bit_for_bit() {
-    resumes("t5", &[TP, "2", DP, "2", ZERO, "1"]);
+    repeats("t5", &[TP, "2", DP, "2", ZERO, "1"]);
 }
 
 #[test]
@@ -173,6 +138,8 @@ fn what_is_exported_is_read_and_a_folder_is_where_a_run_begins() {
     let settings = Settings::new(vec![burn::tensor::Device::flex()], ParallelLayout::default(), FloatDType::F64);
     let outputs = forward_module(&ModuleFolder::open(&hf).unwrap(), &inputs, &settings).unwrap();
     assert!(outputs.loss.is_some_and(f64::is_finite));
+    // The tokenizer came with it.
+    succeed(folder.path(), "generate --prompt word3 --max-tokens 2 --hf hf");
 
     let from = |more: &[&str]| {
         let run = folder.path().join("from_folder");
@@ -192,6 +159,23 @@ fn what_is_exported_is_read_and_a_folder_is_where_a_run_begins() {
     let found = from(&[]);
     // Its first step is one more step of the run, and not one of random weights.
     assert!(found[0] < mixed[0] - 0.05, "{found:?} after {mixed:?}");
+}
+
+/// What a disk refuses ends a run in words, as one that failed: a run that was stopped has another code.
+#[test]
+fn a_full_disk_is_named() {
+    let folder = run_of("bert", 0.0);
+    says!(
+        fail(folder.path(), "train run.toml --log.jsonl /dev/full --output.directory other"),
+        "training failed: the log cannot be written: /dev/full: No space left on device"
+    );
+    // Nothing can be written in the place of a folder with something in it.
+    fs::create_dir_all(folder.path().join("run/checkpoints/model-1.bpk/full")).unwrap();
+    says!(fail(folder.path(), "train run.toml"), "training failed: Checkpoint error", "model-1.bpk");
+    says!(
+        fail(folder.path(), "generate --checkpoint run/checkpoints --prompt word3"),
+        "export --checkpoint run/checkpoints"
+    );
 }
 
 #[test]
@@ -245,7 +229,7 @@ fn keys_without_a_meaning_are_refused_before_anything_runs() {
             "pipeline.schedule = gpipe with pipeline-parallel 1; nearest legal: none",
         ),
         (t5.path(), &["--masked.vocab-extra-ids", "12"], "the tokenizer has no <extra_id_10>; nearest legal: 10"),
-        (t5.path(), &["--masked.mask-prob", "2"], "nearest legal"),
+        (t5.path(), &["--masked.mask-prob", "2"], "masked.mask-prob = 2; nearest legal: above 0"),
         (
             bert,
             &["--model.preset", "tiny", "--masked.mask-prob", "0.3"],
@@ -254,7 +238,6 @@ fn keys_without_a_meaning_are_refused_before_anything_runs() {
     ] {
         let message = refused(folder, flags);
         assert!(message.contains(words), "{flags:?}: {message}");
-        assert!(!folder.join("run/steps.jsonl").exists(), "{flags:?} has begun");
     }
     let unknown = PathBuf::from(bert).join("run.toml");
     let text = fs::read_to_string(&unknown).unwrap().replace("hidden-size", "hiden-size");

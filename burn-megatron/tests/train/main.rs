@@ -1,10 +1,13 @@
-//! `burn-megatron train`, as a user types it.
+//! `burn-megatron train`, as a user types it: of language models, and of plain Burn modules.
 
-#[path = "support/command.rs"]
+#[path = "../support/command.rs"]
 mod command;
+mod images;
+mod runs;
 #[macro_use]
-#[path = "support/says.rs"]
+#[path = "../support/says.rs"]
 mod says;
+mod sentences;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::forward::{Settings, forward_module};
@@ -12,13 +11,12 @@ use burn_megatron::prelude::*;
 use models::hf::HostInput;
 use serde_json::Value;
 
-use super::{DP, PP, SP, TP, ZERO, export, losses, refused, run_of, trained};
+use super::{losses, run_of};
+use crate::command::{fail, succeed};
+use crate::runs::{DP, PP, SP, TP, ZERO, export, refused, trained};
 
 fn write_adapter(run: &Path, to: &Path) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.args(["export", "--checkpoint"]).arg(run.join("checkpoints")).arg("--adapter").arg(to);
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    succeed(run, &format!("export --checkpoint checkpoints --adapter {}", to.display()));
     serde_json::from_str(&fs::read_to_string(to.join("adapter_config.json")).unwrap()).unwrap()
 }
 
@@ -129,11 +127,8 @@ fn layers_that_have_no_adapters_are_refused_before_anything_runs() {
     ] {
         let message = refused(folder.path(), flags);
         assert!(message.contains(words), "{flags:?}: {message}");
-        assert!(!folder.path().join("run/steps.jsonl").exists(), "{flags:?} has begun");
     }
     trained(folder.path(), &[]);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.args(["export", "--checkpoint"]).arg(folder.path().join("run/checkpoints")).arg("--adapter").arg("none");
-    let message = String::from_utf8_lossy(&command.output().unwrap().stderr).into_owned();
+    let message = fail(folder.path(), "export --checkpoint run/checkpoints --adapter none");
     assert!(message.contains("has no adapters: its run had no [lora]"), "{message}");
 }

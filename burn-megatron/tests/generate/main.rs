@@ -1,6 +1,8 @@
 //! `generate` from the command line: what it writes is what the whole forward pass says, from a folder of Hugging
 //! Face's and from a checkpoint, in every layout; and what it refuses.
 
+mod module;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

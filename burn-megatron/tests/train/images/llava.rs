@@ -1,8 +1,7 @@
 //! LLaVA.
 
-use std::process::Command;
-
 use super::*;
+use crate::command::succeed;
 
 /// A small LLaVA of transformers with a tokenizer of words, whose image token is `<image>`.
 fn model(folder: &Path) {
@@ -139,12 +138,10 @@ fn real_images_are_described_by_the_exported_model() {
     assert!(accuracy.last().is_some_and(|share| *share > 0.95), "{accuracy:?}");
     export(&run, &hf);
     for (name, said) in PICTURES.iter().zip(CLASSES.map(|class| SAID[class])) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-        command.args(["generate", "--device", "cpu", "--dtype", "f32", "--greedy", "--max-new-tokens", "8"]);
-        command.arg("--hf").arg(&hf).args(["--prompt", "<image>", "--image"]).arg(picture(name));
-        let output = command.output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(text.contains(said), "{name}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        let image = picture(name).display().to_string();
+        let flags = "--device cpu --dtype f32 --greedy --max-new-tokens 8 --prompt <image>";
+        let text = succeed(folder.path(), &format!("generate --hf hf {flags} --image {image}"));
+        assert!(text.contains(said), "{name}: {text}");
     }
 }
 
@@ -156,11 +153,8 @@ fn adapters_of_a_llava_are_trained_and_exported() {
     trained(folder.path(), &[&adapters[..], &[TP, "2", DP, "2"]].concat());
     let [losses, _] = logged(&folder.path().join("run"), "loss");
     assert!(losses[5] < losses[0], "{losses:?}");
-    let (adapter, mut command) = (folder.path().join("adapter"), Command::new(env!("CARGO_BIN_EXE_burn-megatron")));
-    command.args(["export", "--checkpoint"]).arg(folder.path().join("run/checkpoints")).arg("--adapter").arg(&adapter);
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let bytes = fs::read(adapter.join("adapter_model.safetensors")).unwrap();
+    succeed(folder.path(), "export --checkpoint run/checkpoints --adapter adapter");
+    let bytes = fs::read(folder.path().join("adapter/adapter_model.safetensors")).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let [towers, decoders] = ["vision_tower", "language_model"]
         .map(|part| file.names().iter().filter(|name| name.contains(part) && name.contains("q_proj")).count());

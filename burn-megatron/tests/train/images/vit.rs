@@ -12,6 +12,7 @@ use burn_megatron::prelude::*;
 use models::hf::HostInput;
 
 use super::*;
+use crate::command::{fail, succeed};
 
 const VIT: &str = "preset = \"vit-base\"\nhidden-size = 16\nnum-hidden-layers = 2\nnum-attention-heads = 4\n\
     intermediate-size = 32\nimage-size = 8\npatch-size = 4\nnum-labels = 4\ninitializer-range = 0.1\n";
@@ -106,6 +107,9 @@ fn a_model_without_a_head_gets_one() {
         message.contains("a ViTModel has no head that tells classes; nearest legal: model.num-labels = 2"),
         "{message}"
     );
+    let plan = format!("plan --hf {} --seq-length 1", golden.display());
+    assert!(fail(folder.path(), &plan).contains("say how many classes a new one has: --num-labels"));
+    assert!(succeed(folder.path(), &format!("{plan} --num-labels 4")).contains("fits into"));
     let flags = [&of_folder[..], &["--model.num-labels", "4", TP, "2"]].concat();
     let said = trained(folder.path(), &flags);
     assert!(said.contains("head         drawn anew for 4 classes") && said.contains("has no head"), "{said}");

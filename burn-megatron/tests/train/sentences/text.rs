@@ -1,30 +1,12 @@
 //! From a text to a trained BERT and T5, and what other commands say of their files: no Python, no published file.
 
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use burn_megatron::data::indexed::IndexedDataset;
 
 use super::losses;
-
-fn run(folder: &Path, arguments: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
-    command.current_dir(folder).args(arguments.split_whitespace()).output().unwrap()
-}
-
-fn succeed(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{arguments}: {said}{}", String::from_utf8_lossy(&output.stderr));
-    said
-}
-
-fn fail(folder: &Path, arguments: &str) -> String {
-    let output = run(folder, arguments);
-    assert!(!output.status.success(), "{arguments}");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
+use crate::command::{fail, succeed};
 
 /// A text of paragraphs, tokens of its sentences, and the files of two runs.
 fn folder() -> tempfile::TempDir {

@@ -1,6 +1,6 @@
 //! `generate` with plain Burn modules: T5 answers, LLaVA continues what it reads and sees.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
@@ -11,11 +11,7 @@ use models::images::Llava;
 use models::{T5, T5Config};
 use serde_json::{Value, json};
 
-const PROMPT: [i64; 20] = [7, 201, 45, 45, 9, 130, 66, 250, 3, 18, 92, 77, 5, 140, 231, 60, 11, 9, 88, 173];
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf").join(name)
-}
+use crate::{PROMPT, golden, list};
 
 fn run(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_burn-megatron"));
@@ -27,10 +23,6 @@ fn written(folder: &Path, arguments: &[&str]) -> String {
     let output = run(folder, arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
-}
-
-fn list(tokens: &[i64]) -> String {
-    tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// A T5 of random weights whose answers are not always the same token.

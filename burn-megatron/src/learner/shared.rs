@@ -1,0 +1,68 @@
+//! What the ranks of a training have together.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use backend_dist::comm::Group;
+use burn::train::metric::store::EventStoreClient;
+use burn::train::{
+    EventProcessorError, EventProcessorTraining, InferenceStep, Interrupter, LearnerEvent, LearnerModel,
+    SupervisedTrainingEventProcessor, TrainStep, TrainingItem,
+};
+use parking_lot::Mutex;
+
+use super::ids::FirstIds;
+use super::items::Items;
+use super::report::Told;
+
+/// What all ranks of a training see.
+pub(super) struct Shared<M: LearnerModel> {
+    pub epochs: RangeInclusive<usize>,
+    /// Micro-steps per optimizer step.
+    pub accumulation: usize,
+    pub interrupter: Interrupter,
+    pub store: Arc<EventStoreClient>,
+    /// Only rank 0 sends events.
+    pub processor: Mutex<SupervisedTrainingEventProcessor<M>>,
+    pub trained: Items<TrainingItem<<M as TrainStep>::Output>>,
+    pub validated: Items<TrainingItem<<M as InferenceStep>::Output>>,
+    /// Whether rank 0 has a checkpointer.
+    pub checkpoints: bool,
+    /// Whether rank 0 is in this process, where it takes outputs.
+    pub reports: bool,
+    /// Of random numbers on logical devices.
+    pub seed: u64,
+    pub ids: FirstIds,
+    pub max_grad_norm: Option<f64>,
+    pub told: Option<Told<M>>,
+    /// Whether ranks wait for each other within operations. Nobody may read outputs meanwhile: who does waits for the
+    /// rank that computed them, and the first rank for the metrics.
+    pub waits_in_operations: bool,
+}
+
+impl<M: LearnerModel> Shared<M> {
+    /// Sends events from rank 0; an error of a metric stops the training through the interrupter.
+    pub fn send(&self, send: impl FnOnce(&mut SupervisedTrainingEventProcessor<M>) -> Result<(), EventProcessorError>) {
+        let mut processor = self.processor.lock();
+        self.interrupter.fail_on_error(send(&mut processor));
+    }
+
+    /// Waits until the metrics have all events. burn-train's own wait ends never if a metric panics meanwhile, because its queue,
+    /// which has one place, keeps what asks for the answer: events without effect go before, and find the queue closed.
+    pub fn flush(&self) {
+        for _ in 0..2 {
+            self.send(|to| to.process_valid(LearnerEvent::EndEpoch(0)));
+        }
+        self.send(EventProcessorTraining::flush);
+    }
+
+    /// All outputs are read before any rank computes further, where ranks wait for each other within operations.
+    pub fn keep_together(&self, group: &Group) {
+        if self.waits_in_operations {
+            if group.rank() == 0 {
+                self.flush();
+            }
+            group.barrier();
+        }
+    }
+}
