@@ -238,6 +238,29 @@ impl ModuleVisitor for Gradients<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mesh_backend::{LogicalDevice, LogicalOptions, explain};
+    use burn::tensor::FloatDType;
+    use ranks::launch::launch;
+    use ranks::mesh::{Axis, Mesh};
+
+    #[test]
+    fn one_tensor_under_two_names_has_one_copy_in_half_precision() {
+        launch(&Mesh::new("TP2".parse().unwrap()).unwrap(), &[Device::flex()], |rank| {
+            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
+            let device = rank.logical_device_with(&[Axis::Tp], options);
+            let tensor = |x: f32| Tensor::<2>::from_data([[x, 2.0], [3.0, 4.0]], (&device, DType::F32));
+            let (weight, x) = (tensor(1.0), tensor(5.0));
+            let known = Known::of(&weight).unwrap();
+            let twin = on_logical(weight.clone(), |x| known.global_of(local_of(x)));
+            let casts = || explain(&device).kernels.get("cast").copied().unwrap_or(0);
+            let expected = x.clone().matmul(weight).into_data();
+            let before = casts();
+            assert_eq!(x.matmul(twin).into_data(), expected);
+            assert_eq!((before, casts()), (2, 2));
+            Ok(())
+        })
+        .unwrap();
+    }
 
     #[test]
     fn shapes_after_collectives() {

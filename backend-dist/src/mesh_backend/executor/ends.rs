@@ -29,6 +29,7 @@ impl<B: Inner> Executor<B> {
     pub(super) fn forget(&mut self, id: TensorId) {
         self.halves.remove(&id);
         self.copies.remove(&id);
+        self.shared_copies.remove(&id);
         self.views.remove(&id);
         self.logsumexps.remove(&id);
         self.names.remove(&id);

@@ -82,7 +82,8 @@ impl<B: Inner> Executor<B> {
     }
 
     fn join(&mut self, expression: &Expression, out: &TensorIr) -> bool {
-        let Self { chain, inner, halves, copies, views, half, limits, gemms, deferred, names, .. } = self;
+        let Self { chain, inner, halves, copies, shared_copies, views, half, limits, gemms, deferred, names, .. } =
+            self;
         chain.join((expression, out), *limits, deferred, |x, extent| {
             if let Some(gemm) = gemms.get(&x.id) {
                 let (handle, is_half) = (Source::Gemm(gemm.clone()), *half == Some(gemm.dtype));
@@ -98,11 +99,13 @@ impl<B: Inner> Executor<B> {
                 let handle = Source::Stored(B::bool_into_float(mask, dtype.into()));
                 return Operand { handle, is_half: half.is_some(), has_copy: false };
             }
-            let (is_stored_half, has_copy) = (halves.contains(&x.id), copies.contains_key(&x.id));
+            let is_stored_half = halves.contains(&x.id);
+            let has_copy = copies.contains_key(&x.id) || shared_copies.get(&x.id).is_some_and(|x| x.get().is_some());
             let mut handle = float(inner.get_tensor(x));
             if x.status == TensorStatus::ReadWrite {
                 halves.remove(&x.id);
                 copies.remove(&x.id);
+                shared_copies.remove(&x.id);
                 views.remove(&x.id);
                 names.remove(&x.id);
             }

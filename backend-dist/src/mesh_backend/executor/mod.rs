@@ -28,7 +28,7 @@ use burn_router::TensorInterpreter;
 use chain::{Chain, Deferred};
 use lazy::{Gemm, Name, Source, ValueGradient};
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use views::{View, view};
 
 type Float<B> = burn::backend::tensor::FloatTensor<B>;
@@ -47,6 +47,8 @@ pub(super) struct Executor<B: Inner> {
     halves: Ids,
     /// Tensors of which there is a copy in half precision.
     copies: ById<Float<B>>,
+    /// Those of tensors that are one under several names, by each name.
+    shared_copies: ById<Arc<OnceLock<Float<B>>>>,
     /// What tensors are views of, as far as that still exists.
     views: ById<(TensorId, Vec<View>)>,
     chain: Chain<Source<B>>,
@@ -81,6 +83,7 @@ impl<B: Inner> Executor<B> {
             half,
             halves: Ids::default(),
             copies: ById::default(),
+            shared_copies: ById::default(),
             views: ById::default(),
             chain: Chain::default(),
             waiting: Vec::new(),

@@ -34,7 +34,8 @@ impl<B: Inner> Executor<B> {
 
     /// The copy of `id`, which is `x` or what it is a view of, in half precision.
     fn copy(&mut self, id: TensorId, x: &TensorIr, dtype: DType) -> Float<B> {
-        if let Some(copy) = self.copies.get(&id) {
+        let shared = self.shared_copies.get(&id).cloned();
+        if let Some(copy) = self.copies.get(&id).or_else(|| shared.as_ref()?.get()) {
             return copy.clone();
         }
         let copy = match self.views.get(&id).cloned() {
@@ -48,6 +49,9 @@ impl<B: Inner> Executor<B> {
                 B::float_cast(float(self.inner.get_tensor(&stored)), dtype.into())
             }
         };
+        if let Some(shared) = shared {
+            let _ = shared.set(copy.clone());
+        }
         self.copies.insert(id, copy.clone());
         copy
     }

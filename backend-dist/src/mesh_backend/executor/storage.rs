@@ -45,6 +45,13 @@ impl<B: Inner> Executor<B> {
         if self.halves.contains(&id) {
             self.halves.insert(new);
         }
+        if self.half.is_some() {
+            let shared = self.shared_copies.entry(id).or_default().clone();
+            if let Some(copy) = self.copies.get(&id) {
+                let _ = shared.set(copy.clone());
+            }
+            self.shared_copies.insert(new, shared);
+        }
     }
 
     /// The values of a tensor, which stays stored as it is: another rank, which does not read it, keeps its share so.
