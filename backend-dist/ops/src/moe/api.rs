@@ -198,7 +198,7 @@ pub fn row_multiple(device: &Device) -> usize {
 
 #[cfg(feature = "cuda")]
 fn is_gpu(device: &Device) -> bool {
-    let anchor = Tensor::<1>::empty([1], (&device.clone().without_autodiff(), DType::F32));
+    let anchor = Tensor::<1>::empty([1], (&device.clone().without_autodiff(), burn::tensor::DType::F32));
     anchor.try_into_primitive::<burn::backend::Cube>().is_ok_and(|x| matches!(x.device, cubecl::Device::Cuda(_)))
 }
 
