@@ -21,8 +21,8 @@ impl<B: Inner> Executor<B> {
         // Burn's gradient of a weight is a sum over samples.
         let may_be_summed = rank == 3 && op.out.shape[0] > 1 && is_batch;
         let may_be_attention = rank == 4 && is_batch;
-        let names = [&op.lhs, &op.rhs].map(|x| self.name(x.id));
         let inputs = [&op.lhs, &op.rhs];
+        let names = inputs.map(|x| self.name(x.id));
         inputs.iter().for_each(|x| self.want(x.id, dtype));
         let operands = inputs.map(|x| (x.id, self.in_type(x, dtype)));
         let gemm = Gemm::new(operands, names, dtype, op.out.shape.clone());

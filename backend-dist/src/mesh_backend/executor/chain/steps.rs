@@ -95,12 +95,7 @@ impl<H: Clone + PartialEq> Chain<H> {
     }
 
     fn input(&mut self, input: Input, sharing: Sharing, handle: H) -> Register {
-        let input = (input, sharing, handle);
-        let known = self.inputs.iter().position(|other| *other == input);
-        let number = known.unwrap_or_else(|| {
-            self.inputs.push(input);
-            self.inputs.len() - 1
-        });
+        let number = place_in(&mut self.inputs, (input, sharing, handle));
         self.compute(Step::Load(number))
     }
 
@@ -111,11 +106,7 @@ impl<H: Clone + PartialEq> Chain<H> {
     }
 
     fn draw(&mut self, draw: Draw) -> Register {
-        let known = self.draws.iter().position(|other| *other == draw);
-        let number = known.unwrap_or_else(|| {
-            self.draws.push(draw);
-            self.draws.len() - 1
-        });
+        let number = place_in(&mut self.draws, draw);
         self.compute(Step::Bernoulli(number))
     }
 
@@ -129,4 +120,13 @@ impl<H: Clone + PartialEq> Chain<H> {
         self.steps.push(step);
         self.steps.len() - 1
     }
+}
+
+/// Where `x` is in a list that has it once.
+fn place_in<T: PartialEq>(list: &mut Vec<T>, x: T) -> usize {
+    let known = list.iter().position(|other| *other == x);
+    known.unwrap_or_else(|| {
+        list.push(x);
+        list.len() - 1
+    })
 }
