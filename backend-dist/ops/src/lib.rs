@@ -64,7 +64,7 @@ pub use attention::{attention, attention_packed};
 pub use convolution::causal_convolution;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
-pub use cuda::packed;
+pub use cuda::{packed, times_small_matrix};
 pub use dropout_mask::DropoutMask;
 pub use gated_delta::{GatedDeltaHeads, GatedDeltaInputs, gated_delta, gated_delta_with_states};
 pub use gated_norm::gated_rms_norm;

@@ -149,7 +149,10 @@ impl RouterClient for MeshClient {
         self.shared.states.lock().is_of_now = false;
         self.shared.followers.tell(|| Message::Gather(tensor.clone()));
         let made = self.shared.followers.are_none().then(|| self.shared.last.load(Ordering::Relaxed));
-        worker.ask(move |interpreter| interpreter.read(tensor, made))
+        let data = worker.asked(move |interpreter| interpreter.read(tensor, made));
+        // Metrics are read by a thread of their own, for which the program is not to stop.
+        drop(worker);
+        data.wait()
     }
 
     fn sync(&self) -> Result<(), ExecutionError> {

@@ -43,7 +43,7 @@ impl Message {
     /// Does what the message says.
     pub fn obey(self, interpreter: &mut dyn Interpret) {
         match self {
-            Self::Run(op, command) => interpreter.run(*op, command),
+            Self::Run(mut op, command) => interpreter.run(&mut op, command),
             Self::Gather(tensor) => interpreter.gather(tensor),
             Self::Data(id, data) => interpreter.register_data(id, data),
             Self::Drop(tensors) => tensors.into_iter().for_each(|id| interpreter.drop_tensor(id)),

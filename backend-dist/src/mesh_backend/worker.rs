@@ -52,16 +52,27 @@ impl Worker {
 
     /// The answer to `question`, after everything that was told.
     pub fn ask<T: Send + 'static>(&mut self, question: impl FnOnce(&mut dyn Interpret) -> T + Send + 'static) -> T {
+        let answer = self.asked(question).wait();
+        if let Self::Ahead { queued, .. } = self {
+            *queued = 0;
+        }
+        answer
+    }
+
+    /// [`ask`](Self::ask), for those who let others speak to the worker while they wait.
+    pub fn asked<T: Send + 'static>(
+        &mut self,
+        question: impl FnOnce(&mut dyn Interpret) -> T + Send + 'static,
+    ) -> Asked<T> {
         match self {
-            Self::Here(interpreter) => question(&mut **interpreter),
-            Self::Ahead { queued, .. } => {
-                *queued = 0;
+            Self::Here(interpreter) => Asked::Now(question(&mut **interpreter)),
+            Self::Ahead { .. } => {
                 let (sender, answer) = sync_channel(1);
                 self.queue(Job::Answer(Box::new(move |interpreter| {
                     // Nobody waits any more if the program has stopped.
                     let _ = sender.send(question(interpreter));
                 })));
-                answer.recv().unwrap_or_else(|_| stop())
+                Asked::Later(answer)
             }
         }
     }
@@ -75,6 +86,21 @@ impl Worker {
     fn wait_if_far_ahead(&mut self) {
         if matches!(self, Self::Ahead { queued: MOST_AHEAD.., .. }) {
             self.ask(|_| ());
+        }
+    }
+}
+
+/// An answer, or where it will be.
+pub(super) enum Asked<T> {
+    Now(T),
+    Later(Receiver<T>),
+}
+
+impl<T> Asked<T> {
+    pub fn wait(self) -> T {
+        match self {
+            Self::Now(answer) => answer,
+            Self::Later(answer) => answer.recv().unwrap_or_else(|_| stop()),
         }
     }
 }

@@ -17,8 +17,8 @@ type Buffers<E, N> = Sequence<Buffer<Vector<E, N>>>;
 /// Buffers of numbers, one for each row.
 type PerRow = Sequence<Buffer<f32>>;
 
-/// A cube takes `side` rows at once, `units` units each, and a unit every `units`-th vector of its row. `width` is the
-/// number of a row's vectors, `total` that of all rows.
+/// A cube takes `side` rows at once or one of the `parts` of a row, `units` units each, and a unit every `units`-th vector of
+/// its row. `width` is the number of a row's vectors, `total` that of all rows.
 #[cube(launch_unchecked)]
 pub fn fused<E: Float, N: Size>(
     wide: &Buffers<f32, N>,
@@ -35,8 +35,9 @@ pub fn fused<E: Float, N: Size>(
     #[comptime] program: Program,
     #[comptime] plan: Plan,
 ) {
-    let unit = UNIT_POS % comptime![plan.units];
-    let row = CUBE_POS_X * comptime![plan.side] + UNIT_POS / comptime![plan.units];
+    let part = CUBE_POS_X % comptime![plan.parts];
+    let unit = UNIT_POS % comptime![plan.units] + part * comptime![plan.units];
+    let row = CUBE_POS_X / comptime![plan.parts] * comptime![plan.side] + UNIT_POS / comptime![plan.units];
     let first = row * width;
     let mut scratch = Shared::<[f32]>::new_slice(comptime![plan.scratch(&program)]);
     let mut registers = Sequence::<Vector<f32, N>>::new();

@@ -32,7 +32,7 @@ pub fn launch<E: Float>(
         written.push::<E>(handle, output.extent, output.element, plan, rows, columns)?;
     }
     let total = rows * columns / plan.vector;
-    let cubes = total.div_ceil(plan.width).div_ceil(plan.side as usize);
+    let cubes = total.div_ceil(plan.width).div_ceil(plan.side as usize) * plan.parts as usize;
     // SAFETY: units past a row's or the matrix's end access nothing, and the buffers hold all numbers.
     unsafe {
         launch_kernel!(fused<E>, client, CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(plan.units * plan.side),

@@ -21,12 +21,14 @@ pub struct Plan {
     pub vectors: usize,
     /// Rows that a cube takes at once.
     pub side: u32,
+    /// Cubes that a row takes, if nothing is summed over it.
+    pub parts: u32,
     /// Vectors of a row.
     pub(super) width: usize,
 }
 
 impl Plan {
-    /// The plan for `rows × columns` numbers, unless a row is too long to be held in registers.
+    /// The plan for `rows × columns` numbers, unless a row over which something is summed is too long to be held in registers.
     pub fn of(client: &Client, program: &Program, rows: usize, columns: usize) -> Option<Self> {
         Self::on(CubeShape::of(client), program, rows, columns)
     }
@@ -36,15 +38,19 @@ impl Plan {
             return None;
         }
         let plane = cube.plane as usize;
+        let most = if plane == 1 { cube.units as usize } else { UNITS };
         if !program.has_rows() {
             // Rows mean nothing: every unit has one vector.
-            let units = if plane == 1 { cube.units as usize } else { UNITS };
             let vector = program::vector(rows * columns);
-            let (units, plane) = (units as u32, cube.plane);
-            return Some(Self { vector, units, plane, vectors: 1, side: 1, width: units as usize });
+            let (units, plane) = (most as u32, cube.plane);
+            return Some(Self { vector, units, plane, vectors: 1, side: 1, parts: 1, width: most });
         }
         let vector = program::vector(columns);
         let width = columns / vector;
+        if program.reductions() == 0 && !row_fits(columns) {
+            let (units, parts) = (most as u32, width.div_ceil(most) as u32);
+            return Some(Self { vector, units, plane: cube.plane, vectors: 1, side: 1, parts, width });
+        }
         let (units, side) = if plane == 1 {
             (cube.units as usize, 1)
         } else {
@@ -55,7 +61,7 @@ impl Plan {
             (units, (UNITS / units).max(1))
         };
         let vectors = width.div_ceil(units);
-        let plan = Self { vector, units: units as u32, plane: cube.plane, vectors, side: side as u32, width };
+        let plan = Self { vector, units: units as u32, plane: cube.plane, vectors, side: side as u32, parts: 1, width };
         (row_fits(columns) || plane == 1).then_some(plan)
     }
 

@@ -31,6 +31,7 @@ pub mod remainder;
 pub mod rope;
 mod sigmoid;
 pub mod sinks;
+pub mod small_matrix;
 pub mod split_bf16;
 pub mod ssd;
 pub mod strided_rows;

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::{
     CubeShape, activation, column_sum, columns, cross_entropy, dropout, gated, head_norms, latent, low_rank,
-    low_rank_swiglu, moe, norm, normalize, partial_sums, rope, sinks, split_bf16,
+    low_rank_swiglu, moe, norm, normalize, partial_sums, rope, sinks, small_matrix, split_bf16,
 };
 
 pub const GPU: CubeShape = CubeShape::GPU;
@@ -209,6 +209,16 @@ fn normalize_rows_compiles() {
 #[test]
 fn split_bf16_compiles() {
     check("split bf16", kernel!(split_bf16::split_bf16::SplitBf16, settings(); b(), b(), (), ()));
+}
+
+#[test]
+fn small_matrices_compile() {
+    use small_matrix::{SmallMatrix, multiply_small::MultiplySmall};
+    for (rows, columns) in [(2, 4), (4, 2)] {
+        let of = SmallMatrix { rows, columns, strides: [columns, 1] };
+        let kernel = kernel!(MultiplySmall<bf16, bf16>, settings(); b(), b(), b(), (), of);
+        check(&format!("{rows} by {columns}"), kernel);
+    }
 }
 
 #[test]

@@ -29,7 +29,7 @@ use kernels_cubecl::decode::DecodeShape;
 use kernels_cubecl::pointwise::{
     activation::Activation, columns::ColumnRange, convolution::ConvolutionShape, cross_entropy::LogitsShape,
     embedding::TableShape, gated_norm::GatedShape, head_norms::HeadsShape, latent::LatentShape, moe::SumRowsShape,
-    normalize::NormalizeShape, rope::RopeShape, sinks::SinkShape, ssd::SsdShape,
+    normalize::NormalizeShape, rope::RopeShape, sinks::SinkShape, small_matrix::SmallMatrix, ssd::SsdShape,
 };
 
 fn client() -> Client {
@@ -125,6 +125,9 @@ fn fused_programs() {
     }
     both!(fused::runs, "dropout", &fused::dropout(), 5, 22);
     both!(fused::runs, "functions", &fused::functions(), 3, 5);
+    both!(fused::runs, "of rows", &fused::of_rows(), 5, 22);
+    // Too long for registers.
+    both!(fused::runs, "of rows", &fused::of_rows(), 3, 16_408);
     both!(fused::runs, "masked", &fused::masked(), 24, 40);
     both!(fused::runs, "masked", &fused::masked(), 6, 7);
 }
@@ -261,6 +264,18 @@ fn column_sum() {
     both!(rows::column_sum, 39, 24);
     both!(rows::column_sum, 137, 16);
     both!(rows::column_sum, 1, 8);
+}
+
+#[test]
+fn small_matrices() {
+    for (rows, columns) in [(2, 4), (4, 2), (2, 2), (4, 4)] {
+        for strides in [[columns, 1], [1, rows], [columns + 3, 1], [0, 1]] {
+            let of = SmallMatrix { rows, columns, strides };
+            assert_eq!(rows::small_matrix::<f32, f32>(&client(), 20, of), 0);
+            assert_eq!(rows::small_matrix::<bf16, f32>(&client(), 36, of), 0);
+            assert!(!of.has_kernel(3) && !SmallMatrix { rows: 8, ..of }.has_kernel(20));
+        }
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use kernels_cubecl::pointwise::{
     activation::Activation, columns::ColumnRange, convolution::ConvolutionShape, cross_entropy::LogitsShape,
     embedding::TableShape, flat::FloatType, gated_norm::GatedShape, head_norms::HeadsShape, latent::LatentShape,
     moe::SumRowsShape, momentum::MomentumRule, normalize::NormalizeShape, rope::RopeShape, sinks::SinkShape,
-    ssd::SsdShape,
+    small_matrix::SmallMatrix, ssd::SsdShape,
 };
 
 /// Returns the number of results that are outside of their bounds.
@@ -96,6 +96,10 @@ pub fn all() -> Vec<(&'static str, Check)> {
         }),
         ("fused dropout", |c| fused::runs::<bf16>(c, "dropout", &fused::dropout(), 333, 1030)),
         ("fused masks", |c| fused::runs::<bf16>(c, "masked", &fused::masked(), 384, 1032)),
+        ("fused long rows", |c| {
+            fused::runs::<bf16>(c, "of rows", &fused::of_rows(), 13, 128_256)
+                + fused::runs::<bf16>(c, "of rows", &fused::of_rows(), 7, 33_001)
+        }),
         ("fused functions", |c| fused::runs::<bf16>(c, "functions", &fused::functions(), 33, 1031)),
         ("dropout", |c| activation::dropout::<bf16>(c, 37, 2056)),
         ("rms norm", |c| {
@@ -204,6 +208,14 @@ pub fn all() -> Vec<(&'static str, Check)> {
             rows::column_sum::<bf16>(c, 3001, 1032)
                 + rows::column_sum::<bf16>(c, 39, 24)
                 + rows::column_sum::<bf16>(c, 1501, 4096)
+        }),
+        ("small matrices", |c| {
+            let pairs = SmallMatrix { rows: 2, columns: 4, strides: [4, 1] };
+            let back = SmallMatrix { rows: 4, columns: 2, strides: [1, 4] };
+            rows::small_matrix::<bf16, bf16>(c, 40_004, pairs)
+                + rows::small_matrix::<bf16, f32>(c, 40_004, back)
+                + rows::small_matrix::<f16, f16>(c, 12, back)
+                + rows::small_matrix::<f32, f32>(c, 1_002, pairs)
         }),
         ("normalize rows", |c| {
             let shape = NormalizeShape { rows: 1003, columns: 128, softmax: true };

@@ -9,7 +9,7 @@ use cudarc::cublaslt::sys;
 
 use super::lt_plan::{self, Extras, Key};
 pub use super::lt_plan::{Mixed, Onto};
-use super::{clear, dense, empty, submit};
+use super::{POISON, Planned, clear, dense, empty, planned, submit_new};
 use crate::column_major::{Matrices, Problem};
 use crate::failed;
 use crate::profile::{self, Kind, Operation, Precision};
@@ -88,8 +88,13 @@ pub fn evenly_spaced(x: &CubeTensor) -> Option<CubeTensor> {
 
 /// `a · b` in `shape`, which has as many elements, with elements of `dtype`.
 pub fn gemm(a: Operand, b: Operand, shape: Shape, dtype: DType) -> CubeTensor {
-    let out = empty_like(&a, shape, dtype);
-    multiply(a, b, &out, Onto::Replace);
+    if shape.num_elements() == 0 || a.columns() == 0 || *POISON {
+        let out = empty_like(&a, shape, dtype);
+        multiply(a, b, &out, Onto::Replace);
+        return out;
+    }
+    let (out, memory) = planned(&a.tensor, shape, dtype);
+    issue(a, b, (None, None), (&out, Some(memory)), Onto::Replace);
     out
 }
 
@@ -99,7 +104,7 @@ pub fn gemm_mixed(a: CubeTensor, b: CubeTensor, mixed: Mixed) -> CubeTensor {
     let added = if mixed.left { &a } else { &b };
     assert!(added.is_contiguous(), "GEMM: an operand with strides {:?} is added", added.meta.strides());
     let out = empty(added, added.meta.shape().clone(), added.dtype);
-    issue(Operand::batched(a), Operand::batched(b), (None, Some(mixed)), &out, Onto::Add);
+    issue(Operand::batched(a), Operand::batched(b), (None, Some(mixed)), (&out, None), Onto::Add);
     out
 }
 
@@ -113,7 +118,7 @@ pub fn gemm_and_bias(a: Operand, b: Operand, bias: CubeTensor, shape: Shape, dty
 
 /// [`multiply`], with the `bias` of [`gemm_and_bias`], which is the same for all matrices of a batch.
 pub fn multiply_and_add_bias(a: Operand, b: Operand, bias: CubeTensor, out: &CubeTensor) {
-    issue(a, b, (Some(bias), None), out, Onto::Replace);
+    issue(a, b, (Some(bias), None), (out, None), Onto::Replace);
 }
 
 fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
@@ -130,11 +135,17 @@ fn empty_like(a: &Operand, shape: Shape, dtype: DType) -> CubeTensor {
 /// If sizes or types do not fit, cuBLASLt is not installed, or earlier work on the device failed. An error of this GEMM
 /// is the panic of the thread's next one.
 pub fn multiply(a: Operand, b: Operand, out: &CubeTensor, onto: Onto) {
-    issue(a, b, (None, None), out, onto);
+    issue(a, b, (None, None), (out, None), onto);
 }
 
-fn issue(a: Operand, b: Operand, added: (Option<CubeTensor>, Option<Mixed>), out: &CubeTensor, onto: Onto) {
-    let (bias, mixed) = added;
+/// What is added is a bias or an operand; the output may be new.
+fn issue(
+    a: Operand,
+    b: Operand,
+    (bias, mixed): (Option<CubeTensor>, Option<Mixed>),
+    (out, new): (&CubeTensor, Option<Planned>),
+    onto: Onto,
+) {
     let (am, bm) = (a.matrices, b.matrices);
     let what = Named { a: (am, a.tensor.dtype), b: (bm, b.tensor.dtype), bias: bias.is_some(), out: out.dtype, onto };
     let there = match out.is_contiguous() {
@@ -189,12 +200,14 @@ fn issue(a: Operand, b: Operand, added: (Option<CubeTensor>, Option<Mixed>), out
     };
     let failed = failed::noting(device.index_id);
     match bias {
-        None => submit([&a.tensor, &b.tensor, out], move |pointers, stream| run(pointers, None, stream), failed),
-        Some(bias) => submit(
-            [&a.tensor, &b.tensor, out, &bias],
-            move |[a, b, out, bias], stream| run([a, b, out], Some(bias), stream),
-            failed,
-        ),
+        None => {
+            let work = move |pointers, stream| run(pointers, None, stream);
+            submit_new(new, [&a.tensor, &b.tensor, out], work, failed);
+        }
+        Some(bias) => {
+            let work = move |[a, b, out, bias]: [_; 4], stream| run([a, b, out], Some(bias), stream);
+            submit_new(new, [&a.tensor, &b.tensor, out, &bias], work, failed);
+        }
     }
 }
 

@@ -14,13 +14,13 @@ use crate::failed;
 use crate::{abandoned, allocator};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::device_handle::DeviceHandle;
 use cubecl_environment::backtrace::BackTrace;
 use cubecl_environment::stream::StreamId;
-use cubecl_runtime::server::{Server, ServerError, ServerStorage};
+use cubecl_runtime::memory_management::ManagedMemoryHandle;
+use cubecl_runtime::server::{Handle, Server, ServerError, ServerStorage};
 use cubecl_server::storage::ComputeStorage;
 use cubecl_server::stream::{FailureStore, WriteScoped};
 use cudarc::driver::result as driver;
@@ -30,6 +30,9 @@ use std::ffi::c_void;
 use std::sync::LazyLock;
 
 type CudaServer = <cubecl::cuda::CudaRuntime as cubecl_server::runtime::Runtime>::Server;
+
+/// Whether memory that nobody has written is NaN.
+static POISON: LazyLock<bool> = LazyLock::new(|| std::env::var_os("BURN_MEGATRON_POISON").is_some_and(|on| on == "1"));
 
 /// Runs `work(pointers, compute stream)` on CubeCL's thread, after all that this thread has launched before; does not
 /// wait. The buffers are held until `work` returns. An error is passed to `failed`, and CubeCL refuses to read the
@@ -42,8 +45,21 @@ pub fn submit<const N: usize>(
     work: impl FnOnce([*mut c_void; N], CUstream) -> Result<(), String> + Send + 'static,
     failed: impl FnOnce(String) + Send + 'static,
 ) {
+    submit_new(None, tensors, work, failed);
+}
+
+/// [`submit`], of tensors of which one may be new: CubeCL's thread takes its memory first.
+///
+/// # Panics
+/// As [`submit`].
+pub(crate) fn submit_new<const N: usize>(
+    new: Option<Planned>,
+    tensors: [&CubeTensor; N],
+    work: impl FnOnce([*mut c_void; N], CUstream) -> Result<(), String> + Send + 'static,
+    failed: impl FnOnce(String) + Send + 'static,
+) {
     let work = move |pointers: Vec<_>, stream| work(std::array::from_fn(|i| pointers[i]), stream);
-    submit_all(&tensors, work, failed);
+    submit_planned(new, &tensors, work, failed);
 }
 
 /// [`submit`] of any number of tensors, but of one at least.
@@ -51,6 +67,15 @@ pub fn submit<const N: usize>(
 /// # Panics
 /// As [`submit`].
 pub fn submit_all(
+    tensors: &[&CubeTensor],
+    work: impl FnOnce(Vec<*mut c_void>, CUstream) -> Result<(), String> + Send + 'static,
+    failed: impl FnOnce(String) + Send + 'static,
+) {
+    submit_planned(None, tensors, work, failed);
+}
+
+fn submit_planned(
+    new: Option<Planned>,
     tensors: &[&CubeTensor],
     work: impl FnOnce(Vec<*mut c_void>, CUstream) -> Result<(), String> + Send + 'static,
     failed: impl FnOnce(String) + Send + 'static,
@@ -63,6 +88,7 @@ pub fn submit_all(
     let bindings: Vec<_> = tensors.iter().map(|tensor| tensor.handle.clone().binding()).collect();
     let stream_id = StreamId::current();
     device.submit(move |server: &mut CudaServer| {
+        new.into_iter().for_each(|new| new.take(server));
         let queue = || -> Result<(), String> {
             let mut resources = Vec::with_capacity(bindings.len());
             for binding in &bindings {
@@ -96,22 +122,48 @@ pub fn mark(device: DeviceId, work: impl FnOnce(Option<CUstream>) + Send + 'stat
 /// An uninitialised contiguous tensor on the device of `like`, in a buffer of a [`size_class`]. With
 /// `BURN_MEGATRON_POISON=1` it is filled with NaN, so that a read of what nobody has written shows.
 pub fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    static POISON: LazyLock<bool> =
-        LazyLock::new(|| std::env::var_os("BURN_MEGATRON_POISON").is_some_and(|on| on == "1"));
-    let (client, device) = (like.client.clone(), like.device.clone());
-    let bytes = shape.num_elements() * dtype.size();
-    let held = size_class(bytes);
-    let tensor = if held == bytes {
-        empty_device_contiguous_dtype(client, device, shape, dtype)
-    } else {
-        let whole = Shape::from([held / dtype.size()]);
-        let buffer = empty_device_contiguous_dtype(client.clone(), device.clone(), whole, dtype);
-        CubeTensor::new_contiguous(client, device, shape, buffer.handle.offset_end((held - bytes) as u64), dtype)
-    };
+    empty_all(like, [(shape, dtype)]).remove(0)
+}
+
+/// [`empty`] of several, in one task of CubeCL's thread.
+pub fn empty_all(like: &CubeTensor, tensors: impl IntoIterator<Item = (Shape, DType)>) -> Vec<CubeTensor> {
+    let (tensors, memory): (Vec<_>, Vec<_>) =
+        tensors.into_iter().map(|(shape, dtype)| planned(like, shape, dtype)).unzip();
+    DeviceHandle::<CudaServer>::new(like.client.service_id().device).submit(move |server: &mut CudaServer| {
+        memory.into_iter().for_each(|memory| memory.take(server));
+    });
     if *POISON {
-        fill(&tensor, 0xff);
+        tensors.iter().for_each(|tensor| fill(tensor, 0xff));
     }
-    tensor
+    tensors
+}
+
+/// Memory of a tensor that CubeCL's thread has yet to take.
+#[must_use]
+pub(crate) struct Planned {
+    memory: ManagedMemoryHandle,
+    bytes: u64,
+    stream: StreamId,
+}
+
+impl Planned {
+    fn take(self, server: &mut CudaServer) {
+        // Whoever reads the tensor gets the error.
+        let _ = server.initialize_memory(self.memory, self.bytes, self.stream);
+    }
+}
+
+/// [`empty`] of which the memory is still to be taken.
+pub(crate) fn planned(like: &CubeTensor, shape: Shape, dtype: DType) -> (CubeTensor, Planned) {
+    let bytes = shape.num_elements() * dtype.size();
+    // As CubeCL's own tensors.
+    let alignment = like.client.properties().memory.alignment;
+    let held = (size_class(bytes) as u64).next_multiple_of(alignment);
+    let stream = StreamId::current();
+    let handle = Handle::new(like.client.service_id(), stream, held);
+    let planned = Planned { memory: handle.memory.clone(), bytes: held, stream };
+    let handle = handle.offset_end(held - bytes as u64);
+    (CubeTensor::new_contiguous(like.client.clone(), like.device.clone(), shape, handle, dtype), planned)
 }
 
 /// Sets all bytes of the contiguous tensor to zero, in the order of the compute stream.
@@ -189,7 +241,13 @@ pub(crate) fn vacate(gpu: usize) -> Result<(), String> {
 
 /// Passes all launches of this thread on to CubeCL's thread. Needed before the host waits for a device without CubeCL.
 pub fn flush(tensor: &CubeTensor) {
-    DeviceHandle::<CudaServer>::new(tensor.client.service_id().device).flush_queue();
+    flush_device(tensor.client.service_id().device);
+}
+
+/// [`flush`] of a device. Burn's own waits until they are queued on the GPU and, where data was written to it meanwhile,
+/// until that has arrived.
+pub fn flush_device(device: DeviceId) {
+    DeviceHandle::<CudaServer>::new(device).flush_queue();
 }
 
 /// The tensor with contiguous elements; CubeCL pads rows, which its `into_contiguous` ignores.

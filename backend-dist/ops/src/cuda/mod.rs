@@ -59,6 +59,7 @@ mod rope;
 pub(crate) mod routing;
 mod row_biases;
 mod sinks;
+mod small_matrix;
 mod softmax;
 mod split;
 mod ssd;
@@ -74,6 +75,7 @@ use burn::tensor::Shape;
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
 use gpu::cuda::packed_rows;
+pub use small_matrix::times_small_matrix;
 
 type Float = FloatTensor<Cube>;
 type Int = IntTensor<Cube>;

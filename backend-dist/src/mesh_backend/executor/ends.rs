@@ -6,7 +6,8 @@ use burn::tensor::{DType, Shape};
 use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 
 impl<B: Inner> Executor<B> {
-    pub(super) fn drop_tensor(&mut self, id: TensorId) {
+    /// Nobody reads the tensor any more.
+    pub fn drop_tensor(&mut self, id: TensorId) {
         self.settle_late(id);
         let waits = self.gemms.remove(&id).is_some()
             || self.value_gradients.remove(&id).is_some()

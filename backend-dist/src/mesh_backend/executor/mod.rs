@@ -101,53 +101,47 @@ impl<B: Inner> Executor<B> {
     }
 
     /// Runs an operation, or lets it wait.
-    pub fn register_op(&mut self, op: OperationIr) {
+    pub fn register_op(&mut self, op: &OperationIr) {
+        debug_assert!(!matches!(op, OperationIr::Drop(_)), "tensors end by `drop_tensor`");
         if !self.fuses {
             return self.run_at_once(op);
         }
-        match &op {
-            OperationIr::Drop(x) => self.drop_tensor(x.id),
-            _ if self.transpose(&op) => {}
+        match op {
+            _ if self.transpose(op) => {}
             OperationIr::Float(_, FloatOperationIr::Matmul(op))
                 if op.lhs.dtype.is_float() && op.rhs.dtype == op.lhs.dtype =>
             {
                 self.matmul(op);
             }
-            _ if self.note_constant(&op)
-                || self.fuse(&op)
-                || self.sum_gemms(&op)
-                || self.wait(&op)
-                || self.attention(&op) => {}
+            _ if self.note_constant(op)
+                || self.fuse(op)
+                || self.sum_gemms(op)
+                || self.wait(op)
+                || self.attention(op) => {}
             _ => self.run(op),
         }
     }
 
     /// Runs an operation as it comes. Attention in f64 is ours: Burn's has its softmax in f32.
-    fn run_at_once(&mut self, op: OperationIr) {
-        match &op {
-            OperationIr::Drop(x) => drop(self.logsumexps.remove(&x.id)),
-            OperationIr::Module(_) => {
-                let is_double = op.inputs().next().is_some_and(|x| x.dtype == DType::F64);
-                if is_double && self.attention(&op) {
-                    return;
-                }
-            }
-            _ => {}
+    fn run_at_once(&mut self, op: &OperationIr) {
+        let is_double = || op.inputs().next().is_some_and(|x| x.dtype == DType::F64);
+        if matches!(op, OperationIr::Module(_)) && is_double() && self.attention(op) {
+            return;
         }
-        self.inner.register_op(op);
+        self.inner.register_op(op.clone());
     }
 
-    fn run(&mut self, op: OperationIr) {
+    fn run(&mut self, op: &OperationIr) {
         let inputs: Vec<TensorIr> = op.inputs().cloned().collect();
         inputs.iter().for_each(|x| self.settle(x.id));
-        if let Some((x, out, view)) = view(&op) {
+        if let Some((x, out, view)) = view(op) {
             self.count("view");
             self.link(x, out.id, view.clone());
             self.apply_view(x, out.id, view);
-        } else if !self.sum_columns(&op) {
-            self.count(kind(&op));
+        } else if !self.sum_columns(op) {
+            self.count(kind(op));
             inputs.iter().for_each(|x| self.widen(x));
-            self.inner.register_op(op);
+            self.inner.register_op(op.clone());
         }
         inputs.iter().filter(|x| x.status == TensorStatus::ReadWrite).for_each(|x| self.forget(x.id));
     }
@@ -229,7 +223,7 @@ impl<B: Inner> Executor<B> {
         }
         self.late.clear();
         for op in std::mem::take(&mut self.waiting) {
-            self.run(op);
+            self.run(&op);
         }
         self.chain.take_released().into_iter().for_each(|id| self.drop_tensor(id));
     }

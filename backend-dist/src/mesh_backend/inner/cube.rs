@@ -7,7 +7,7 @@ use burn::backend::{Backend, Cube, ops::FloatTensorOps};
 use burn::tensor::{DType, FloatDType, Shape};
 use burn_std::tensor::{ReshapeAction, reshape_action};
 use gpu::cuda::lt::{self, Operand};
-use gpu::cuda::{empty, packed_rows};
+use gpu::cuda::{empty_all, packed_rows};
 use kernels_cubecl::fused::{self, Plan};
 use ops::{LocalKernels, packed};
 use ranks::collective_ops::Collective;
@@ -27,8 +27,8 @@ impl Inner for Cube {
         let any = || Self::float_empty(Shape::from([1]), device, FloatDType::F32);
         let like = inputs.first().cloned().unwrap_or_else(any);
         let client = like.client.clone();
-        let tensor = |x: Written| empty(&like, x.shape, if x.is_half { half } else { DType::F32 });
-        let outputs: Vec<_> = outputs.into_iter().map(tensor).collect();
+        let tensor = |x: Written| (x.shape, if x.is_half { half } else { DType::F32 });
+        let outputs = empty_all(&like, outputs.into_iter().map(tensor));
         let plan = Plan::of(&client, &program, rows, columns).expect("the chain's limits are the kernel's");
         let scalars: Vec<f32> = scalars.into_iter().map(|x| x as f32).collect();
         let read: Vec<_> = inputs.iter().map(|x| &x.handle).collect();
@@ -46,6 +46,10 @@ impl Inner for Cube {
 
     fn keeping_memory<T: Send>(device: &Device<Self>, work: impl FnOnce() -> T + Send) -> T {
         <Self as Backend>::memory_persistent_allocations(device, work, |work| work())
+    }
+
+    fn hand_over(device: &Device<Self>) {
+        gpu::cuda::flush_device(device.to_id());
     }
 
     fn is_async(group: &Group) -> bool {
@@ -90,6 +94,9 @@ impl Inner for Cube {
         }
         let shape = |lead: &[usize]| Shape::from([lead, &[left[left.len() - 2], right[right.len() - 1]]].concat());
         if right[..lead].iter().all(|size| *size == 1) {
+            if let Some(out) = ops::times_small_matrix(&a, &b, dtype) {
+                return out;
+            }
             // One matrix for all: a single GEMM of all rows.
             return lt::gemm(Operand::flat(a), Operand::batched(b), shape(&left[..lead]), dtype);
         }

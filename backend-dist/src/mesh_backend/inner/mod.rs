@@ -32,6 +32,9 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
         work()
     }
 
+    /// Lets the device begin with what is queued, without a wait for it.
+    fn hand_over(_: &Device<Self>) {}
+
     /// Whether collectives over `group` continue while the device computes.
     fn is_async(_: &Group) -> bool {
         false

@@ -8,11 +8,11 @@ use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 
 impl<B: Inner> Interpreter<B> {
     /// Obeys a command about the input of `carrier`, and makes its output the input.
-    pub(super) fn carry(&mut self, command: Command, carrier: OperationIr) {
+    pub(super) fn carry(&mut self, command: Command, carrier: &OperationIr) {
         let inputs: Vec<TensorIr> = carrier.inputs().cloned().collect();
         let outputs: Vec<TensorId> = carrier.outputs().map(|x| x.id).collect();
         let ([x], [out]) = (&inputs[..], &outputs[..]) else {
-            panic!("{command:?} was carried by {}", name(&carrier));
+            panic!("{command:?} was carried by {}", name(carrier));
         };
         let entry = self.table.get(x.id);
         let (shard, mut state) = (entry.local, entry.state.clone());
@@ -60,7 +60,7 @@ impl<B: Inner> Interpreter<B> {
         let is_sum = |(axis, at): (&MeshAxis, &Placement)| divides(axis) && *at == Placement::Partial;
         if others.iter().any(is_apart) || self.axes.iter().zip(at).any(is_sum) {
             let operations = step.operations(inputs, outputs, || self.new_id());
-            return operations.into_iter().for_each(|op| self.run_planned(op));
+            return operations.into_iter().for_each(|mut op| self.run_planned(&mut op));
         }
         // Every rank computes its share from its shares: there is nothing to plan.
         let at = at.clone();
@@ -71,7 +71,7 @@ impl<B: Inner> Interpreter<B> {
         };
         let (here_in, here_out) = (inputs.map(here), outputs.map(here));
         let operations = step.operations(here_in.each_ref(), here_out.each_ref(), || self.new_id());
-        operations.into_iter().for_each(|op| self.executor.register_op(op));
+        operations.iter().for_each(|op| self.executor.register_op(op));
         for out in outputs {
             self.table.insert(out.id, TensorState { at: at.clone(), weight: false }, out.id);
             self.table.describe(out);

@@ -67,7 +67,7 @@ impl<B: Inner> Interpreter<B> {
             Completion::MaskIndices => {
                 let outside = self.mask_indices(&mut local, axis);
                 let out = local.outputs().next().cloned();
-                self.executor.register_op(local);
+                self.executor.register_op(&local);
                 let ((mask, temporaries), Some(out)) = (outside, out) else { return };
                 temporaries.into_iter().for_each(|id| self.drop_local(id));
                 if let Some(mask) = mask {
@@ -80,7 +80,7 @@ impl<B: Inner> Interpreter<B> {
             }
             Completion::Max | Completion::Min => {
                 let outputs: Vec<TensorIr> = local.outputs().cloned().collect();
-                self.executor.register_op(local);
+                self.executor.register_op(&local);
                 let op = if completion == Completion::Max { ReduceOp::Max } else { ReduceOp::Min };
                 let group = self.groups[axis].clone();
                 for out in outputs {

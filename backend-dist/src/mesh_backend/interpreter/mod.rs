@@ -20,7 +20,7 @@ use crate::logical::{Homes, MeshAxis, TensorState};
 use across::Arrivals;
 use batch_norm::BatchMeans;
 use burn::backend::{DTypeUsageSet, ExecutionError};
-use burn::tensor::{DType, Distribution, Shape, TensorData};
+use burn::tensor::{DType, Distribution, TensorData};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use burn_std::future::DynFut;
 use plans::Plans;
@@ -29,7 +29,7 @@ use ranks::comm::Group;
 /// An interpreter over any inner backend.
 pub(super) trait Interpret: Send {
     /// Runs one operation, which makes a tensor, or obeys the command that it carries.
-    fn run(&mut self, op: OperationIr, command: Option<Command>);
+    fn run(&mut self, op: &mut OperationIr, command: Option<Command>);
     /// Forgets a tensor.
     fn drop_tensor(&mut self, id: TensorId);
     /// The whole tensor; a collective unless it is replicated. With `made`, the tensors that the program has made, the others
@@ -160,18 +160,16 @@ impl<B: Inner> Interpreter<B> {
     }
 
     fn drop_local(&mut self, id: TensorId) {
-        let shape = Shape::from(Vec::<usize>::new());
-        let tensor = TensorIr { id, shape, status: TensorStatus::ReadWrite, dtype: DType::F32 };
-        self.executor.register_op(OperationIr::Drop(tensor));
+        self.executor.drop_tensor(id);
     }
 }
 
 impl<B: Inner> Interpret for Interpreter<B> {
-    fn run(&mut self, op: OperationIr, command: Option<Command>) {
-        match (&op, command) {
+    fn run(&mut self, op: &mut OperationIr, command: Option<Command>) {
+        match (&*op, command) {
             (OperationIr::Drop(tensor), _) => self.drop_tensor(tensor.id),
-            (_, Some(Command::Adopt(id))) => self.adopt(id, &op),
-            (_, Some(Command::Step(step))) => self.step(step, &op),
+            (_, Some(Command::Adopt(id))) => self.adopt(id, op),
+            (_, Some(Command::Step(step))) => self.step(step, op),
             (_, Some(command)) => self.carry(command, op),
             (
                 OperationIr::Float(_, FloatOperationIr::Random(random))
@@ -185,7 +183,7 @@ impl<B: Inner> Interpret for Interpreter<B> {
             }
             (_, None) => {
                 self.report.operations += 1;
-                let mean = self.batch_means.as_mut().and_then(|means| means.of(&op));
+                let mean = self.batch_means.as_mut().and_then(|means| means.of(op));
                 self.run_planned(op);
                 mean.iter().for_each(|mean| self.mean_across(mean));
             }
@@ -259,8 +257,7 @@ impl<B: Inner> Interpret for Interpreter<B> {
     }
 
     fn flush(&self) {
-        // What cannot be handed over now is an error of the next read.
-        let _ = B::flush(&self.device);
+        B::hand_over(&self.device);
     }
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {

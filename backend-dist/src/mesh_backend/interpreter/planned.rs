@@ -7,8 +7,8 @@ use crate::logical::{TensorState, makes_weights};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, TensorStatus};
 
 impl<B: Inner> Interpreter<B> {
-    /// Runs an operation whose inputs are replicated, or of one rank: there is nothing to plan. Returns it if there is.
-    fn run_replicated(&mut self, mut op: OperationIr) -> Option<OperationIr> {
+    /// Runs an operation whose inputs are replicated, or of one rank: there is nothing to plan. Whether it is one.
+    fn run_replicated(&mut self, op: &mut OperationIr) -> bool {
         let (mut renames, mut from_weight, mut is_whole) = (false, false, true);
         let mut consumed = Vec::new();
         for x in op.inputs() {
@@ -20,14 +20,14 @@ impl<B: Inner> Interpreter<B> {
                 consumed.push(x.id);
             }
         }
-        let is_embedding = self.axes.first().is_some_and(|axis| self.homes.of_embedding(&op, axis.ranks).is_some());
+        let is_embedding = self.axes.first().is_some_and(|axis| self.homes.of_embedding(op, axis.ranks).is_some());
         let is_alone = self.axes.iter().all(|axis| axis.ranks == 1);
-        if !is_alone && (!is_whole || is_embedding || self.homes.has_scatter(&op)) {
-            return Some(op);
+        if !is_alone && (!is_whole || is_embedding || self.homes.has_scatter(op)) {
+            return false;
         }
-        let weight = from_weight && makes_weights(&op, |id| self.table.get(id).state.weight);
+        let weight = from_weight && makes_weights(op, |id| self.table.get(id).state.weight);
         for out in op.outputs() {
-            let at = if is_whole { None } else { self.at_of_updated(&op, out) };
+            let at = if is_whole { None } else { self.at_of_updated(op, out) };
             let state = TensorState { weight, at: at.unwrap_or_else(|| self.replicated().at) };
             self.table.insert(out.id, state, out.id);
         }
@@ -40,7 +40,7 @@ impl<B: Inner> Interpreter<B> {
                 self.drop_copies(entry);
             }
         }
-        None
+        true
     }
 
     /// Where the input is that arithmetic gives `out` in place of, so that a parameter stays where it was.
@@ -51,10 +51,12 @@ impl<B: Inner> Interpreter<B> {
     }
 
     /// Runs an operation as planned for where its inputs are.
-    pub(super) fn run_planned(&mut self, op: OperationIr) {
-        let Some(mut op) = self.run_replicated(op) else { return };
-        let names = Names::take(&mut op);
-        let known = self.known(&op, &names);
+    pub(super) fn run_planned(&mut self, op: &mut OperationIr) {
+        if self.run_replicated(op) {
+            return;
+        }
+        let names = Names::take(op);
+        let known = self.known(op, &names);
         let plan = &known.plan;
         if let Some((operation, bytes)) = &known.fallback {
             self.report.fallback(operation.clone(), *bytes);
@@ -71,13 +73,13 @@ impl<B: Inner> Interpreter<B> {
                 false => self.place(&TensorIr { id, ..x.clone() }, wanted, is_consumed, half),
             });
         }
-        names.give(&mut op, &[]);
+        names.give(op, &[]);
         let mut local = plan.local.clone();
         names.give(&mut local, &locals);
         let is_scaled = |out: &&TensorIr| plan.scale.is_some() && out.dtype.is_float();
         let scaled: Vec<TensorIr> = local.outputs().filter(is_scaled).cloned().collect();
         match plan.completion {
-            None => self.executor.register_op(local),
+            None => self.executor.register_op(&local),
             Some((axis, completion)) => self.run_completed(local, axis, completion),
         }
         for (place, state) in &plan.outputs {
@@ -88,8 +90,8 @@ impl<B: Inner> Interpreter<B> {
         if let Some(factor) = plan.scale {
             self.scale(&scaled, factor);
         }
-        self.link_view(&op);
-        self.shard_tokens(&op);
+        self.link_view(op);
+        self.shard_tokens(op);
         for (local, id) in locals.into_iter().zip(names.tensors) {
             if local.is_temporary {
                 self.drop_local(local.id);
@@ -110,7 +112,7 @@ impl<B: Inner> Interpreter<B> {
             let lhs = TensorIr { id: entry.local, status: TensorStatus::ReadWrite, ..out.clone() };
             entry.local = id;
             let scaled = ScalarOpIr { lhs, rhs: ScalarIr::Float(factor), out: TensorIr { id, ..out.clone() } };
-            self.executor.register_op(OperationIr::NumericFloat(out.dtype, NumericOperationIr::MulScalar(scaled)));
+            self.executor.register_op(&OperationIr::NumericFloat(out.dtype, NumericOperationIr::MulScalar(scaled)));
         }
     }
 }

@@ -60,7 +60,7 @@ impl<B: Inner> Interpreter<B> {
         let out = self.new_id();
         let mut op = op.clone();
         op.visit_mut(&mut Between { x, out });
-        self.executor.register_op(op);
+        self.executor.register_op(&op);
         out
     }
 }

@@ -195,8 +195,8 @@ impl Meta {
 }
 
 impl Interpret for Meta {
-    fn run(&mut self, op: OperationIr, command: Option<Command>) {
-        match (&op, command) {
+    fn run(&mut self, op: &mut OperationIr, command: Option<Command>) {
+        match (&*op, command) {
             (OperationIr::Drop(x), _) => self.forget(x.id),
             (_, Some(Command::Adopt(id))) => {
                 let out = op.outputs().next().expect("a carrier makes a tensor").id;
@@ -213,13 +213,13 @@ impl Interpret for Meta {
                 let operations = step.operations(inputs, outputs, || TensorId::new(self.new_number()));
                 operations.iter().for_each(|op| self.run_planned(op));
             }
-            (_, Some(command)) => self.carry(command, &op),
+            (_, Some(command)) => self.carry(command, op),
             (
                 OperationIr::Float(_, FloatOperationIr::Random(random))
                 | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)),
                 None,
             ) => self.fill(&random.out),
-            (_, None) => self.run_planned(&op),
+            (_, None) => self.run_planned(op),
         }
     }
 

@@ -101,6 +101,33 @@ pub fn masked() -> Program {
     }
 }
 
+/// `exp(x - row) · column`, without a sum over a row.
+pub fn of_rows() -> Program {
+    Program {
+        inputs: vec![
+            input(Extent::Whole, Kind::Half),
+            input(Extent::PerRow, Kind::F32),
+            input(Extent::PerColumn, Kind::F32),
+        ],
+        scalars: 0,
+        draws: 0,
+        steps: vec![
+            Step::Load(0),
+            Step::Load(1),
+            Step::Binary(Binary::Sub, 0, 1),
+            Step::Unary(Unary::Exp, 2),
+            Step::Load(2),
+            Step::Binary(Binary::Mul, 3, 4),
+            Step::Unary(Unary::Neg, 1),
+        ],
+        outputs: vec![
+            output(5, Extent::Whole, Kind::Half),
+            output(2, Extent::Whole, Kind::F32),
+            output(6, Extent::PerRow, Kind::F32),
+        ],
+    }
+}
+
 /// Every function, summed up.
 pub fn functions() -> Program {
     let mut steps = vec![Step::Load(0), Step::Unary(Unary::Abs, 0), Step::Scalar(0), Step::Binary(Binary::Add, 1, 2)];

@@ -5,6 +5,7 @@ use cubecl::server::Handle;
 use half::{bf16, f16};
 use kernels_cubecl::pointwise::flat::{self, CHUNK, Chunks, Copies, FloatType, Run};
 use kernels_cubecl::pointwise::normalize::{self, NormalizeShape};
+use kernels_cubecl::pointwise::small_matrix::{SmallMatrix, multiply};
 use kernels_cubecl::pointwise::strided_rows::{StridedRows, pack};
 use kernels_cubecl::pointwise::{accumulate::accumulate as add_up, column_sum, reduce_slices, split_bf16::split};
 
@@ -14,6 +15,28 @@ pub fn column_sum<E: Element>(client: &Client, rows: usize, columns: usize) -> u
     let (x, total) = (upload::<E>(client, &x), poisoned::<f32>(client, columns));
     column_sum::column_sum::<E>(client, &x, &total, rows, columns).expect("legal");
     report(&format!("column sum {}, {rows} × {columns}", E::NAME), &download::<f32>(client, &total), &expected, 1e-5)
+}
+
+/// Rows times a matrix of two or four columns and rows, at any strides.
+pub fn small_matrix<E: Element, O: Element>(client: &Client, rows: usize, of: SmallMatrix) -> usize {
+    let span = (of.rows - 1) * of.strides[0] + (of.columns - 1) * of.strides[1] + 1;
+    let (x, matrix) = (random(rows * of.rows, 1), random(span, 2));
+    let mut expected = vec![];
+    for row in x.chunks_exact(of.rows) {
+        for column in 0..of.columns {
+            let factor = |k: usize| matrix[k * of.strides[0] + column * of.strides[1]];
+            expected.push(row.iter().enumerate().map(|(k, x)| x * factor(k)).sum());
+        }
+    }
+    let (x, matrix) = (upload::<E>(client, &x), upload::<E>(client, &matrix));
+    let out = poisoned::<O>(client, expected.len());
+    multiply::<E, O>(client, &x, &matrix, &out, rows, of).expect("legal");
+    report(
+        &format!("{} rows of {} by {of:?} in {}", rows, E::NAME, O::NAME),
+        &download::<O>(client, &out),
+        &expected,
+        O::LIMIT,
+    )
 }
 
 /// Positive numbers over their sum, and softmax with one number far below the others.

@@ -3,6 +3,8 @@
 mod facts;
 mod launch;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 pub use launch::{Launch, Written};
 
@@ -49,7 +51,7 @@ struct Value {
 pub struct Limits {
     /// The type of all tensors.
     pub dtype: DType,
-    /// Whether rows of this length fit into registers.
+    /// Whether rows of this length fit into registers, as sums over them need.
     pub fits: fn(usize) -> bool,
     /// Most elements.
     pub elements: usize,
@@ -219,6 +221,10 @@ impl<H: Clone + PartialEq> Chain<H> {
         }
     }
 
+    fn reduces(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Reduce(..)))
+    }
+
     fn inputs_may_be_rows(&self) -> bool {
         // Numbers of rows are f32.
         self.inputs.iter().all(|(input, ..)| input.element == Element::F32)
@@ -275,6 +281,6 @@ impl<H: Clone + PartialEq> Chain<H> {
             && loads <= MOST_INPUTS
             && steps < MOST_STEPS
             && (1..=limits.elements).contains(&(rows * columns))
-            && (!has_rows || (limits.fits)(columns))
+            && (!has_rows || (limits.fits)(columns) || !(reduces || self.reduces()))
     }
 }
