@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Shape, Tensor};
 
 use crate::local::{Placements, to_local};
 use ranks::comm::Group;
@@ -106,6 +106,11 @@ pub fn put_back<M: Module>(module: &M, values: HashMap<ParamId, Tensor<1>>, grad
     restore.grads
 }
 
+/// The tensor in another shape; a reshape to its own would be an operation all the same.
+pub(super) fn shaped<const A: usize, const B: usize>(x: Tensor<A>, shape: Shape) -> Tensor<B> {
+    if x.shape() == shape { Tensor::from_dispatch(x.into_dispatch()) } else { x.reshape(shape) }
+}
+
 struct Flatten<'a> {
     grads: &'a mut GradientsParams,
     of: &'a dyn Fn(ParamId) -> bool,
@@ -121,7 +126,7 @@ impl ModuleVisitor for Flatten<'_> {
         }
         let value = param.val();
         let length = Placements::of(&value).local_shape(value.shape()).num_elements();
-        let grad = self.grads.remove::<D>(param.id).map(|grad| to_local(grad).reshape([length]));
+        let grad = self.grads.remove::<D>(param.id).map(|grad| shaped(to_local(grad), [length].into()));
         let dtype = grad.as_ref().map_or(value.dtype(), Tensor::dtype);
         self.params.push(FlatGrad { id: param.id, dtype, length, grad, device: value.device().inner() });
     }
@@ -136,7 +141,7 @@ impl ModuleVisitor for Restore {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(value) = self.values.remove(&param.id) {
             let placements = Placements::of(&param.val());
-            let value = value.reshape(placements.local_shape(param.shape()));
+            let value = shaped(value, placements.local_shape(param.shape()));
             self.grads.register::<D>(param.id, placements.from_local(value));
         }
     }

@@ -14,20 +14,21 @@ use burn::tensor::Tensor;
 
 pub use clip::clip_grad_norm;
 pub use flat::{FlatGrad, dtypes, put_back, split, take_used};
-pub use placed::place_gradients;
+pub use placed::{place_gradients, place_gradients_of};
 use ranks::collective::all_reduce;
 use ranks::comm::{Group, ReduceOp};
 
 /// Replaces every gradient by its mean over `group`.
 ///
-/// All ranks must hold clones of one module: parameters pair up by the order in which the module visits them. A
-/// parameter that only some ranks used counts as zero on the others, one that no rank used keeps having no gradient.
+/// All ranks of `group` must call it, with clones of one module: parameters pair up by the order in which the module visits
+/// them. A parameter that only some ranks used counts as zero on the others, one that no rank used keeps having no gradient.
 pub fn average_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
     average_gradients_of(module, grads, group, |_| true)
 }
 
-/// [`average_gradients`] of some parameters; the gradients of the others stay as they are.
-pub(crate) fn average_gradients_of<M: Module>(
+/// [`average_gradients`] of the parameters `of`, which must be the same on every rank; the gradients of the others stay as
+/// they are.
+pub fn average_gradients_of<M: Module>(
     module: &M,
     mut grads: GradientsParams,
     group: &Group,

@@ -6,18 +6,29 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-use super::flat::dtypes;
+use super::flat::{dtypes, shaped};
 use crate::local::{Placements, to_local};
 use ranks::collective::all_reduce;
 use ranks::comm::{Group, ReduceOp};
 
 /// Brings each gradient of `module` to where its parameter is on the logical device along the axis of `group`; those
 /// that are sums over the group, of parameters that every rank holds, in one all-reduce per number type. On other
-/// devices nothing.
+/// devices nothing. Every rank of `group` must call it, with a clone of one module and gradients of the same parameters.
 pub fn place_gradients<M: Module>(module: &M, grads: GradientsParams, group: &Group) -> GradientsParams {
-    let mut placed = Placed { grads, sums: GradientsParams::new() };
+    place_gradients_of(module, grads, group, |_| true)
+}
+
+/// [`place_gradients`] of the parameters `of`, which must be the same on every rank; the gradients of the others stay where
+/// they are.
+pub fn place_gradients_of<M: Module>(
+    module: &M,
+    grads: GradientsParams,
+    group: &Group,
+    of: impl Fn(ParamId) -> bool,
+) -> GradientsParams {
+    let mut placed = Placed { grads, sums: GradientsParams::new(), of: &of };
     module.visit(&mut placed);
-    let Placed { grads, sums } = placed;
+    let Placed { grads, sums, .. } = placed;
     let mut flat = Flat { grads: sums, sums: Vec::new() };
     module.visit(&mut flat);
     let sums = flat.sums;
@@ -46,14 +57,18 @@ struct Sum {
 }
 
 /// Asks where tensors are before it makes others: the device would have to catch up for each answer.
-struct Placed {
+struct Placed<'a> {
     grads: GradientsParams,
     /// What this rank holds of those that are sums over the group.
     sums: GradientsParams,
+    of: &'a dyn Fn(ParamId) -> bool,
 }
 
-impl ModuleVisitor for Placed {
+impl ModuleVisitor for Placed<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !(self.of)(param.id) {
+            return;
+        }
         let Some(grad) = self.grads.remove::<D>(param.id) else { return };
         let (wanted, here) = (Placements::of(&param.base()), Placements::of(&grad));
         if wanted.is_sum_of(&here) {
@@ -85,7 +100,7 @@ struct Restore {
 impl ModuleVisitor for Restore {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(value) = self.values.remove(&param.id) {
-            let value = value.reshape(param.shape());
+            let value = shaped(value, param.shape());
             self.grads.register::<D>(param.id, Placements::of(&param.base()).from_local(value));
         }
     }

@@ -3,17 +3,19 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use backend_dist::mesh::{Axis, Coords, Mesh, ParallelLayout};
+use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use backend_dist::process::Processes;
 use burn::optim::OptimizerRecord;
 use burn::tensor::{Device, FloatDType};
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{EventProcessorTraining, Learner, LearnerModel};
+use burn::train::{Learner, LearnerModel};
 use parking_lot::Mutex;
 
-use super::devices::{host, like};
+use super::devices::{has_checkpointing, host, like};
+use super::frozen::has_untrained;
 use super::items::Items;
+use super::one_memory::in_one_memory;
 use super::processes::Together;
 use super::rank_loop::RankSetup;
 use super::report::{Failure, Fit, Fitted, Training};
@@ -82,10 +84,8 @@ impl<M: LearnerModel> DataParallel<M> {
             Err(error) => return Fitted::failed(learner.model().fork(&devices[0]), components, error),
         };
         // The stages of a pipeline have owners of their own.
-        let zero = if self.pipeline.is_none() { self.zero(&learner) } else { None };
-        if self.pipeline.is_some() {
-            learner.fork(&host());
-        }
+        let is_checkpointed = self.pipeline.is_none() && devices.iter().any(has_checkpointing);
+        let zero = if self.pipeline.is_none() { self.zero(&learner, is_checkpointed) } else { None };
         let resumed = (starting_epoch > 1).then_some(&*components.event_store);
         let learners = match self.learner_of_each_rank(&mut learner, &zero, resumed) {
             Ok(learners) => learners,
@@ -97,19 +97,21 @@ impl<M: LearnerModel> DataParallel<M> {
         let train = split(&train, equal_shares(train.num_items(), self.ranks));
         let mesh = self.mesh();
         // Outputs cannot leave their process, and all of the validation set is to be in the metrics.
-        let reporting =
-            (0..mesh.world_size() / together.processes().count()).filter(|rank| leads(&mesh, *rank)).count();
+        let ParallelLayout { tp, pp, .. } = *mesh.layout();
+        let reporting = (mesh.world_size() / together.processes().count()).div_ceil(tp * pp);
         // A forward pass is a collective, so a rank without a batch takes the first item and nobody looks at the result.
         let has_filler = self.zero == 3 && valid.num_items() > 0;
         let fillers: Vec<_> = (0..self.ranks).map(|_| has_filler.then(|| valid.slice(0, 1))).collect();
         let valid = split(&valid, shares_of_first(valid.num_items(), reporting, self.ranks));
+        let on_several = self.is_logical() || devices.iter().any(|device| *device != devices[0]);
+        let processor = in_one_memory::<M>(components.event_processor, reporting > 1 && on_several);
 
         let shared = Shared {
             epochs: starting_epoch..=components.num_epochs,
             accumulation: components.grad_accumulation.unwrap_or(1),
             interrupter: components.interrupter,
             store: components.event_store,
-            processor: Mutex::new(components.event_processor),
+            processor: Mutex::new(processor),
             trained: Items::new(self.ranks),
             validated: Items::new(self.ranks),
             reports: together.processes().is_first(),
@@ -142,6 +144,9 @@ impl<M: LearnerModel> DataParallel<M> {
             Some(_) => devices.iter().map(|device| device.clone().inner()).collect(),
             None => devices.clone(),
         };
+        // Activations between stages come without.
+        let like_user =
+            |device: Device| if is_checkpointed { device.autodiff().gradient_checkpointing() } else { device };
         // Their devices live until nobody reads what they have computed.
         let ranks = Mutex::new(Vec::new());
         let result = together.processes().launch(&launched, |rank| {
@@ -162,17 +167,16 @@ impl<M: LearnerModel> DataParallel<M> {
                 setup.run(device, &rank.group(Axis::Dp), placing.as_ref(), &shared)
             };
             let model = match &teams {
-                Some(teams) => teams.run(&rank, |device| run(&self.training_device(device)))?,
+                Some(teams) => teams.run(&rank, |device| run(&self.training_device(like_user(device))))?,
                 None => Some(run(&devices[rank.rank - together.processes().ranks().start])?),
             };
             together.end(&rank, &model)?;
             Ok(model)
         });
-        let mut processor = shared.processor.into_inner();
         if result.is_ok() {
-            // An error of a metric has stopped the training, or it has ended.
-            let _ = processor.flush();
+            shared.flush();
         }
+        let processor = shared.processor.into_inner();
         drop(ranks);
         let trained = result.map_err(Failure::from).and_then(|models| match together.received(&learner) {
             Ok(Some(model)) => Ok(model),
@@ -187,12 +191,6 @@ impl<M: LearnerModel> DataParallel<M> {
             }
         }
     }
-}
-
-/// Whether `rank` has a program of its own: the first of a team and of a pipeline.
-fn leads(mesh: &Mesh, rank: usize) -> bool {
-    let Coords { tp, pp, .. } = mesh.coords(rank);
-    tp == 0 && pp == 0
 }
 
 impl<M> DataParallel<M> {
@@ -239,13 +237,16 @@ impl<M> DataParallel<M> {
 
 impl<M: LearnerModel> DataParallel<M> {
     /// How ranks step models of their own; `None` if the learners hold the models.
-    pub(super) fn zero(&self, learner: &Learner<M>) -> Option<Zero> {
+    pub(super) fn zero(&self, learner: &Learner<M>, is_checkpointed: bool) -> Option<Zero> {
         let model = learner.model();
         // Of several ranks, or of one whose model is not where the learner's is, with which clones share them.
         let has_own = self.ranks > 1 || self.tensor.is_some();
         let states = if has_own { running_states(&model) } else { HashSet::new() };
+        // What one rank has whole the step of the optimizer may change as it likes.
+        let is_whole = |tensor: &TensorParallel<M>| tensor.ranks == 1 && !is_checkpointed && has_untrained(&model);
+        let learners_have_it = self.overlap.is_none() && self.tensor.as_ref().is_none_or(is_whole);
         let owners = match self.zero {
-            0 if states.is_empty() && self.tensor.is_none() && self.overlap.is_none() => return None,
+            0 if states.is_empty() && learners_have_it => return None,
             0 => Owners::of(&model, 1),
             3 => Owners::of_units(&model, self.ranks, &self.units),
             _ => Owners::of(&model, self.ranks),
@@ -261,10 +262,12 @@ impl<M: LearnerModel> DataParallel<M> {
         zero: &Option<Zero>,
         resumed: Option<&EventStoreClient>,
     ) -> Result<Vec<Learner<M>>, String> {
-        let Some(zero) = zero else { return Ok(vec![learner.clone(); self.ranks]) };
-        // Before the clones, so that all ranks share one copy of the values that they do not step.
-        learner.fork(&host());
+        if zero.is_some() || self.is_logical() {
+            // Before the clones, so that all ranks share one copy of the values that they do not step.
+            learner.fork(&host());
+        }
         let mut learners = vec![learner.clone(); self.ranks];
+        let Some(zero) = zero else { return Ok(learners) };
         if let (Some(store), true) = (resumed, zero.stage > 0) {
             let states = optimizer_record(learner, store).into_bytes().map_err(|error| error.to_string())?;
             for (rank, learner) in learners.iter_mut().enumerate() {

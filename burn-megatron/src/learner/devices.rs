@@ -4,12 +4,17 @@ use std::ops::Range;
 
 use backend_dist::gpu;
 use burn::module::Module;
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{Device, Distribution, GradientCheckpointingStrategy, Tensor};
 
 /// Where the learner's copies of parameters that it never steps cost no accelerator memory. A parameter that it steps
 /// moves to the device of its gradient, and stays there.
 pub(super) fn host() -> Device {
     Device::flex().autodiff()
+}
+
+/// Whether what is computed there has gradient checkpointing.
+pub(super) fn has_checkpointing(device: &Device) -> bool {
+    device.gradient_checkpointing_strategy() == Some(GradientCheckpointingStrategy::Balanced)
 }
 
 /// A device for each rank of a model that is on `device`: these GPUs of the host if it is a GPU, else all ranks share it.

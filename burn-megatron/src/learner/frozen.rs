@@ -2,14 +2,38 @@
 
 use std::any::Any;
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use backend_dist::paths::PathVisitor;
-use burn::backend::Flex;
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 use burn::train::{Learner, LearnerModel};
+
+use super::integers::{Changed, Integers};
+use super::same::is_same;
+
+/// Whether a model has parameters that nothing but its own `TrainStep::optimize` changes.
+pub(super) fn has_untrained<M: Module>(model: &M) -> bool {
+    let mut untrained = Untrained(false);
+    model.visit(&mut untrained);
+    untrained.0
+}
+
+struct Untrained(bool);
+
+impl ModuleVisitor for Untrained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0 |= !param.is_require_grad();
+    }
+
+    fn visit_int<const D: usize>(&mut self, _: &Param<Tensor<D, Int>>) {
+        self.0 = true;
+    }
+
+    fn visit_bool<const D: usize>(&mut self, _: &Param<Tensor<D, Bool>>) {
+        self.0 = true;
+    }
+}
 
 /// Those that an optimizer step has changed, by their place among all frozen ones.
 pub(super) struct Changes {
@@ -18,13 +42,18 @@ pub(super) struct Changes {
     path: String,
 }
 
-/// An optimizer step.
-pub(super) fn optimizer_step<M: LearnerModel>(learner: &mut Learner<M>, grads: GradientsParams) -> Changes {
-    let Before { frozen, trained } = Before::default().walk(&learner.model());
+/// An optimizer step of a model in host memory. What else of it has changed than trained parameters.
+pub(super) fn optimizer_step<M: LearnerModel>(learner: &mut Learner<M>, grads: GradientsParams) -> (Changes, Changed) {
+    let model = learner.model();
+    let (before, integers) = (Before::default().walk(&model), Integers::of(&model));
+    drop(model);
     learner.optimizer_step(grads);
+    let Before { frozen, trained, are_trained } = before;
     let changes = Changes { found: Vec::new(), path: String::new() };
-    let compare = Compare { before: frozen.into_iter(), trained, seen: HashSet::new(), at: 0, changes };
-    compare.walk(&learner.model()).changes
+    let (before, are_trained) = (frozen.into_iter(), are_trained.into_iter());
+    let compare = Compare { before, trained, are_trained, seen: HashSet::new(), at: 0, changes };
+    let model = learner.model();
+    (compare.walk(&model).changes, integers.changed_in(&model))
 }
 
 impl Changes {
@@ -55,10 +84,13 @@ impl Changes {
 struct Before {
     frozen: Vec<Box<dyn Any>>,
     trained: HashSet<ParamId>,
+    /// Whether each is.
+    are_trained: Vec<bool>,
 }
 
 impl PathVisitor for Before {
     fn visit<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
+        self.are_trained.push(param.is_require_grad());
         if param.is_require_grad() {
             self.trained.insert(param.id);
         } else {
@@ -67,16 +99,22 @@ impl PathVisitor for Before {
     }
 }
 
-struct Compare<I> {
+struct Compare<I, T> {
     before: I,
     trained: HashSet<ParamId>,
+    are_trained: T,
     seen: HashSet<ParamId>,
     at: usize,
     changes: Changes,
 }
 
-impl<I: Iterator<Item = Box<dyn Any>>> PathVisitor for Compare<I> {
+impl<I: Iterator<Item = Box<dyn Any>>, T: Iterator<Item = bool>> PathVisitor for Compare<I, T> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        assert!(
+            self.are_trained.next() == Some(param.is_require_grad()),
+            "`TrainStep::optimize` changes whether `{path}` is trained, which is decided before a training with ZeRO, tensor \
+             parallelism, pipelines or overlap; nearest legal: `no_grad` or `require_grad` before it, or data parallelism without them"
+        );
         // Burn's optimizers step the first of the fields that hold a parameter, also where it is the one that is frozen.
         let is_stepped = self.seen.insert(param.id) && self.trained.contains(&param.id);
         if param.is_require_grad() {
@@ -92,17 +130,6 @@ impl<I: Iterator<Item = Box<dyn Any>>> PathVisitor for Compare<I> {
         }
         self.at += 1;
     }
-}
-
-/// Mostly it is the same memory of the host.
-fn is_same<const D: usize>(before: &Tensor<D>, after: &Tensor<D>) -> bool {
-    let memory = |x: &Tensor<D>| {
-        let x = x.clone().without_autodiff().try_into_primitive::<Flex>().ok()?;
-        Some(x.data_arc())
-    };
-    let [here, there] = [before, after].map(memory);
-    let is_shared = here.zip(there).is_some_and(|(here, there)| Arc::ptr_eq(&here, &there));
-    is_shared || before.to_data() == after.to_data()
 }
 
 struct Make {

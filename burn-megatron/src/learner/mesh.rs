@@ -116,7 +116,8 @@ impl MeshStrategy {
     /// Reduces gradients over data-parallel ranks in buckets, each as soon as the backward pass has its gradients, as
     /// Megatron-LM's `--overlap-grad-reduce` and PyTorch's `DistributedDataParallel`: with ZeRO 0 and 1 in the last
     /// micro-batch of a step, with ZeRO 2 in every one. It gains nothing on CPU ranks. A step must have one backward
-    /// pass. Gradients come early if the forward pass takes values of parameters where it uses them, as modules of burn-nn
+    /// pass. In a model of [`stages`](Self::stages) it is the last micro-batch of each stage, and parameters of several parts are
+    /// left for the step. Gradients come early if the forward pass takes values of parameters where it uses them, as modules of burn-nn
     /// do.
     pub fn overlap_grad_reduce(mut self) -> Self {
         self.overlap = true;
@@ -132,7 +133,8 @@ impl MeshStrategy {
 
     /// Normalizes batches of `nn::BatchNorm` by the statistics of all data-parallel ranks in training, as PyTorch's
     /// `SyncBatchNorm`: ranks compute what one device does with all their samples. Running statistics are equal on all
-    /// ranks. A step must have one backward pass.
+    /// ranks. A step must have one backward pass. In a model of [`stages`](Self::stages) the statistics are those of a micro-batch
+    /// of all data-parallel ranks, which begin each pass of a stage together.
     pub fn sync_batch_norm(mut self) -> Self {
         self.sync_batch_norm = true;
         self

@@ -97,7 +97,7 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         if let Some(tensor) = &strategy.tensor {
             tensor.check(&learner.model()).map_err(|error| error.to_string())?;
         }
-        let zero = strategy.zero(&learner);
+        let zero = strategy.zero(&learner, false);
         let learners = Mutex::new(strategy.learner_of_each_rank(&mut learner, &zero, None)?);
         let mesh = Mesh::new(layout.clone()).map_err(|error| error.to_string())?;
         let teams = strategy.teams(&mesh);

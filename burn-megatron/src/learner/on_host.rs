@@ -12,8 +12,9 @@ use super::stages::Sendable;
 /// An output whose tensors the thread of burn-train's metrics brings to host memory.
 ///
 /// Metrics get the outputs of all data-parallel ranks, each on its rank's device. Some keep tensors from batch to batch
-/// (precision, recall, F-beta, Matthews' correlation, AUROC, AUC-PR) and fail where these are on several devices; others do not
-/// need this.
+/// (precision, recall, F-beta, Matthews' correlation, AUROC, AUC-PR) and fail where these are on several devices. Outputs that are
+/// burn-train's `ClassificationOutput` or `MultiLabelClassificationOutput` with at most 4,194,304 scores come to the host by
+/// themselves. This is for other types, and for more scores.
 ///
 /// ```
 /// use burn::prelude::*;

@@ -1,7 +1,7 @@
 //! A training of any Burn module with the settings of a [`MeshStrategy`], and which of them cannot be.
 
 use backend_dist::mesh::{Axis, ParallelLayout};
-use burn::module::ModuleDisplay;
+use burn::module::{Module, ModuleDisplay};
 use burn::tensor::FloatDType;
 use burn::train::{LearnerModel, TrainStep, TrainingStrategy};
 use models::recompute::Granularity;
@@ -41,12 +41,7 @@ impl<M: LearnerModel> OnMesh<M> {
         for_any_module(&self.strategy.layout)?;
         self.strategy.check()?;
         self.strategy.check_without_stages()?;
-        if self.strategy.sync_batch_norm && running_states(model).is_empty() {
-            return Err(
-                "sync_batch_norm: the model has no running statistics, so no `nn::BatchNorm`; nearest legal: none"
-                    .into(),
-            );
-        }
+        self.strategy.check_states(model)?;
         self.tensor.as_ref().map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())
     }
 }
@@ -140,6 +135,17 @@ impl MeshStrategy {
         }
         if *micro_batches == Some(0) {
             return Err("micro_batches 0: a step takes at least 1 batch; nearest legal: 1".into());
+        }
+        Ok(())
+    }
+
+    /// Refuses to synchronize what the model does not have.
+    pub(super) fn check_states<M: Module>(&self, model: &M) -> Result<(), String> {
+        if self.sync_batch_norm && running_states(model).is_empty() {
+            return Err(
+                "sync_batch_norm: the model has no running statistics, so no `nn::BatchNorm`; nearest legal: none"
+                    .into(),
+            );
         }
         Ok(())
     }

@@ -47,13 +47,9 @@ impl<M: LearnerModel> Shared<M> {
         self.interrupter.fail_on_error(send(&mut processor));
     }
 
-    /// Waits until the metrics have all events. burn-train's own wait ends never if a metric panics meanwhile, because its queue,
-    /// which has one place, keeps what asks for the answer: events without effect go before, and find the queue closed.
+    /// Waits until the metrics have all events.
     pub fn flush(&self) {
-        for _ in 0..2 {
-            self.send(|to| to.process_valid(LearnerEvent::EndEpoch(0)));
-        }
-        self.send(EventProcessorTraining::flush);
+        flush(&mut *self.processor.lock(), |error| self.interrupter.fail(error));
     }
 
     /// All outputs are read before any rank computes further, where ranks wait for each other within operations.
@@ -65,4 +61,18 @@ impl<M: LearnerModel> Shared<M> {
             group.barrier();
         }
     }
+}
+
+/// Waits until the metrics have all events; what failed goes to `failed`. burn-train's own wait ends never if a metric panics
+/// meanwhile, because its queue, which has one place, keeps what asks for the answer: events without effect go before, and find
+/// the queue closed. It takes one more than there are queues, of which [`in_one_memory`](super::one_memory::in_one_memory) adds
+/// one.
+pub(super) fn flush<T, V>(
+    to: &mut impl EventProcessorTraining<T, LearnerEvent<V>>,
+    mut failed: impl FnMut(EventProcessorError),
+) {
+    for _ in 0..3 {
+        to.process_valid(LearnerEvent::EndEpoch(0)).unwrap_or_else(&mut failed);
+    }
+    to.flush().unwrap_or_else(failed);
 }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::Teams;
@@ -37,6 +38,8 @@ pub(crate) struct StagesSteps<M: Stages> {
     pub micro_batches: usize,
     pub schedule: Option<ScheduleKind>,
     pub recompute: Recompute,
+    /// Whether ZeRO 0 to 2 reduces gradients during the backward passes.
+    pub overlap: bool,
 }
 
 impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
@@ -67,6 +70,7 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
         let train = |rank: &Rank, device: &Device| {
             let learner = learner.lock().clone();
             let mut stages = StageRank::new(learner, device, (rank, plan), (layout.zero, &units), division.clone())?;
+            stages = stages.overlapping((self.overlap && layout.zero < 3).then_some(BUCKET));
             let mut losses = Vec::new();
             for step in 0..self.steps {
                 let batch = |items| (self.batch)(items, device);

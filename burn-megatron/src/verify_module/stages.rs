@@ -44,9 +44,6 @@ pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
     proof: &Proof,
 ) -> Result<ModuleReport, ModuleError> {
     layouts.iter().try_for_each(|layout| for_stages(layout).map_err(ModuleError::Layout))?;
-    if proof.overlap {
-        return Err(ModuleError::Layout("overlap_grad_reduce is not for stages; nearest legal: without it".into()));
-    }
     let device = double_precision(proof)?.autodiff();
     device.seed(SEED);
     let module = make_model(&device).fork(&device);
@@ -73,6 +70,7 @@ pub fn verify_stages_as<M: Stages + ModuleDisplay + 'static>(
             micro_batches: accumulation,
             schedule,
             recompute: recompute.clone(),
+            overlap: proof.overlap,
         };
         let ranks = steps.over_ranks(&module, layout, &proof.plan, &proof.devices);
         let pipeline = PipelineConfig { schedule, ..PipelineConfig::default() };

@@ -11,6 +11,7 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{BatchNorm, Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
+use burn::tensor::GradientCheckpointingStrategy;
 use burn::train::{ClassificationOutput, InferenceStep, Interrupter, TrainOutput, TrainStep};
 
 use burn_megatron::prelude::{Part, Stages};
@@ -46,6 +47,8 @@ pub struct Trap {
     /// Ends the process, as if it had been killed.
     pub exit_at: Option<usize>,
     pub interrupter: Handle,
+    /// Steps whose activations have gradient checkpointing.
+    pub checkpointed: Arc<AtomicUsize>,
     /// Sees the backward passes of ranks of one device.
     pub passes: Option<Passes>,
 }
@@ -197,6 +200,9 @@ impl Stages for Classifier {
         let is_training = x.device().is_autodiff();
         if is_training {
             self.trap.spring();
+        }
+        if x.gradient_checkpointing_strategy() == Some(GradientCheckpointingStrategy::Balanced) {
+            self.trap.checkpointed.fetch_add(1, Ordering::SeqCst);
         }
         let passes = self.trap.passes.as_ref().filter(|_| is_training);
         let [count, _, _] = x.dims();

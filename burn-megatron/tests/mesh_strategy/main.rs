@@ -15,6 +15,7 @@ mod processes;
 mod runs;
 mod setup;
 mod stages;
+mod stages_norm;
 mod training;
 mod wrong;
 

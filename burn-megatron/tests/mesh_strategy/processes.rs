@@ -30,7 +30,13 @@ fn strategy(words: &str, processes: usize) -> TrainingStrategy<Classifier> {
     if words.contains("devices") {
         return MegatronStrategy::zero_on(layout.zero, vec![cpu(); layout.dp / processes]);
     }
-    let mesh = MegatronStrategy::mesh(layout).units(Units::auto().keep_below(2));
+    let mut mesh = MegatronStrategy::mesh(layout).units(Units::auto().keep_below(2));
+    if words.contains("overlap") {
+        mesh = mesh.overlap_grad_reduce().bucket_size(1000);
+    }
+    if words.contains("sync") {
+        mesh = mesh.sync_batch_norm();
+    }
     match words.split(',').find(|word| matches!(*word, "stages" | "across")) {
         Some("across") => mesh.micro_batches(2).stages().across_processes().into(),
         Some(_) => mesh.micro_batches(2).stages().into(),
@@ -135,6 +141,8 @@ fn several_processes_train_as_one() {
         ("DP2 ZeRO3,groups", 2),
         ("PP2,across,groups", 2),
         ("PP2,across,norm", 2),
+        ("PP2 DP2,stages,overlap", 2),
+        ("PP2 DP2 ZeRO1,across,norm,sync,overlap", 4),
         ("TP2 PP2 DP2 ZeRO2,across", 4),
     ] {
         let (one, many) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use burn::module::Module;
+use burn::tensor::Device;
 use burn::train::logger::{FileMetricLogger, MetricLogger};
 use burn::train::metric::LossMetric;
 use burn::train::metric::store::{Aggregate, Direction, Split};
@@ -136,6 +137,25 @@ fn gradients_reduced_during_the_backward_pass_train_as_those_reduced_after_it() 
 }
 
 #[test]
+fn gradient_checkpointing_of_the_users_device_reaches_tensor_parallel_ranks() {
+    for layout in ["TP2", "TP2 SP DP2 ZeRO1", "DP2 ZeRO2", "TP2 DP2 ZeRO3"] {
+        let ranks = layout.parse::<ParallelLayout>().unwrap().world_size();
+        let setup = || Setup { dropout: 0.1, seed: Some(5), norm: true, ..Setup::default() };
+        let run = |device: Device| {
+            let setup = setup();
+            let checkpointed = setup.trap.checkpointed.clone();
+            let strategy = mesh(layout).seeded().reshard_after_forward(!layout.contains("ZeRO3"));
+            (setup.numbers(strategy.devices(vec![device; ranks]).into()), checkpointed.load(Ordering::SeqCst))
+        };
+        let (plain, none) = run(cpu());
+        let (checkpointed, steps) = run(cpu().autodiff().gradient_checkpointing());
+        assert!(none == 0 && steps > 0, "{layout}: {none} and {steps} steps have gradient checkpointing");
+        let gap = difference(&checkpointed, &plain);
+        assert!(gap < 1e-12, "{layout}: {gap}");
+    }
+}
+
+#[test]
 fn shuffled_items_and_workers_are_read_once_for_all_ranks_of_a_team() {
     // With one rank for data the order is that of one device.
     let order = Order { shuffle: true, workers: 0 };
@@ -168,6 +188,25 @@ fn checkpoints_are_those_of_one_device_and_resume_in_any_layout() {
         let found = resumed.model.numbers();
         // burn-train restores the optimizer's state in the default type, f64 here.
         assert!(difference(&found, &uninterrupted) < 1e-10, "{before}, then {after}");
+    }
+}
+
+/// There the learner of each rank has the model.
+#[test]
+fn a_model_with_frozen_layers_resumes_on_logical_devices() {
+    let setup =
+        |epochs, checkpoints| Setup { epochs, checkpoints, frozen: 1, dropout: 0.2, seed: Some(5), ..Setup::default() };
+    let seeded = || mesh("DP2").seeded();
+    let whole = setup(4, None).numbers(seeded().into());
+    let one = Setup { frozen: 1, dropout: 0.2, seed: Some(5), epochs: 4, ..Setup::default() }
+        .numbers(mesh("DP2 ZeRO1").seeded().into());
+    assert!(difference(&whole, &one) < 1e-12);
+    for after in [seeded(), mesh("DP2 ZeRO1").seeded()] {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(setup(2, Some(None)).run(directory.path(), seeded().into()).error.is_none());
+        let resumed = setup(4, Some(Some(2))).run(directory.path(), after.into());
+        assert!(resumed.error.is_none(), "{}", resumed.error.unwrap());
+        assert!(difference(&resumed.model.numbers(), &whole) < 1e-12);
     }
 }
 

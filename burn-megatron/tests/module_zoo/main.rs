@@ -1,14 +1,22 @@
 //! `verify_module` of models as Burn's own repository and model zoo build them, in double precision.
 
+mod annealed;
 mod copies;
+mod custom;
 mod detector;
+mod diffusion;
 mod fields;
+mod metrics;
 mod optimizers;
 mod passes;
+mod routed;
 mod sentences;
 mod sequences;
+mod thawing;
 mod training;
+mod translation;
 mod vision;
+mod wrappers;
 
 use std::ops::Range;
 

@@ -1,25 +1,31 @@
-//! Trainings under burn-train: what models do in `optimize`, and metrics that keep tensors from batch to batch.
+//! Trainings under burn-train: what models do in `optimize`, and what of the data ranks read.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
 
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
-use burn::data::dataset::InMemDataset;
+use burn::data::dataset::{Dataset, DatasetError, InMemDataset};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
-use burn::train::metric::{ClassReduction, LossMetric, RecallMetric};
+use burn::train::metric::LossMetric;
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{
     ClassificationOutput, ExecutionStrategy, InferenceStep, Learner, LearnerModel, LearningResult, SupervisedTraining,
     TrainOutput, TrainStep, TrainingStrategy,
 };
 use burn_megatron::prelude::*;
+use parking_lot::Mutex;
 
+use crate::metrics::Bare;
 use crate::{classes, numbers};
 
-type Batch = (Tensor<2>, Tensor<1, Int>);
+pub type Batch = (Tensor<2>, Tensor<1, Int>);
 
 struct Numbered;
 
@@ -32,9 +38,9 @@ impl Batcher<usize, Batch> for Numbered {
 
 /// A student and its teacher, a moving average of it, which the step of the optimizer moves on.
 #[derive(Module, Debug)]
-struct Student {
-    student: Linear,
-    teacher: Linear,
+pub struct Student {
+    pub student: Linear,
+    pub teacher: Linear,
 }
 
 impl Student {
@@ -45,7 +51,7 @@ impl Student {
         Self { teacher: student.clone().no_grad(), student }
     }
 
-    fn classify(&self, (x, classes): Batch) -> ClassificationOutput {
+    pub fn classify(&self, (x, classes): Batch) -> ClassificationOutput {
         let y = self.student.forward(x.clone()) + self.teacher.forward(x).tanh();
         let loss = CrossEntropyLossConfig::new().init(&y.device()).forward(y.clone(), classes.clone());
         ClassificationOutput::new(loss, y, classes)
@@ -78,45 +84,7 @@ impl InferenceStep for Student {
     }
 }
 
-macro_rules! classifier {
-    ($(#[$doc:meta])* $name:ident, $output:ty, $made:expr) => {
-        $(#[$doc])*
-        #[derive(Module, Debug)]
-        struct $name {
-            student: Student,
-        }
-
-        impl TrainStep for $name {
-            type Input = Batch;
-            type Output = $output;
-
-            fn step(&self, batch: Batch) -> TrainOutput<Self::Output> {
-                let output = self.student.classify(batch);
-                TrainOutput::new(self, output.loss.backward(), $made(output))
-            }
-        }
-
-        impl InferenceStep for $name {
-            type Input = Batch;
-            type Output = $output;
-
-            fn step(&self, batch: Batch) -> Self::Output {
-                $made(self.student.classify(batch))
-            }
-        }
-    };
-}
-
-classifier!(
-    /// The student without a step of its own.
-    Bare, ClassificationOutput, std::convert::identity
-);
-classifier!(
-    /// With outputs in host memory.
-    Counted, OnHost<ClassificationOutput>, OnHost
-);
-
-fn model() -> Student {
+pub fn model() -> Student {
     let mut device = Device::flex();
     let _ = device.configure(FloatDType::F64);
     let device = device.autodiff();
@@ -124,7 +92,7 @@ fn model() -> Student {
     Student::new(&device)
 }
 
-fn trained<M>(
+pub fn trained<M>(
     model: M,
     batch: usize,
     strategy: TrainingStrategy<M>,
@@ -133,9 +101,21 @@ fn trained<M>(
 where
     M: LearnerModel + TrainStep<Input = Batch> + InferenceStep<Input = Batch>,
 {
-    let directory = tempfile::tempdir().unwrap();
+    trained_in(tempfile::tempdir().unwrap().path(), model, batch, strategy, metrics)
+}
+
+pub fn trained_in<M>(
+    directory: &Path,
+    model: M,
+    batch: usize,
+    strategy: TrainingStrategy<M>,
+    metrics: impl Fn(SupervisedTraining<M>) -> SupervisedTraining<M>,
+) -> LearningResult<M>
+where
+    M: LearnerModel + TrainStep<Input = Batch> + InferenceStep<Input = Batch>,
+{
     let loader = || DataLoaderBuilder::new(Numbered).batch_size(batch).build(InMemDataset::new((0..16).collect()));
-    let training = SupervisedTraining::new(directory.path(), loader(), loader())
+    let training = SupervisedTraining::new(directory, loader(), loader())
         .with_application_logger(None)
         .renderer(Box::new(CliMetricsRenderer::new()))
         .num_epochs(2)
@@ -143,13 +123,13 @@ where
     metrics(training).launch(Learner::new(model, SgdConfig::new().init(), 0.5))
 }
 
-fn mesh(layout: &str) -> MeshStrategy {
+pub fn mesh(layout: &str) -> MeshStrategy {
     MegatronStrategy::mesh(layout.parse().unwrap())
         .plan(Plan::default().columns("student"))
         .units(Units::auto().keep_below(2))
 }
 
-fn error<M: LearnerModel>(result: LearningResult<M>) -> String {
+pub fn error<M: LearnerModel>(result: LearningResult<M>) -> String {
     result.error.expect("the training fails").to_string()
 }
 
@@ -162,13 +142,33 @@ fn a_moving_average_that_the_step_of_the_optimizer_moves_on() {
     let weights = |model: Student| [model.student.weight, model.teacher.weight].map(|weight| weight.val().into_data());
     let [student, teacher] = weights(run(16, ExecutionStrategy::single(Device::flex()).into()).model);
     assert_ne!(teacher, weights(start.clone())[1]);
-    for strategy in [mesh("DP2"), mesh("DP2").overlap_grad_reduce()] {
-        let result = run(8, strategy.into());
+    for (batch, strategy) in [
+        (8, mesh("DP2")),
+        (8, mesh("DP2").overlap_grad_reduce()),
+        (8, mesh("DP2").seeded()),
+        (16, mesh("TP1").seeded()),
+    ] {
+        let result = run(batch, strategy.into());
         assert!(result.error.is_none(), "{:?}", result.error);
         let tolerance = burn::tensor::Tolerance::absolute(1e-12);
         let [here, there] = weights(result.model);
         here.assert_approx_eq::<f64>(&student, tolerance);
         there.assert_approx_eq::<f64>(&teacher, tolerance);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for epochs in 1..=2 {
+        // The second one resumes from the checkpoint of the first.
+        let result = trained_in(folder.path(), start.clone(), 8, mesh("DP2").seeded().into(), |training| {
+            let training = training.metrics((LossMetric::new(),)).with_default_checkpointers().num_epochs(epochs);
+            if epochs == 2 { training.checkpoint(1) } else { training }
+        });
+        let of = |data: &TensorData| data.iter::<f64>().collect::<Vec<_>>();
+        let gap = |found: &TensorData, one: &TensorData| {
+            of(found).iter().zip(of(one)).map(|(found, one)| (found - one).abs()).fold(0.0, f64::max)
+        };
+        let [here, there] = weights(result.model);
+        let worst = gap(&here, &student).max(gap(&there, &teacher));
+        assert_eq!(epochs == 2, worst < 1e-12, "{epochs} epochs: {worst}");
     }
     for layout in ["DP2 ZeRO1", "DP2 ZeRO2", "DP2 ZeRO3"] {
         let text = error(run(8, mesh(layout).into()));
@@ -178,15 +178,35 @@ fn a_moving_average_that_the_step_of_the_optimizer_moves_on() {
     assert!(text.contains("may use frozen parameters only without tensor parallelism"), "{text}");
 }
 
-/// On devices of their own, which are added up in host memory.
+/// A data set that counts what is read.
+struct Counting(Arc<Mutex<BTreeMap<usize, usize>>>);
+
+impl Dataset<usize> for Counting {
+    fn get(&self, index: usize) -> Result<usize, DatasetError> {
+        *self.0.lock().entry(index).or_default() += 1;
+        Ok(index)
+    }
+
+    fn len(&self) -> usize {
+        16
+    }
+}
+
+/// Every rank reads its share of a batch, and tensor-parallel ranks read together.
 #[test]
-fn metrics_that_add_up_the_outputs_of_several_ranks() {
-    let recall = || RecallMetric::multiclass(1, ClassReduction::Macro);
-    let strategy = || mesh("TP2 DP2");
-    let counted = Counted { student: model() };
-    let result = trained(counted, 8, strategy().into(), |training| training.metrics((recall(),)));
-    assert!(result.error.is_none(), "{:?}", result.error);
-    let bare = Bare { student: model() };
-    let text = error(trained(bare, 8, strategy().into(), |training| training.metrics((recall(),))));
-    assert!(text.contains("make outputs `OnHost`"), "{text}");
+fn every_item_is_read_once_an_epoch_for_all_ranks() {
+    for layout in ["DP2", "DP4 ZeRO1", "DP2 ZeRO3", "TP2 DP2", "TP2"] {
+        let reads = Arc::new(Mutex::new(BTreeMap::new()));
+        let loader = || DataLoaderBuilder::new(Numbered).batch_size(4).build(InMemDataset::new((0..16).collect()));
+        let directory = tempfile::tempdir().unwrap();
+        let counted = DataLoaderBuilder::new(Numbered).batch_size(4).build(Counting(reads.clone()));
+        let training = SupervisedTraining::new(directory.path(), counted, loader())
+            .with_application_logger(None)
+            .renderer(Box::new(CliMetricsRenderer::new()))
+            .num_epochs(2)
+            .with_training_strategy(mesh(layout).into());
+        let result = training.launch(Learner::new(Bare { student: model() }, SgdConfig::new().init(), 0.5));
+        assert!(result.error.is_none(), "{:?}", result.error);
+        assert_eq!(*reads.lock(), (0..16).map(|item| (item, 2)).collect(), "{layout}");
+    }
 }

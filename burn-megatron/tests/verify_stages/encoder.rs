@@ -98,6 +98,13 @@ fn an_encoder_trains_in_pipelines_as_on_one_device() {
 }
 
 #[test]
+fn gradients_that_are_reduced_during_the_last_micro_batch() {
+    let layouts = layouts("PP2 DP2, PP2 VPP2 DP2 ZeRO1, PP2 DP2 ZeRO2, TP2 SP PP2 DP2");
+    let proof = Proof::default().overlap_grad_reduce();
+    proven(verify_stages_as(|device| Classifier::new(device, 4), batch, &layouts, &proof), layouts.len());
+}
+
+#[test]
 fn every_schedule_that_does_not_split_the_backward_pass() {
     let make_model = |device: &Device| Classifier::new(device, 7);
     let cases = [

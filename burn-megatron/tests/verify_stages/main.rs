@@ -9,8 +9,10 @@ mod encoder;
 mod images;
 mod llama;
 mod modules;
+mod routed;
 mod siglip;
 mod t5;
+mod unet;
 mod wrong;
 
 use std::ops::Range;

@@ -1,6 +1,8 @@
-//! Which gradients are reduced together, and in which order.
+//! Which gradients are reduced together, in which order, and their means.
 
-use burn::tensor::DType;
+use burn::tensor::{DType, Tensor};
+
+use crate::pending::Pending;
 
 /// A parameter whose gradient is reduced.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +20,33 @@ pub(super) struct Bucket {
     pub owner: Option<usize>,
     /// Indices of parameters.
     pub members: Vec<usize>,
+}
+
+/// A bucket on its way, or there.
+pub(super) struct Started {
+    /// Of the members, each or one behind the other.
+    pub sums: Vec<Tensor<1>>,
+    /// What they are divided by.
+    pub ranks: usize,
+    pub pending: Pending,
+}
+
+impl Started {
+    /// The means, on those who get them, of members of these lengths.
+    pub fn wait(self, lengths: &[usize]) -> Vec<Tensor<1>> {
+        self.pending.wait();
+        let mean = |sum: Tensor<1>| if self.ranks == 1 { sum } else { sum.div_scalar(self.ranks as f64) };
+        let means: Vec<_> = self.sums.into_iter().map(mean).collect();
+        if means.len() == lengths.len() {
+            return means;
+        }
+        let mut end = 0;
+        let next = |length: &usize| {
+            end += length;
+            means[0].clone().narrow(0, end - length, *length)
+        };
+        lengths.iter().map(next).collect()
+    }
 }
 
 /// The buckets of parameters whose gradients come in `order`, in the order in which they are full. A bucket is closed once

@@ -8,7 +8,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::{
     Autodiff, Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, TensorMetadata, backend_extension,
 };
-use burn::backend::{autodiff::grads::Gradients, ops::FloatTensorOps, tensor::FloatTensor};
+use burn::backend::{autodiff::grads::Gradients, tensor::FloatTensor};
 use burn::module::{Module, Reparameterization};
 use burn::tensor::Tensor;
 
@@ -72,8 +72,7 @@ macro_rules! hook_ops {
             }
 
             fn own_flat(gradient: FloatTensor<Self>, _: Hook) -> FloatTensor<Self> {
-                let elements = gradient.shape().num_elements();
-                Self::float_reshape(gradient, [elements].into())
+                flat::<Self>(gradient)
             }
         }
     };
@@ -95,9 +94,14 @@ impl HookOps for burn_group::GroupBackend {
             // The device has one rank.
             None => gradient,
         };
-        let elements = own.shape().num_elements();
-        Self::float_reshape(own, [elements].into())
+        flat::<Self>(own)
     }
+}
+
+/// As [`shaped`](crate::gradients::flat::shaped).
+fn flat<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = x.shape();
+    if shape.num_dims() == 1 { x } else { B::float_reshape(x, [shape.num_elements()].into()) }
 }
 
 #[derive(Debug)]

@@ -83,7 +83,18 @@ impl Reducer {
         owner: impl Fn(ParamId) -> Option<usize>,
         bytes: usize,
     ) -> Self {
-        let trained = Trained::default().walk(module);
+        Self::of_some(module, group, owner, |_| true, bytes)
+    }
+
+    /// [`with_buckets`](Self::with_buckets) of the trained parameters `of`; nobody reduces the gradients of others.
+    pub fn of_some<M: Module>(
+        module: &M,
+        group: &Group,
+        owner: impl Fn(ParamId) -> Option<usize>,
+        of: impl Fn(ParamId) -> bool,
+        bytes: usize,
+    ) -> Self {
+        let trained = Trained::of(&of).walk(module);
         let params = take(module, &mut GradientsParams::new(), |id| trained.ids.contains(&id));
         let params =
             params.iter().map(|param| Reduced { owner: owner(param.id), dtype: param.dtype, length: param.length });
@@ -99,19 +110,49 @@ impl Reducer {
 
     /// Begins a forward pass and the one backward pass that follows; their gradients are added to `earlier`, of micro-batches
     /// before. Every rank must call it.
+    ///
+    /// The order is `begin_pass`, the forward pass, the backward pass, [`end_pass`](Self::end_pass). If passes of others run
+    /// between them, as in a pipeline, it is `begin_pass`, the forward pass, [`pause`](Self::pause),
+    /// [`resume`](Self::resume), the backward pass, `pause`, `end_pass`.
     pub fn begin_pass<M: Module>(&self, module: &M, mut earlier: GradientsParams) {
-        let trained = Trained::default().walk(module);
-        self.reducing.begin(take(module, &mut earlier, |id| trained.ids.contains(&id)));
+        let ids = self.ids(module);
+        self.reducing.begin(take(module, &mut earlier, |id| ids.contains(&id)));
+    }
+
+    /// After the forward pass, and after the backward pass: until [`resume`](Self::resume) or [`end_pass`](Self::end_pass)
+    /// passes of others may run, whose gradients are not reduced. Buckets that have left are still reduced.
+    pub fn pause(&self) {
+        self.reducing.pause();
+    }
+
+    /// Before the backward pass: the gradients of `earlier`, of micro-batches before, are added to those of the pass. What
+    /// is left of them are gradients of other parameters.
+    ///
+    /// # Panics
+    /// If no pass was begun, or `earlier` has the gradient of a parameter whose bucket has already left: it would be lost.
+    pub fn resume<M: Module>(&self, module: &M, mut earlier: GradientsParams) -> GradientsParams {
+        let ids = self.ids(module);
+        self.reducing.resume(take(module, &mut earlier, |id| ids.contains(&id)));
+        earlier
     }
 
     /// Ends a pass. `grads`, which the backward pass has left, with the means over the ranks: those that this rank gets. A
     /// parameter that only some ranks used counts as zero on the others. Every rank must call it.
+    ///
+    /// # Panics
+    /// If no pass was begun, or `grads` has the gradient of a parameter whose bucket has already left: it was used outside of
+    /// the pass.
     pub fn end_pass<M: Module>(&self, module: &M, mut grads: GradientsParams) -> GradientsParams {
-        let trained = Trained::default().walk(module);
-        let others = take(module, &mut grads, |id| trained.ids.contains(&id));
+        let known = self.ids(module);
+        let others = take(module, &mut grads, |id| known.contains(&id));
         let ids: Vec<ParamId> = others.iter().map(|other| other.id).collect();
         let means = self.reducing.end(others).into_iter().map(|(index, mean)| (ids[index], mean));
         put_back(module, means.collect(), grads)
+    }
+
+    /// The ids that the parameters of `module` have now.
+    fn ids<M: Module>(&self, module: &M) -> HashSet<ParamId> {
+        Ids { fields: &self.fields, ids: HashSet::new() }.walk(module).ids
     }
 
     /// How many buckets were reduced since the last call.
@@ -134,9 +175,9 @@ impl Reparameterizer for Reducer {
     }
 }
 
-/// The parameters that require gradients, in visiting order.
-#[derive(Default)]
-struct Trained {
+/// The parameters that require gradients and are wanted, in visiting order.
+struct Trained<'a> {
+    of: &'a dyn Fn(ParamId) -> bool,
     ids: HashSet<ParamId>,
     /// The first of each parameter.
     paths: Vec<String>,
@@ -145,9 +186,15 @@ struct Trained {
     known: HashMap<ParamId, usize>,
 }
 
-impl PathVisitor for Trained {
+impl<'a> Trained<'a> {
+    fn of(of: &'a dyn Fn(ParamId) -> bool) -> Self {
+        Self { of, ids: HashSet::new(), paths: Vec::new(), fields: HashMap::new(), known: HashMap::new() }
+    }
+}
+
+impl PathVisitor for Trained<'_> {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        if !param.is_require_grad() {
+        if !param.is_require_grad() || !(self.of)(param.id) {
             return;
         }
         let index = *self.known.entry(param.id).or_insert_with(|| {
@@ -157,5 +204,18 @@ impl PathVisitor for Trained {
         self.ids.insert(param.id);
         let at = self.fields.len();
         self.fields.insert(path.to_string(), Field { index, at });
+    }
+}
+
+struct Ids<'a> {
+    fields: &'a HashMap<String, Field>,
+    ids: HashSet<ParamId>,
+}
+
+impl PathVisitor for Ids<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        if self.fields.contains_key(path) {
+            self.ids.insert(param.id);
+        }
     }
 }

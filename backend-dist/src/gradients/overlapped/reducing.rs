@@ -5,7 +5,7 @@ use std::fmt;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use super::buckets::{Bucket, Reduced, buckets};
+use super::buckets::{Bucket, Reduced, Started, buckets};
 use crate::gradients::flat::{FlatGrad, used_anywhere};
 #[cfg(feature = "decorator")]
 use crate::mesh_backend::async_collectives::{self, Held};
@@ -16,6 +16,9 @@ use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
 #[cfg(feature = "cuda")]
 use ranks::overlap;
+
+/// What a user may call one after the other.
+const ORDER: &str = "begin_pass, the forward pass, pause, resume, the backward pass, pause, end_pass";
 
 /// How many buckets were reduced since the last call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub(super) struct Reducing {
 }
 
 struct State {
+    /// From the beginning of a pass to its end.
+    is_in_pass: bool,
     /// Whether gradients of this pass are reduced.
     is_on: bool,
     /// By parameter; those of earlier passes, and of this one once it has them all.
@@ -70,33 +75,6 @@ struct Uses {
     is_complete: bool,
 }
 
-/// A bucket on its way, or there.
-struct Started {
-    /// Of the members, each or one behind the other.
-    sums: Vec<Tensor<1>>,
-    /// What they are divided by.
-    ranks: usize,
-    pending: Pending,
-}
-
-impl Started {
-    /// The means, on those who get them, of members of these lengths.
-    fn wait(self, lengths: &[usize]) -> Vec<Tensor<1>> {
-        self.pending.wait();
-        let mean = |sum: Tensor<1>| if self.ranks == 1 { sum } else { sum.div_scalar(self.ranks as f64) };
-        let means: Vec<_> = self.sums.into_iter().map(mean).collect();
-        if means.len() == lengths.len() {
-            return means;
-        }
-        let mut end = 0;
-        let next = |length: &usize| {
-            end += length;
-            means[0].clone().narrow(0, end - length, *length)
-        };
-        lengths.iter().map(next).collect()
-    }
-}
-
 impl fmt::Debug for Reducing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Reducing({} parameters over {:?})", self.params.len(), self.group)
@@ -108,6 +86,7 @@ impl Reducing {
         // Until it is known better: the last layer is the first to have gradients.
         let order: Vec<usize> = (0..params.len()).rev().collect();
         let state = State {
+            is_in_pass: false,
             is_on: false,
             grads: Vec::new(),
             uses: Vec::new(),
@@ -136,11 +115,38 @@ impl Reducing {
     /// Begins a pass whose gradients are added to `grads`, one for each parameter.
     pub fn begin(&self, grads: Vec<FlatGrad>) {
         let mut state = self.state.lock();
-        state.is_on = true;
+        (state.is_in_pass, state.is_on) = (true, true);
         state.uses = vec![Uses::default(); grads.len()];
         state.grads = grads;
         state.order.clear();
         state.started.clear();
+    }
+
+    /// Until [`resume`](Self::resume) or [`end`](Self::end) parameters are used without a hook.
+    pub fn pause(&self) {
+        self.state.lock().is_on = false;
+    }
+
+    /// Begins the backward pass, whose gradients are added to those of `earlier`, one for each parameter.
+    pub fn resume(&self, earlier: Vec<FlatGrad>) {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        assert!(
+            state.is_in_pass,
+            "gradients of earlier micro-batches would be lost outside of a pass; nearest legal: {ORDER}"
+        );
+        let has_left = self.has_left(state);
+        state.is_on = true;
+        let added = state.grads.iter_mut().zip(earlier).enumerate().filter(|(_, (_, earlier))| earlier.is_used());
+        for (index, (grad, earlier)) in added {
+            assert!(
+                !has_left[index],
+                "gradients of earlier micro-batches of parameter `{}` come after its sum has left, and would be lost; nearest \
+                 legal: {ORDER}",
+                self.paths[index]
+            );
+            grad.add(earlier.value());
+        }
     }
 
     /// The forward pass uses a parameter.
@@ -188,11 +194,21 @@ impl Reducing {
     pub fn end(&self, others: Vec<FlatGrad>) -> Vec<(usize, Tensor<1>)> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        state.is_on = false;
-        for ((grad, uses), other) in state.grads.iter_mut().zip(&mut state.uses).zip(others) {
+        assert!(state.is_in_pass, "a pass ends that was not begun; nearest legal: {ORDER}");
+        (state.is_in_pass, state.is_on) = (false, false);
+        let has_left = self.has_left(state);
+        for (index, ((grad, uses), other)) in state.grads.iter_mut().zip(&mut state.uses).zip(others).enumerate() {
             // Of a use that no gradient reached, and of a parameter without a hook.
             let left = uses.sum.take().map(|(_, sum)| sum).into_iter().chain(other.is_used().then(|| other.value()));
-            left.for_each(|left| grad.add(left));
+            left.for_each(|left| {
+                assert!(
+                    !has_left[index],
+                    "parameter `{}` has one more gradient after its sum has left: it is used outside of the pass, or in parts of \
+                     a pipeline that do not own it; nearest legal: Part::Shared, or without overlap",
+                    self.paths[index]
+                );
+                grad.add(left);
+            });
         }
         let used = state.grads.iter().zip(&state.uses).map(|(grad, uses)| uses.is_complete || grad.is_used()).collect();
         while state.started.len() < state.buckets.len() {
@@ -211,6 +227,15 @@ impl Reducing {
         }
         self.learn(state);
         means
+    }
+
+    /// By parameter, whether the sum of its gradients is on its way.
+    fn has_left(&self, state: &State) -> Vec<bool> {
+        let mut has_left = vec![false; self.params.len()];
+        for bucket in &state.buckets[..state.started.len()] {
+            bucket.members.iter().for_each(|member| has_left[*member] = true);
+        }
+        has_left
     }
 
     /// From the first pass on buckets are those of its order on the first rank.

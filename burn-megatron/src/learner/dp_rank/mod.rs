@@ -52,9 +52,14 @@ impl<M: LearnerModel> DpRank<M> {
         placing: Option<&Placing<M>>,
     ) -> Result<Self, BoxError> {
         let own = zero.map(|zero| Own::new(zero, learner.model(), device, group, placing)).transpose()?;
-        match own {
-            None => learner.fork(device),
-            Some(_) => learner.fork(&host()),
+        match (&own, placing) {
+            (Some(_), _) => learner.fork(&host()),
+            (None, None) => learner.fork(device),
+            (None, Some(placing)) => {
+                learner.fork(device);
+                // The device learns of which sizes parameters are.
+                drop(placing.place(learner.model(), device)?);
+            }
         }
         let (device, within) = (device.clone(), placing.map(Placing::group));
         let (accumulator, group, ids) = (GradientsAccumulator::new(), group.clone(), FirstIds::default());
@@ -161,9 +166,9 @@ impl<M: LearnerModel> DpRank<M> {
         };
         let grads = self.clipped(&model, grads);
         let Some(own) = &mut self.own else { return self.learner.optimizer_step(grads) };
-        let changes = optimizer_step(&mut self.learner, grads);
+        let (changes, integers) = optimizer_step(&mut self.learner, grads);
         let (stepped, rank) = (self.learner.model(), self.group.rank());
-        own.model = match (own.shards(), own.zero.stage) {
+        let model = match (own.shards(), own.zero.stage) {
             (Some(shards), _) => {
                 let owners = shards.owners();
                 let is_own = |id| owners.owner(id).is_none_or(|owner| owner == rank);
@@ -172,6 +177,7 @@ impl<M: LearnerModel> DpRank<M> {
             (None, 0) => with_stepped(model, &stepped, &self.device, |_| true),
             (None, _) => share_parameters(model, &stepped, &own.zero.owners, &self.group),
         };
+        own.model = integers.made_in(model, &[&self.group]);
         if own.zero.stage > 0 || self.within.is_some() {
             return changes.refuse();
         }
@@ -200,7 +206,9 @@ impl<M: LearnerModel> DpRank<M> {
     /// The learner with the whole model and the optimizer states of all ranks, on rank 0. Every rank must call it.
     pub fn whole(&self, store: &EventStoreClient) -> Result<Option<Learner<M>>, BoxError> {
         let first = self.group.rank() == 0;
-        let Some(Own { zero, model, .. }) = &self.own else { return Ok(first.then(|| self.learner.clone())) };
+        let Some(Own { zero, model, .. }) = &self.own else {
+            return if first { self.whole_of_learner(store).map(Some) } else { Ok(None) };
+        };
         if self.within.is_some() {
             return self.whole_of_logical(store, zero, model);
         }
@@ -219,6 +227,17 @@ impl<M: LearnerModel> DpRank<M> {
         load(&mut whole, model);
         whole.load_optim(states);
         Ok(Some(whole))
+    }
+
+    /// [`whole`](Self::whole) of the learner's own model; of a logical device, which ends with its rank, in host memory.
+    fn whole_of_learner(&self, store: &EventStoreClient) -> Result<Learner<M>, BoxError> {
+        let mut whole = self.learner.clone();
+        if self.within.is_some() {
+            let states = OptimizerRecord::from_bytes(self.states(store).into_bytes()?)?;
+            whole.fork(&host());
+            whole.load_optim(states);
+        }
+        Ok(whole)
     }
 
     /// [`whole`](Self::whole) of a model on a logical device, in host memory: it is read when this rank has other things

@@ -6,10 +6,11 @@ use backend_dist::gradients::overlapped::Reducer;
 use backend_dist::gradients::place_gradients;
 use backend_dist::launch::BoxError;
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::{Device, GradientCheckpointingStrategy};
+use burn::tensor::Device;
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
 use super::constants::with_plain_constants;
+use crate::learner::devices::has_checkpointing;
 use crate::learner::states::with_own_states;
 use crate::learner::tensor_parallel::Placing;
 use crate::learner::zero::Zero;
@@ -43,8 +44,7 @@ impl<M: LearnerModel> Own<M> {
         placing: Option<&Placing<M>>,
     ) -> Result<Self, BoxError> {
         // Forks have leaves of their own: graphs of different threads must not share a node.
-        let is_checkpointed = device.gradient_checkpointing_strategy() == Some(GradientCheckpointingStrategy::Balanced);
-        let model = if zero.stage == 3 && is_checkpointed {
+        let model = if (zero.stage == 3 || placing.is_some()) && has_checkpointing(device) {
             with_plain_constants(&model)
         } else if !zero.states.is_empty() {
             with_own_states(&model)

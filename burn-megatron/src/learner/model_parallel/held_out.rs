@@ -36,7 +36,8 @@ impl<M: CausalLm> Worker<'_, M> {
         if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
             coordinator.valid(LearnerEvent::StartSplit { epoch_number: epoch, progress: batches.progress() });
         }
-        let (mut sum, mut tokens, mut pairs, mut right) = (0.0, 0, None, None::<f64>);
+        let (mut sum, mut tokens, mut pairs) = (0.0, 0, None);
+        let (mut right, mut divergence) = (None::<f64>, None::<f64>);
         let mut stop = false;
         for iteration in 1.. {
             let batch = match self.next(&mut batches, coordinator.as_deref(), false)? {
@@ -50,13 +51,16 @@ impl<M: CausalLm> Worker<'_, M> {
             let report = self.engine.eval_step(&batch.read(0..batch.sequences())?)?;
             sum += report.loss * report.tokens as f64;
             tokens += report.tokens;
-            right = report.accuracy.map(|share| right.unwrap_or(0.0) + share * report.tokens as f64);
+            let with =
+                |sum: Option<f64>, mean: Option<f64>| mean.map(|mean| sum.unwrap_or(0.0) + mean * report.tokens as f64);
+            (right, divergence) = (with(right, report.accuracy), with(divergence, report.teacher_kl));
             pairs = report.preference.map(|means| means.over(pairs));
             if let (Some(coordinator), Some(batches)) = (&mut coordinator, &batches) {
                 let stats = EvalStats {
                     loss: report.loss,
                     tokens: report.tokens,
                     accuracy: report.accuracy,
+                    teacher_kl: report.teacher_kl,
                     preference: report.preference,
                 };
                 let item = TrainingItem::new(stats, batches.progress(), Some(iteration), None);
@@ -74,6 +78,7 @@ impl<M: CausalLm> Worker<'_, M> {
                     loss: sum / tokens as f64,
                     tokens,
                     accuracy: right.map(|right| right / tokens as f64),
+                    teacher_kl: divergence.map(|sum| sum / tokens as f64),
                     preference: pairs,
                 };
                 log.valid(coordinator.step, &stats)?;

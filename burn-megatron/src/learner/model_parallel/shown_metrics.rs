@@ -6,16 +6,17 @@ use super::placeholder::Megatron;
 use crate::console::dashboard_possible;
 use crate::engine::EngineConfig;
 use crate::metrics::{
-    self, CompletionLength, DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, GradNorm, Kl,
-    LearningRate, Loss, MeanReward, Memory, Perplexity, RewardAccuracy, RewardChosen, RewardMargin, RewardRejected,
+    self, CompletionLength, DroppedTokens, ExpertBalance, FlopsPerToken, FullUtilisation, GpuIdle, GradNorm, HeldOutKl,
+    Kl, LearningRate, Loss, MeanReward, Memory, Perplexity, RewardAccuracy, RewardChosen, RewardMargin, RewardRejected,
     Teraflops, Throughput, TokenAccuracy, Utilisation,
 };
 
-/// Adds the metrics of every run, those that need the cost of a token, and those of models with experts and of GPUs.
+/// Adds the metrics of every run, those that need the cost of a token, and those of runs with a teacher, of models with experts and of GPUs.
 pub(super) fn with_metrics(
     training: SupervisedTraining<Megatron>,
     flops: Option<FlopsPerToken>,
     engine: &EngineConfig,
+    teacher: bool,
     experts: bool,
     gpus: bool,
 ) -> SupervisedTraining<Megatron> {
@@ -39,6 +40,9 @@ pub(super) fn with_metrics(
         }
         _ => training.metrics((Perplexity::new(),)),
     };
+    if teacher {
+        training = training.metric_valid_numeric(HeldOutKl::new());
+    }
     if engine.accuracy {
         training = training.metric_valid_numeric(TokenAccuracy::new());
     }

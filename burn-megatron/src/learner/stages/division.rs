@@ -140,6 +140,13 @@ impl Division {
         self.owners.get(&id).is_some_and(|part| self.ranks_of(part).contains(&rank))
     }
 
+    /// The chunk of a pipeline rank that alone uses a parameter.
+    pub(super) fn chunk_of(&self, id: ParamId, rank: usize) -> Option<usize> {
+        let part = self.owners.get(&id).filter(|part| !matches!(part, Part::Tied | Part::Shared(_)))?;
+        let (holder, chunk) = self.holder(*self.stages_of(part).first()?);
+        (holder == rank).then_some(chunk)
+    }
+
     /// The pipeline rank whose value and optimizer state of a parameter are saved.
     pub fn saver(&self, id: ParamId) -> usize {
         self.owners.get(&id).map_or(0, |part| self.ranks_of(part)[0])

@@ -12,6 +12,7 @@ mod groups;
 mod lead;
 mod lines;
 mod orders;
+mod overlap;
 mod part;
 mod pipeline;
 mod stage_model;

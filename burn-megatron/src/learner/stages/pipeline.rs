@@ -46,6 +46,10 @@ pub(in crate::learner) struct Pipeline<M: TrainStep> {
     zero: (u8, Units),
     ranks: usize,
     max_grad_norm: Option<f64>,
+    /// Bytes of the buckets in which gradients are reduced during backward passes, if they are.
+    overlap: Option<usize>,
+    /// Whether data-parallel ranks begin each pass together.
+    in_step: bool,
     /// Between processes; else there are lines between threads.
     wire: Option<Wire<M>>,
     /// By data-parallel rank.
@@ -72,6 +76,8 @@ impl<M: TrainStep> Pipeline<M> {
             zero: (layout.zero, units),
             ranks: layout.pp,
             max_grad_norm,
+            overlap: None,
+            in_step: false,
             wire: None,
             lines,
             followers,
@@ -81,6 +87,18 @@ impl<M: TrainStep> Pipeline<M> {
     /// Clips gradients by the norm of all of them together.
     pub fn clipping(mut self, max_grad_norm: Option<f64>) -> Self {
         self.max_grad_norm = max_grad_norm;
+        self
+    }
+
+    /// Reduces gradients during backward passes, in buckets of so many bytes, if they are given.
+    pub fn overlapping(mut self, bucket: Option<usize>) -> Self {
+        self.overlap = bucket;
+        self
+    }
+
+    /// Data-parallel ranks wait for each other within passes.
+    pub fn in_step(mut self, on: bool) -> Self {
+        self.in_step = on;
         self
     }
 
@@ -96,7 +114,8 @@ impl<M: TrainStep> Pipeline<M> {
     {
         let stages =
             StageRank::new(learner, device, (rank, &self.plan), (self.zero.0, &self.zero.1), self.division.clone())?;
-        Ok(stages.clipping(self.max_grad_norm).with_first_ids(ids))
+        let stages = stages.clipping(self.max_grad_norm).overlapping(self.overlap).in_step(self.in_step);
+        Ok(stages.with_first_ids(ids))
     }
 }
 

@@ -47,6 +47,8 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
     device: Device,
     accumulator: GradientsAccumulator<M>,
     max_grad_norm: Option<f64>,
+    /// Whether ranks of a stage begin each pass together.
+    in_step: bool,
     ids: FirstIds,
     seed: Seed,
 }
@@ -85,6 +87,7 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
             device: device.clone(),
             accumulator: GradientsAccumulator::new(),
             max_grad_norm: None,
+            in_step: false,
             ids: FirstIds::default(),
             seed,
         };
@@ -100,9 +103,25 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         self
     }
 
+    /// Data-parallel ranks begin each pass together, because they wait for each other within it. Before, one may still free
+    /// what a backward pass has left, of the other's device too, and would wait for that.
+    pub fn in_step(mut self, on: bool) -> Self {
+        self.in_step = on;
+        self
+    }
+
     /// In a process whose model has other ids than the first's.
     pub fn with_first_ids(mut self, ids: FirstIds) -> Self {
         self.ids = ids;
+        self
+    }
+
+    /// Reduces gradients over data-parallel ranks during the backward passes, in buckets of so many bytes, if they are given.
+    pub fn overlapping(mut self, bucket: Option<usize>) -> Self {
+        if let Some(bytes) = bucket {
+            self.model = self.zero.overlapping(self.model, &self.groups, bytes);
+            self.refreeze();
+        }
         self
     }
 
@@ -131,6 +150,7 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         let recent = Recent::on(&self.device);
         let batches: Vec<Input<M>> = batches.into_iter().map(|batch| batch.fork(&self.device)).collect();
         let schedule = self.division.schedule(batches.len());
+        self.zero.begin_step(&schedule);
         let here = self.groups.pp.rank();
         let mut p2p = P2pCommunicator::new((self.groups.pp.clone(), self.device.clone()));
         let mut outputs: Vec<Option<Output<M>>> = batches.iter().map(|_| None).collect();
@@ -138,11 +158,14 @@ impl<M: LearnerModel + Stages> StageRank<M> {
             match action {
                 Action::Compute(work) => {
                     let input = schedule.input(here, *work).map(|input| p2p.take(input));
+                    if self.in_step {
+                        self.groups.dp.barrier();
+                    }
                     let Work { pass, chunk, micro_batch } = *work;
                     let seed = Seed { micro_batch: self.seed.micro_batch + micro_batch as u64, ..self.seed };
                     let (model, frozen, device) = (&self.model, &self.frozen, &self.device);
                     let run = Run { model, frozen, device, batch: &batches[micro_batch], seed };
-                    self.zero.begin_pass(model);
+                    self.zero.begin_pass(model, *work, &mut self.accumulator, &self.groups);
                     match pass {
                         Pass::Forward => match self.chunks[chunk].forward(&run, micro_batch, input) {
                             Value::Activation(activation) => p2p.put(*work, activation),
@@ -156,10 +179,11 @@ impl<M: LearnerModel + Stages> StageRank<M> {
                                 p2p.put(*work, grad);
                             }
                             if reduces {
-                                into.accumulate(model, self.zero.end_pass(model, of_pass.grads(), &self.groups));
+                                into.accumulate(model, self.zero.after_backward(model, of_pass.grads(), &self.groups));
                             }
                         }
                     }
+                    self.zero.end_pass(*work);
                 }
                 Action::Send(transfer) => p2p.send(transfer),
                 Action::Recv(transfer) => p2p.expect(*transfer),
@@ -169,7 +193,8 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         self.seed.micro_batch += batches.len() as u64;
         drop(batches);
         // Gradients stay where they are until the step.
-        let grads = self.accumulator.grads();
+        let sum = std::mem::replace(&mut self.accumulator, GradientsAccumulator::new());
+        let grads = self.zero.end_step(&self.model, sum, &self.groups);
         recent.make_whole(&self.model, &grads);
         self.accumulator.accumulate(&self.model, grads);
         outputs.into_iter().flatten().collect()
@@ -221,8 +246,10 @@ impl<M: LearnerModel + Stages> StageRank<M> {
             None => grads,
         };
         self.learner.lr_step();
-        optimizer_step(&mut self.learner, grads).refuse();
-        self.model = self.zero.stepped(model, &self.learner.model(), &self.device, &self.groups);
+        let (changes, integers) = optimizer_step(&mut self.learner, grads);
+        changes.refuse();
+        let model = self.zero.stepped(model, &self.learner.model(), &self.device, &self.groups);
+        self.model = integers.made_in(model, &[dp, pp]);
         self.refreeze();
     }
 
@@ -257,6 +284,11 @@ impl<M: LearnerModel + Stages> StageRank<M> {
     /// The values of the parameters that this rank saves, for the first process.
     pub fn values(&self) -> Values {
         self.ids.of_values(values(&self.model, |id| self.zero.saves_value(id, &self.groups)))
+    }
+
+    #[cfg(test)]
+    pub fn buckets_during_passes(&self) -> usize {
+        self.zero.buckets_during_passes()
     }
 
     /// The model of this rank, with stand-ins.

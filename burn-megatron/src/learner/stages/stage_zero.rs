@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use backend_dist::comm::Group;
 use backend_dist::fully_shard::FullyShard;
-use backend_dist::gradients::{average_gradients, clip_grad_norm, place_gradients};
+use backend_dist::gradients::{average_gradients_of, clip_grad_norm, place_gradients};
 use burn::module::{Module, ParamId};
-use burn::optim::GradientsParams;
+use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Device;
 
 use super::Division;
 use super::groups::Groups;
-use crate::learner::zero::{
-    Owners, Units, reduce_some_to_owners, reduce_to_owners, running_states, share_parameters, with_stepped,
-};
+use super::overlap::Overlap;
+use crate::learner::zero::{Owners, Units, reduce_some_to_owners, running_states, share_parameters, with_stepped};
+use crate::schedule::{Schedule, Work};
 
 /// Who keeps what of the parameters of one rank's stages.
 pub(super) struct StageZero {
@@ -23,6 +23,7 @@ pub(super) struct StageZero {
     /// Of stages 1 and 2 who steps which parameter; of stage 3 who has it.
     owners: Arc<Owners>,
     shards: Option<FullyShard>,
+    overlap: Option<Overlap>,
     /// The running states of these stages, which the ranks average.
     states: HashSet<ParamId>,
 }
@@ -39,20 +40,56 @@ impl StageZero {
         let states = running_states(&model).into_iter().filter(|id| division.is_on(*id, here)).collect();
         if stage < 3 {
             let owners = Owners::of(&model, if stage > 0 { groups.dp.size() } else { 1 }).into();
-            return (Self { stage, division, owners, shards: None, states }, model);
+            return (Self { stage, division, owners, shards: None, overlap: None, states }, model);
         }
         // Several stages have a shared parameter, and would have to agree on its owner.
         let is_sharded = |id| division.is_on(id, here) && division.sharers(id).is_none();
         let shards = FullyShard::of_some(&model, &groups.dp, units, is_sharded).recomputing();
         let model = shards.shard(model);
-        (Self { stage, owners: shards.owners().clone(), division, shards: Some(shards), states }, model)
+        (Self { stage, owners: shards.owners().clone(), division, shards: Some(shards), overlap: None, states }, model)
     }
 
-    /// Before a pass of one stage.
-    pub fn begin_pass<M: Module>(&self, model: &M) {
+    /// From now on gradients are reduced in buckets of so many bytes while the backward pass of the last micro-batch
+    /// continues; the model for that.
+    pub fn overlapping<M: Module>(&mut self, model: M, groups: &Groups, bytes: usize) -> M {
+        let (overlap, model) = Overlap::new(model, &self.division, groups, (self.stage, &self.owners, bytes));
+        self.overlap = Some(overlap);
+        model
+    }
+
+    #[cfg(test)]
+    pub fn buckets_during_passes(&self) -> usize {
+        self.overlap.iter().map(Overlap::during_passes).sum()
+    }
+
+    /// Before the passes of a step.
+    pub fn begin_step(&mut self, schedule: &Schedule) {
+        self.overlap.iter_mut().for_each(|overlap| overlap.begin_step(schedule));
+    }
+
+    /// Before a pass of one stage; `sum` has the gradients of those before.
+    pub fn begin_pass<M: Module>(&self, model: &M, work: Work, sum: &mut GradientsAccumulator<M>, groups: &Groups) {
         if let Some(shards) = &self.shards {
             shards.begin_pass(model);
         }
+        if let Some(overlap) = &self.overlap {
+            overlap.begin_pass(model, work, sum, (!self.reduces_each_pass(), groups));
+        }
+    }
+
+    /// After a pass of one stage.
+    pub fn end_pass(&self, work: Work) {
+        self.overlap.iter().for_each(|overlap| overlap.end_pass(work));
+    }
+
+    /// After the passes of a step: what this rank keeps of their gradients.
+    pub fn end_step<M: Module>(&self, model: &M, mut sum: GradientsAccumulator<M>, groups: &Groups) -> GradientsParams {
+        let Some(overlap) = &self.overlap else { return sum.grads() };
+        if !self.reduces_each_pass() {
+            return overlap.end_step(model, sum.grads(), groups);
+        }
+        sum.accumulate(model, overlap.end_step(model, GradientsParams::new(), groups));
+        sum.grads()
     }
 
     /// Whether gradients are reduced after each backward pass, so that only their owners keep sums.
@@ -61,7 +98,7 @@ impl StageZero {
     }
 
     /// What this rank keeps of the gradients of a backward pass.
-    pub fn end_pass<M: Module>(&self, model: &M, grads: GradientsParams, groups: &Groups) -> GradientsParams {
+    pub fn after_backward<M: Module>(&self, model: &M, grads: GradientsParams, groups: &Groups) -> GradientsParams {
         let grads = place_gradients(model, grads, &groups.tp);
         match &self.shards {
             Some(shards) => shards.end_pass(model, grads),
@@ -72,9 +109,10 @@ impl StageZero {
 
     /// The gradients of a step, of which those of shared parameters have been added.
     pub fn reduced<M: Module>(&self, model: &M, grads: GradientsParams, dp: &Group) -> GradientsParams {
+        let is_left = |id| !self.overlap.as_ref().is_some_and(|overlap| overlap.reduces(id));
         match self.stage {
-            0 => average_gradients(model, grads, dp),
-            1 => reduce_to_owners(model, grads, &self.owners, dp),
+            0 => average_gradients_of(model, grads, dp, is_left),
+            1 => reduce_some_to_owners(model, grads, is_left, &self.owners, dp),
             2 => reduce_some_to_owners(model, grads, |id| self.is_tied(id), &self.owners, dp),
             _ => grads,
         }

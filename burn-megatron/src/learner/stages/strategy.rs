@@ -119,16 +119,7 @@ impl<M: StagesModel> OnStages<M> {
     fn divided(&self, model: &M, accumulation: Option<usize>) -> Result<Division, String> {
         let MeshStrategy { layout, plan, micro_batches, schedule, recompute, .. } = &self.mesh;
         for_stages(layout)?;
-        if self.mesh.sync_batch_norm {
-            let why = "the passes of a pipeline on different ranks would wait for each other in it";
-            return Err(format!("sync_batch_norm with stages: {why}; nearest legal: without .stages(), or without it"));
-        }
-        if self.mesh.overlap {
-            let why = "gradients are added up over the micro-batches of all stages first";
-            return Err(format!(
-                "overlap_grad_reduce with stages: {why}; nearest legal: without .stages(), or without it"
-            ));
-        }
+        self.mesh.check_states(model)?;
         if self.mesh.keeps_gathered {
             let why = "a pass of a stage always frees what it has gathered";
             return Err(format!(
@@ -152,14 +143,18 @@ impl<M: StagesModel> Fit<M> for OnStages<M> {
         let accumulation = micro_batches.or(training.components.grad_accumulation);
         training.components.grad_accumulation = accumulation;
         training.told = self.told;
+        let overlap = self.mesh.overlap.then_some(self.mesh.bucket);
+        let sync_batch_norm = self.mesh.sync_batch_norm;
         let seed = drawn(&devices, &training.learner.model());
         match self.divided(&training.learner.model(), accumulation) {
             Ok(division) => {
                 let tensor = TensorParallel::new(&layout, &plan, false);
-                let pipeline = Pipeline::new(division, &layout, plan, units).clipping(max_grad_norm).over(self.wire);
+                let pipeline = Pipeline::new(division, &layout, plan, units).clipping(max_grad_norm);
+                let pipeline = pipeline.overlapping(overlap).in_step(sync_batch_norm).over(self.wire);
                 let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
-                DataParallel { devices, tensor, autocast, pipeline, seed, ..inner }.fit(training)
+                DataParallel { devices, tensor, autocast, pipeline, overlap, sync_batch_norm, seed, ..inner }
+                    .fit(training)
             }
             Err(message) => training.fail(message),
         }

@@ -79,6 +79,7 @@ impl<M: CausalLm + 'static, R: Send + 'static> Pretraining<M, R> {
             training,
             settings.logs.flops,
             engine,
+            settings.teacher.is_some(),
             settings.dims.experts.is_some(),
             settings.devices.iter().any(on_gpu),
         );

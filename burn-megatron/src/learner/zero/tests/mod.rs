@@ -169,7 +169,7 @@ impl Fit<Net> for Probe {
         let Training { components, mut learner, train, starting_epoch, .. } = training;
         let strategy = DataParallel::new(self.ranks, self.zero, units());
         let store = &*components.event_store;
-        let (zero, model) = (strategy.zero(&learner), learner.model());
+        let (zero, model) = (strategy.zero(&learner, false), learner.model());
         let learners =
             strategy.learner_of_each_rank(&mut learner, &zero, (starting_epoch > 1).then_some(store)).unwrap();
         let learners = Mutex::new(learners);
