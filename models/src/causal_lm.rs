@@ -4,7 +4,7 @@ use std::fmt;
 
 use backend_dist::shard::Registry;
 use burn::module::Module;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -37,12 +37,21 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
         Ok(())
     }
 
+    /// Whether the model can compute in a type.
+    ///
+    /// # Errors
+    /// Names the key that rules the type out, its value and the nearest legal ones.
+    fn check_dtype(&self, _dtype: FloatDType) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
     /// Whether the sizes make a model that the ranks of `params` can share.
     ///
     /// # Errors
     /// Names the key or size, its value and the nearest legal ones.
     fn check_for(&self, params: &ParamBuilder) -> Result<()> {
         self.check()?;
+        self.check_dtype(params.dtype())?;
         let (dims, experts) = (self.dims(), params.experts());
         dims.check_tp(params.place().size)?;
         dims.check_experts(experts.etp.size, experts.ep.size, experts.group.size())?;
@@ -84,9 +93,8 @@ pub trait ModelConfig: Clone + Send + Sync + Serialize + DeserializeOwned + 'sta
         None
     }
 
-    /// Whether a tensor of a Hugging Face checkpoint that is no weight of the model is passed over: tables of rotary
-    /// frequencies, which old versions of transformers wrote, copies, and modules that the model does not have. `name` is
-    /// without the optional prefix.
+    /// Whether a tensor of a Hugging Face checkpoint is passed over: rotary frequencies, which old versions of transformers
+    /// wrote, copies, and modules that the model does not have. `name` is without the optional prefix.
     fn hf_is_derived(&self, name: &str) -> bool {
         name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq")
     }

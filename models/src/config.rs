@@ -1,6 +1,7 @@
 //! Sizes that contradict each other.
 
 use backend_dist::mesh::Nearest;
+use burn::tensor::FloatDType;
 use thiserror::Error;
 
 use crate::layers::RopeScaling;
@@ -21,6 +22,12 @@ pub enum ConfigError {
     /// A value is outside its range.
     #[error("{key} = {value} is not {range}; nearest legal: {nearest}")]
     OutOfRange { key: &'static str, value: f64, range: &'static str, nearest: f64 },
+    /// Residuals are not added in fp32 in a model of 16 bits.
+    #[error(
+        "residual_in_fp32 = true: in {of} residuals are added in {of}; nearest legal: f32, or residual_in_fp32 = false",
+        of = format!("{dtype:?}").to_lowercase()
+    )]
+    Residuals { dtype: FloatDType },
     /// A size is beyond any model.
     #[error("{key} = {value} is more than this program can hold; nearest legal: {most}")]
     TooLarge { key: String, value: u64, most: u64 },

@@ -91,7 +91,7 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
                 .with_softcap(frame.logit_softcap),
                 mtp: match frame.mtp {
                     Some(mtp) => {
-                        let (init, layers) = ((init, frame.norm_eps), frame.layers..frame.all_layers());
+                        let (init, layers) = ((init, frame.norm, frame.norm_eps), frame.layers..frame.all_layers());
                         Some(Predictors::new(params, &vocab, init, layers, |layer| config.block(layer), mtp.weight)?)
                     }
                     None => None,

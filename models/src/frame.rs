@@ -30,7 +30,7 @@ pub struct Frame {
     pub embedding_scale: Option<f64>,
     /// A logit `z` becomes `c tanh(z/c)` (Gemma 2).
     pub logit_softcap: Option<f64>,
-    /// Modules of multi-token prediction after the last block (DeepSeek-V3).
+    /// Modules of multi-token prediction after the last block.
     pub mtp: Option<Mtp>,
 }
 

@@ -32,7 +32,7 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig) -> Name
     norm(&mut map, "norm", &format!("decoder.{last_norm}"), hidden, frame.norm);
     for index in frame.layers..frame.all_layers() {
         let (ours, theirs) = (format!("layers.{index}"), format!("mtp.layers.{}", index - frame.layers));
-        mtp_module(&mut map, &ours, &theirs, hidden, "final_layernorm");
+        mtp_module(&mut map, &ours, &theirs, hidden, ["enorm", "hnorm", "eh_proj", "final_layernorm"]);
         layer(&mut map, frame, &block(index), &ours, &format!("{theirs}.transformer_layer"));
     }
     if !frame.tied {

@@ -87,9 +87,13 @@ pub(crate) struct ObservedInput {
 impl ObservedInput {
     /// Adds a layer's input `[s, b, in]`.
     pub fn record(&self, x: Tensor<3>) {
-        let x = if x.device().is_autodiff() { x.inner() } else { x };
         let inputs = x.dims()[2];
-        let x: Tensor<2> = x.reshape([-1, inputs as i64]);
+        self.record_rows(x.reshape([-1, inputs as i64]));
+    }
+
+    /// Adds inputs `[tokens, in]`.
+    pub fn record_rows(&self, x: Tensor<2>) {
+        let x = if x.device().is_autodiff() { x.inner() } else { x };
         let x = if x.dtype().size() < 4 { x.cast(DType::F32) } else { x };
         let term = match self.observer.moments {
             Moments::All => x.clone().transpose().matmul(x),

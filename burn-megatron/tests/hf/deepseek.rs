@@ -1,5 +1,5 @@
 //! DeepSeek-V3, GLM-4.5 and Nemotron 3, whose routers transformers computes in fp32. It leaves out modules of multi-token prediction.
-//! Here DeepSeek-V3 has them too, and GLM-4.5's are passed over.
+//! Here DeepSeek-V3, GLM-4.5 and Qwen3-Next have them too.
 
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::{Device, FloatDType};
@@ -64,7 +64,7 @@ fn compare(model: &str, without_casts: &str, rounding: f64) {
 fn modules_that_a_model_does_not_have_are_passed_over() {
     for (model, tensor, weight) in [
         ("glm4_moe", "model.layers.3.eh_proj.weight", "model.layers.2.eh_proj.weight"),
-        ("qwen3_next", "mtp.fc.weight", "mtq.fc.weight"),
+        ("qwen3_next", "mtp.norm.weight", "mtq.norm.weight"),
         ("nemotron3", "mtp.layers.0.norm.weight", "mtq.layers.0.norm.weight"),
     ] {
         let with = |name: &str| changed(model, |tensors| drop(tensors.insert(name.into(), Stored::f32(&[2, 4], 1.0))));
@@ -74,8 +74,8 @@ fn modules_that_a_model_does_not_have_are_passed_over() {
 }
 
 /// What comes out of `import` and `export`.
-fn there_and_back(change: impl FnOnce(&mut Tensors)) -> (Tensors, serde_json::Value) {
-    let (from, root) = (changed(MODEL, change), tempfile::tempdir().unwrap());
+fn there_and_back(model: &str, change: impl FnOnce(&mut Tensors)) -> (Tensors, serde_json::Value) {
+    let (from, root) = (changed(model, change), tempfile::tempdir().unwrap());
     let (checkpoint, to) = (root.path().join("checkpoint"), root.path().join("out"));
     succeed(&["import", "--hf", from.path().to_str().unwrap(), "--output", checkpoint.to_str().unwrap()]);
     succeed(&["export", "--hf", to.to_str().unwrap(), "--checkpoint", checkpoint.to_str().unwrap()]);
@@ -85,7 +85,7 @@ fn there_and_back(change: impl FnOnce(&mut Tensors)) -> (Tensors, serde_json::Va
 
 #[test]
 fn weights_go_in_and_out() {
-    let (weights, config) = there_and_back(|_| {});
+    let (weights, config) = there_and_back(MODEL, |_| {});
     assert!(weights == read(&golden(MODEL).join("model.safetensors")));
     assert_eq!(config["num_nextn_predict_layers"], 0);
 }
@@ -94,7 +94,7 @@ fn weights_go_in_and_out() {
 #[test]
 fn modules_of_multi_token_prediction_go_in_and_out() {
     let mut whole = Tensors::new();
-    let (weights, config) = there_and_back(|tensors| {
+    let (weights, config) = there_and_back(MODEL, |tensors| {
         let layer = |name: &str| name.strip_prefix("model.layers.3.").map(|rest| format!("model.layers.4.{rest}"));
         let module: Tensors = tensors.iter().filter_map(|(name, value)| Some((layer(name)?, value.clone()))).collect();
         tensors.extend(module);
@@ -114,4 +114,18 @@ fn modules_of_multi_token_prediction_go_in_and_out() {
     });
     assert!(weights == whole);
     assert_eq!(config["num_nextn_predict_layers"], 1);
+}
+
+#[test]
+fn modules_of_its_relatives_go_in_and_out() {
+    for model in ["glm4_moe", "qwen3_next"] {
+        let mut whole = Tensors::new();
+        let (weights, config) = there_and_back(model, |tensors| {
+            let module = read(&golden(model).join("mtp.safetensors"));
+            tensors.extend(module.into_iter().filter(|(name, _)| name != "mtp_losses"));
+            whole = tensors.clone();
+        });
+        assert!(weights == whole, "{model}");
+        assert_eq!(config["num_nextn_predict_layers"], 1, "{model}");
+    }
 }

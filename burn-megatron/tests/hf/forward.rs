@@ -124,8 +124,16 @@ fn in_lower_precision() {
         let half = if EXPERTS.contains(&model) { 0.1 } else { 0.05 };
         let single = if model == "qwen3_next" { 5e-6 } else { 2e-6 };
         for (dtype, limit) in [(FloatDType::F32, single), (FloatDType::BF16, half)] {
-            let output = run(model, &input, &settings("TP2 SP", dtype)).unwrap();
-            let gap = difference(&last(&output, &input), &oracle["logits_last8"].values());
+            let output = run(model, &input, &settings("TP2 SP", dtype));
+            if let ("mamba2", FloatDType::BF16) = (model, dtype) {
+                says!(
+                    output.err().unwrap(),
+                    "residual_in_fp32 = true: ",
+                    "nearest legal: f32, or residual_in_fp32 = false"
+                );
+                continue;
+            }
+            let gap = difference(&last(&output.unwrap(), &input), &oracle["logits_last8"].values());
             assert!(gap < limit, "{model} {dtype:?}: {gap:e}");
         }
     }

@@ -18,8 +18,6 @@ impl Family for DeepSeekV3Config {
         ("qk_rope_head_dim", "MLA: query and key head dimension with RoPE"),
         ("v_head_dim", "MLA: value head dimension"),
         ("rope_interleave", "Hugging Face files interleave the RoPE dimensions instead of splitting them in halves"),
-        ("num_nextn_predict_layers", "Number of multi-token prediction (MTP) modules"),
-        ("mtp_loss_scaling_factor", "Weight of the mean MTP loss"),
     ];
 
     fn architectures() -> Vec<HfArchitecture> {

@@ -8,6 +8,7 @@ mod sizes;
 
 pub use about::{Family, MegatronExperts, MegatronModel, PrunedSizes, Sample, SampleSizes};
 
+use burn::tensor::FloatDType;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -40,6 +41,7 @@ macro_rules! families {
         /// ```
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "family")]
+        #[expect(clippy::large_enum_variant, reason = "a run has one")]
         pub enum FamilyConfig {
             $($(#[$about])* #[serde(rename = $name)] $family($config),)*
         }
@@ -141,6 +143,10 @@ impl FamilyConfig {
 impl ModelConfig for FamilyConfig {
     fn check(&self) -> Result<(), ConfigError> {
         ask!(self, config => config.check())
+    }
+
+    fn check_dtype(&self, dtype: FloatDType) -> Result<(), ConfigError> {
+        ask!(self, config => config.check_dtype(dtype))
     }
 
     fn dims(&self) -> ModelDims {

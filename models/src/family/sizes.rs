@@ -48,6 +48,8 @@ const COMMON: &[(&str, &str)] = &[
     ("router_aux_loss_coef", "Coefficient of the load-balancing (auxiliary) loss"),
     ("router_balance", "Tokens over which the load-balancing loss is computed: micro-batch, sequence, global"),
     ("moe_router_bias_update_rate", "Update rate of the expert bias (auxiliary-loss-free load balancing)"),
+    ("num_nextn_predict_layers", "Number of multi-token prediction (MTP) modules"),
+    ("mtp_loss_scaling_factor", "Weight of the mean MTP loss"),
     ("moe_capacity", "Expert capacity: { factor, policy = probs or position, pad }; none: dropless"),
     ("moe_dispatcher", "Token dispatcher: all-to-all, all-gather"),
     ("n_groups", "Mamba-2: number of groups of heads that share B and C, and that the output is normalised in"),

@@ -38,6 +38,8 @@ pub(crate) struct LayerNames {
     /// Neighbouring features are rotated with each other. Here the first half of the rotated ones is rotated with the
     /// second: the matrix rows have another order.
     pub interleaved: bool,
+    /// The module of multi-token prediction is one next to the model, and no layer behind the last one.
+    pub predictor_apart: bool,
 }
 
 /// The names of most families.
@@ -48,14 +50,21 @@ pub(crate) const USUAL: LayerNames = LayerNames {
     fused_qkv: false,
     fused_gate_up: false,
     interleaved: false,
+    predictor_apart: false,
 };
+
+/// Parts of a module of multi-token prediction apart from the model, and of one behind its last layer.
+const APART: [&str; 4] = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"];
+const BEHIND: [&str; 4] = ["enorm", "hnorm", "eh_proj", "shared_head.norm"];
 
 /// A decoder of RMSNorms, grouped queries and gated MLPs or experts; `block` says what each layer is.
 pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called: LayerNames) -> NameMap {
     let mut map = NameMap::default();
     embedding(&mut map, frame.vocab.size, frame.vocab.hidden);
     for layer in 0..frame.all_layers() {
-        let (ours, theirs, block) = (format!("layers.{layer}"), format!("model.layers.{layer}"), block(layer));
+        let (ours, block, behind) = (format!("layers.{layer}"), block(layer), layer.checked_sub(frame.layers));
+        let apart = behind.filter(|_| called.predictor_apart);
+        let theirs = apart.map_or(format!("model.layers.{layer}"), |module| format!("mtp.layers.{module}"));
         for (place, norm) in block.norms() {
             let (ours, theirs) = (format!("{ours}.{norm}.weight"), format!("{theirs}.{}.weight", called.norms[place]));
             map.same(ours, theirs, &[frame.vocab.hidden]);
@@ -79,8 +88,9 @@ pub(crate) fn names(frame: &Frame, block: impl Fn(usize) -> BlockConfig, called:
             }
             Some(mlp) => feed_forward(&mut map, mlp, &format!("{ours}.mlp"), &theirs, called.experts),
         }
-        if layer >= frame.layers {
-            mtp_module(&mut map, &ours, &theirs, frame.vocab.hidden, "shared_head.norm");
+        if behind.is_some() {
+            let (theirs, parts) = if apart.is_some() { ("mtp", APART) } else { (&*theirs, BEHIND) };
+            mtp_module(&mut map, &ours, theirs, frame.vocab.hidden, parts);
         }
     }
     head(&mut map, frame.vocab.size, frame.vocab.hidden, frame.tied);

@@ -26,11 +26,17 @@ pub struct MtpProjection {
 }
 
 impl MtpProjection {
-    /// A projection under the global name `name`.
-    pub fn new(params: &mut ParamBuilder, name: &str, hidden: usize, norm_eps: f64, init: Init) -> Result<Self> {
-        let norm = |params: &mut ParamBuilder, part: &str| {
-            Norm::new(params, &format!("{name}.{part}"), hidden, NormKind::Rms, norm_eps)
-        };
+    /// A projection of `[embedding | hidden states]`, each of `hidden` features behind a norm of kind `norm` with epsilon
+    /// `eps`, under the global name `name`.
+    pub fn new(
+        params: &mut ParamBuilder,
+        name: &str,
+        hidden: usize,
+        (norm, eps): (NormKind, f64),
+        init: Init,
+    ) -> Result<Self> {
+        let norm =
+            |params: &mut ParamBuilder, part: &str| Norm::new(params, &format!("{name}.{part}"), hidden, norm, eps);
         let (enorm, hnorm) = (norm(params, "enorm")?, norm(params, "hnorm")?);
         let outputs = [(&*format!("{name}.eh_proj"), hidden)];
         Ok(Self { enorm, hnorm, eh_proj: ReplicatedLinear::new(params, 2 * hidden, &outputs, init)? })

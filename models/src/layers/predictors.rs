@@ -1,4 +1,5 @@
-//! Modules of multi-token prediction (DeepSeek-V3): from the last hidden states to the tokens after the next one.
+//! Modules of multi-token prediction (DeepSeek-V3, GLM-4.5, Qwen3-Next): from the last hidden states to the tokens after
+//! the next one.
 
 use backend_dist::shard::{Init, Unit};
 use burn::module::Module;
@@ -41,7 +42,7 @@ impl Predictors {
     pub fn new(
         params: &mut ParamBuilder,
         vocab: &Vocab,
-        (init, eps): (Init, f64),
+        (init, norm, eps): (Init, NormKind, f64),
         layers: std::ops::Range<usize>,
         block: impl Fn(usize) -> BlockConfig,
         weight: f64,
@@ -58,9 +59,9 @@ impl Predictors {
             params.begin(Unit::Layer(index));
             let name = format!("layers.{index}");
             Ok(Predictor {
-                input: MtpProjection::new(params, &name, vocab.hidden, eps, init)?,
+                input: MtpProjection::new(params, &name, vocab.hidden, (norm, eps), init)?,
                 block: TransformerBlock::new(params, &name, &block(index))?,
-                norm: Norm::new(params, &format!("{name}.shared_head.norm"), vocab.hidden, NormKind::Rms, eps)?,
+                norm: Norm::new(params, &format!("{name}.shared_head.norm"), vocab.hidden, norm, eps)?,
             })
         };
         let modules = layers.map(module).collect::<Result<_>>()?;

@@ -4,6 +4,7 @@ mod block;
 mod config;
 mod family;
 mod hf;
+mod phi;
 mod presets;
 mod published;
 mod qwen;

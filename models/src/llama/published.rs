@@ -1,8 +1,8 @@
 //! Sizes of published models of the relatives, after their `config.json`.
 
 use super::config::LlamaConfig;
-use super::qwen;
 use super::variant::LlamaVariant;
+use super::{phi, qwen};
 use crate::layers::{LayerPattern, LinearScaling, RopeScaling};
 use crate::sized;
 
@@ -54,10 +54,12 @@ impl LlamaConfig {
             ("gemma3-4b", gemma3_4b()),
             ("gemma3-12b", gemma3_12b()),
             ("gemma3-27b", gemma3_27b()),
-            ("phi3-mini", phi3_mini()),
-            ("phi3-medium", phi3_medium()),
-            ("phi4", phi4()),
+            ("phi3-mini", phi::phi3_mini()),
+            ("phi3-medium", phi::phi3_medium()),
+            ("phi4", phi::phi4()),
+            ("phi4-mini", phi::phi4_mini()),
             ("glm4-9b", glm4_9b()),
+            ("glm4-32b", glm4_32b()),
         ]
     }
 }
@@ -189,37 +191,20 @@ fn gemma3_27b() -> LlamaConfig {
     }
 }
 
-/// Phi-3-mini with a context of 4096.
-fn phi3_mini() -> LlamaConfig {
-    sized! { LlamaConfig::llama3_8b();
-        variant: LlamaVariant::Phi3, vocab_size: 32_064, hidden_size: 3072, intermediate_size: 8192,
-        num_key_value_heads: 32, head_dim: 96, max_position_embeddings: 4096, sliding_window: Some(2047),
-        rope_theta: 10_000.0
-    }
-}
-
-/// Phi-3-medium with a context of 4096.
-fn phi3_medium() -> LlamaConfig {
-    sized! { phi3_mini();
-        hidden_size: 5120, intermediate_size: 17_920, num_hidden_layers: 40, num_attention_heads: 40,
-        num_key_value_heads: 10, head_dim: 128
-    }
-}
-
-fn phi4() -> LlamaConfig {
-    sized! { phi3_mini();
-        vocab_size: 100_352, hidden_size: 5120, intermediate_size: 17_920, num_hidden_layers: 40,
-        num_attention_heads: 40, num_key_value_heads: 10, head_dim: 128, max_position_embeddings: 16_384,
-        sliding_window: None, rope_theta: 250_000.0
-    }
-}
-
 /// GLM-4-9B-0414.
 fn glm4_9b() -> LlamaConfig {
     sized! { LlamaConfig::llama3_8b();
         variant: LlamaVariant::Glm4, vocab_size: 151_552, intermediate_size: 13_696, num_hidden_layers: 40,
         num_key_value_heads: 2, max_position_embeddings: 32_768, partial_rotary_factor: Some(0.5),
         attention_bias: true, rope_theta: 10_000.0
+    }
+}
+
+/// GLM-4-32B-0414 and GLM-Z1-32B-0414.
+fn glm4_32b() -> LlamaConfig {
+    sized! { glm4_9b();
+        hidden_size: 6144, intermediate_size: 23_040, num_hidden_layers: 61, num_attention_heads: 48,
+        attention_bias: false
     }
 }
 
@@ -278,7 +263,9 @@ mod tests {
                 "phi3-mini" => 3_821_079_552,
                 "phi3-medium" => 13_960_238_080,
                 "phi4" => 14_659_507_200,
+                "phi4-mini" => 3_836_021_760,
                 "glm4-9b" => 9_400_279_040,
+                "glm4-32b" => 32_566_081_536,
                 other => panic!("{other} has no published size here"),
             };
             assert_eq!(config.check(), Ok(()), "{name}");

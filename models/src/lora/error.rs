@@ -34,8 +34,8 @@ pub enum LoraError {
     AllLinear { module: String, why: &'static str, others: String },
     /// Experts of a layer have several ranks or scales.
     #[error(
-        "{key}: the experts of a layer have adapters of one rank and scale, gate and up and down, but `{module}` has another than \
-         one before it; name them all with one pattern, such as `layers.1.*.experts.*`"
+        "{key}: gate and up of a layer's experts have adapters of one rank and scale, and so have all down, but `{module}` has \
+         another than one before it; name them all with one pattern, such as `layers.1.*.experts.*`"
     )]
     Experts { key: &'static str, module: String },
     /// A module that is stored in another form than a matrix of its own.
@@ -50,4 +50,54 @@ pub enum LoraError {
         /// Our name.
         String,
     ),
+}
+
+impl LoraError {
+    /// The key that is wrong, as peft calls it. The message begins with it.
+    pub fn key(&self) -> &'static str {
+        match self {
+            Self::Value { key, .. }
+            | Self::Rank { key, .. }
+            | Self::Pattern { key, .. }
+            | Self::Twice { key, .. }
+            | Self::Experts { key, .. } => key,
+            Self::Target { .. }
+            | Self::Empty
+            | Self::NoTarget { .. }
+            | Self::AllLinear { .. }
+            | Self::Unsupported { .. }
+            | Self::Unclaimed(_) => "target_modules",
+            Self::Base { .. } => "base",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_begin_with_the_key() {
+        let key = "rank_pattern";
+        let [module, target, known, others, pattern, layer, what, targets, value] =
+            std::array::from_fn(|_| String::new());
+        let patterns = [pattern.clone(), pattern.clone()];
+        for error in [
+            LoraError::Value { key, value, legal: "" },
+            LoraError::Target { target, known: known.clone() },
+            LoraError::Empty,
+            LoraError::Rank { key, rank: 1, module: module.clone(), shape: [1, 1] },
+            LoraError::NoTarget { targets },
+            LoraError::Pattern { key, pattern, known },
+            LoraError::Twice { key, patterns, module: module.clone() },
+            LoraError::AllLinear { module: module.clone(), why: "", others },
+            LoraError::Experts { key, module: module.clone() },
+            LoraError::Unsupported { module: module.clone(), why: "" },
+            LoraError::Base { layer, what },
+            LoraError::Unclaimed(module),
+        ] {
+            let rest = error.to_string().strip_prefix(error.key()).map(|rest| rest.starts_with([':', ' ']));
+            assert_eq!(rest, Some(true), "{error}");
+        }
+    }
 }

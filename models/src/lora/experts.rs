@@ -8,7 +8,9 @@
 use std::sync::Arc;
 
 use backend_dist::comm::Group;
-use backend_dist::ops::moe::{ExpertActivation, grouped_activated_linear, grouped_linear};
+use backend_dist::ops::moe::{
+    ClampedSwiGlu, ExpertActivation, grouped_activated_linear, grouped_clamped_linear, grouped_linear,
+};
 use backend_dist::ops::{PassContext, embedding, matmul, sum_dim};
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
@@ -33,13 +35,16 @@ pub(crate) struct ExpertAdapters {
 /// The adapters of one grouped GEMM, whose outputs are one or two of equal width.
 #[derive(Module, Debug)]
 struct Adapters {
-    /// `[experts · adapters · rank, in]`: those of an expert, then of the next.
+    /// `[experts · adapters · rank, in]`: those of an expert, then of the next; of one adapter where all outputs read it.
     a: Param<Tensor<2>>,
     /// `[experts · out, rank]` by output, where it has an adapter.
     b: Vec<Option<Param<Tensor<2>>>>,
     dora: Option<Dora>,
     #[module(skip)]
     experts: usize,
+    /// All outputs read one A, because a file has their matrices as one.
+    #[module(skip)]
+    one_a: bool,
     #[module(skip)]
     rank: usize,
     #[module(skip)]
@@ -99,6 +104,24 @@ impl ExpertAdapters {
         let low = grouped_activated_linear(x, p, adapters.a(), act, &counts, recompute, &PassContext::default());
         adapters.add(base, low, &counts, w)
     }
+
+    /// The same behind a clamped activation of `x` with its bias.
+    pub fn down_of_clamped(
+        &self,
+        base: Tensor<2>,
+        (x, p): (Tensor<2>, Tensor<1>),
+        (bias, act): (Tensor<1>, ClampedSwiGlu),
+        counts: &[usize],
+        recompute: bool,
+        w: &LinearWeight,
+    ) -> Tensor<2> {
+        let Some(adapters) = self.down.as_ref() else { return base };
+        let (counts, a) = (adapters.counts(counts), adapters.a());
+        let none = Tensor::zeros([a.dims()[0]], (&bias.device(), bias.dtype()));
+        let pass = PassContext::default();
+        let low = grouped_clamped_linear(x, p, a, [bias, none], act, &counts, recompute, &pass);
+        adapters.add(base, low, &counts, w)
+    }
 }
 
 impl Adapters {
@@ -124,15 +147,18 @@ impl Adapters {
             false => Section::replicated(name, &shape, etp),
         };
         let with: Vec<&str> = parts.iter().zip(&has).filter(|(_, has)| **has).map(|(part, _)| *part).collect();
-        let names = own.clone().flat_map(|expert| with.iter().map(move |part| (expert, *part)));
-        let a = |(expert, part)| (section(named(&layer(expert, part), "A"), [rank, inputs], dim == 1), init_a(inputs));
-        let a = params.expert_adapter(names.map(a).collect(), dim == 0)?;
+        let of_layers = own.clone().flat_map(|expert| with.iter().map(move |part| layer(expert, part)));
+        let mut modules: Vec<String> = of_layers.filter_map(|layer| Some(params.adapter_of(&layer)?.module)).collect();
+        modules.dedup();
+        let one_a = modules.len() < own.len() * with.len();
+        let a = |module: String| (section(named(&module, "A"), [rank, inputs], dim == 1), init_a(inputs));
+        let a = params.expert_adapter(modules.into_iter().map(a).collect(), dim == 0)?;
         let b = parts.iter().zip(&has).map(|(part, has)| {
             let b = |expert| (section(named(&layer(expert, part), "B"), [outputs, rank], dim == 0), Init::ZEROS);
             has.then(|| params.expert_adapter(own.clone().map(b).collect(), dim == 1)).transpose()
         });
         let b = b.collect::<Result<_, _>>()?;
-        let mut adapters = Self { a, b, dora: None, experts: own.len(), rank, scale };
+        let mut adapters = Self { a, b, dora: None, experts: own.len(), one_a, rank, scale };
         if dora {
             let group = Some(params.experts().parts.clone()).filter(|_| dim == 1);
             let squares = squares(w.plain(), own.len());
@@ -171,15 +197,14 @@ impl Adapters {
         let (features, wide) = (rows / experts / outputs, dora.squares.dtype());
         let w = w.reshape([experts, rows / experts, inputs]);
         let a = self.a.val().inner().reshape([experts, self.narrow(), inputs]);
-        let (mut before, mut factors) = (0, Vec::with_capacity(outputs));
+        let mut factors = Vec::with_capacity(outputs);
         for (index, (b, magnitude)) in self.b.iter().zip(&dora.magnitude).enumerate() {
             let (Some(b), Some(magnitude)) = (b, magnitude) else {
                 factors.push(Tensor::ones([experts, features], (&self.a.val().device(), dtype)));
                 continue;
             };
             let b = b.val().inner().reshape([experts, features, rank]);
-            let a = a.clone().narrow(1, before, rank);
-            before += rank;
+            let a = a.clone().narrow(1, self.before(index), rank);
             let (start, of) = (index * features, |x: Tensor<3>| sum_dim(x.cast(wide) * b.clone().cast(wide), 2));
             let cross = of(matmul(w.clone().narrow(1, start, features), a.clone().swap_dims(1, 2)));
             let square = of(matmul(b.clone(), matmul(a.clone(), a.swap_dims(1, 2))));
@@ -199,7 +224,12 @@ impl Adapters {
 
     /// Columns of the narrow activations that are not padding.
     fn narrow(&self) -> usize {
-        self.b.iter().flatten().count() * self.rank
+        if self.one_a { self.rank } else { self.b.iter().flatten().count() * self.rank }
+    }
+
+    /// Columns of the narrow activations before those that an output reads.
+    fn before(&self, output: usize) -> usize {
+        if self.one_a { 0 } else { self.b[..output].iter().flatten().count() * self.rank }
     }
 
     /// All A of an expert and zeros, `[experts · width, in]`.
@@ -221,7 +251,8 @@ impl Adapters {
         grouped_linear(low.mul_scalar(self.scale), self.b(width), counts, &PassContext::default())
     }
 
-    /// All B of an expert as one matrix of `width` columns: each has its own rows and columns, elsewhere it is zero.
+    /// All B of an expert as one matrix of `width` columns: each has its own rows, and the columns of its A, elsewhere it is
+    /// zero.
     fn b(&self, width: usize) -> Tensor<2> {
         let like = self.b.iter().flatten().next().expect("there is an adapter").val();
         if self.b.len() == 1 && width == self.rank {
@@ -231,15 +262,13 @@ impl Adapters {
         let zeros = |columns: usize| {
             (columns > 0).then(|| Tensor::<3>::zeros([self.experts, features, columns], (&like.device(), like.dtype())))
         };
-        let mut before = 0;
-        let matrix = |own: &Option<Param<Tensor<2>>>| {
+        let matrix = |(index, own): (usize, &Option<Param<Tensor<2>>>)| {
             let own = own.as_ref().map(|own| own.val().reshape([self.experts, features, self.rank]));
-            let (left, columns) = (before, if own.is_some() { self.rank } else { 0 });
-            before += columns;
+            let (left, columns) = (self.before(index), if own.is_some() { self.rank } else { 0 });
             let parts = [zeros(left), own, zeros(width - left - columns)];
             Tensor::cat(parts.into_iter().flatten().collect(), 2)
         };
-        let rows: Vec<Tensor<3>> = self.b.iter().map(matrix).collect();
+        let rows: Vec<Tensor<3>> = self.b.iter().enumerate().map(matrix).collect();
         let outputs = rows.len();
         Tensor::cat(rows, 1).reshape([self.experts * outputs * features, width])
     }

@@ -18,6 +18,7 @@ mod layers;
 mod module;
 mod norms;
 mod off;
+mod parameters;
 mod pattern;
 mod plan;
 mod prologue;
@@ -35,6 +36,8 @@ pub(crate) use experts::ExpertAdapters;
 pub(crate) use layers::{ColumnAdapters, RowAdapter};
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
+pub use parameters::EXPERT_PARAMETERS;
+use parameters::place_of;
 pub(crate) use plan::LayerAdapter;
 pub use plan::LoraPlan;
 use plan::Target;
@@ -66,7 +69,7 @@ pub struct LoraConfig {
     pub target_modules: Vec<String>,
     /// The scale is `alpha / √r`.
     pub rslora: bool,
-    /// Magnitude and direction of the weight are apart.
+    /// Magnitude and direction of the weight are apart. Not for experts that are one tensor, of which peft has none.
     pub dora: bool,
     /// Other ranks, by names of modules as in [`target_modules`](Self::target_modules).
     #[serde(default)]
@@ -95,7 +98,8 @@ impl LoraConfig {
     /// The adapters of a model with these names.
     ///
     /// # Errors
-    /// If rank or scale are not positive, a rank exceeds both sides of a matrix, or a name is none of a linear layer that can have an adapter.
+    /// If rank or scale are not positive, a rank exceeds both sides of a matrix, or a name is none of a linear layer that can
+    /// have an adapter.
     pub fn plan(&self, names: &NameMap) -> Result<LoraPlan, LoraError> {
         for (key, rank) in self.rank_pattern.values().map(|rank| ("rank_pattern", rank)).chain([("r", &self.rank)]) {
             if *rank == 0 {
@@ -127,9 +131,10 @@ impl LoraConfig {
                 return Err(LoraError::Target { target: target.clone(), known });
             }
             for layer in chosen {
-                if let Some(why) = layer.refused() {
+                if let Some(why) = layer.refused(self.dora) {
                     let module = layer.theirs.to_string();
-                    let can_some = linear.iter().any(|layer| in_all(layer.theirs) && layer.refused().is_none());
+                    let can_some =
+                        linear.iter().any(|layer| in_all(layer.theirs) && layer.refused(self.dora).is_none());
                     return Err(match all && can_some {
                         true => LoraError::AllLinear { module, why, others: last_parts(&linear) },
                         false => LoraError::Unsupported { module, why },
@@ -156,8 +161,10 @@ impl LoraConfig {
         }
         let mut of_experts = BTreeMap::new();
         for layer in targets.values() {
-            let Some((of_layer, _)) = of_expert(layer.ours) else { continue };
-            let first: &mut (usize, f64) = of_experts.entry(of_layer).or_insert(of(layer.theirs));
+            // Gate and up read one input together.
+            let Some((of_layer, matrix)) = of_expert(layer.ours) else { continue };
+            let place = (of_layer, matrix.starts_with("down"));
+            let first: &mut (usize, f64) = of_experts.entry(place).or_insert(of(layer.theirs));
             if *first != of(layer.theirs) {
                 let key = if first.0 == of(layer.theirs).0 { "alpha_pattern" } else { "rank_pattern" };
                 return Err(LoraError::Experts { key, module: layer.theirs.into() });
@@ -184,12 +191,17 @@ struct Linear<'a> {
 }
 
 impl Linear<'_> {
-    fn refused(&self) -> Option<&'static str> {
+    fn refused(&self, dora: bool) -> Option<&'static str> {
         match () {
             _ if self.theirs == "lm_head" => Some("it is the output layer, where adapters are not implemented"),
             _ if is_router(self.theirs) => Some("it is a router"),
-            _ if self.foreign.stack.is_some() => Some("Hugging Face stores the experts of a layer as one tensor"),
-            _ if self.foreign.transposed => Some("Hugging Face stores its transpose (Conv1D)"),
+            _ if self.foreign.stack.is_some() && dora => Some("DoRA is not for experts that are one tensor"),
+            _ if self.foreign.stack.is_some() && place_of(self.theirs).is_none() => {
+                Some("experts that are one tensor have adapters of gate_up_proj and down_proj alone")
+            }
+            _ if self.foreign.transposed && self.foreign.stack.is_none() => {
+                Some("Hugging Face stores its transpose (Conv1D)")
+            }
             // `LatentAttention`'s down projections and multi-token prediction's.
             _ if ["q_a_proj", "kv_a_proj_with_mqa", "eh_proj"].iter().any(|end| self.ours.ends_with(end)) => {
                 Some("it is whole on every rank, where adapters are not implemented")
@@ -202,16 +214,18 @@ impl Linear<'_> {
 /// The last parts of the names of those layers that can have an adapter, or else of all.
 fn last_parts(layers: &[Linear]) -> String {
     let of = |can: bool| {
-        let some = layers.iter().filter(|layer| !can || layer.refused().is_none());
+        let some = layers.iter().filter(|layer| !can || layer.refused(false).is_none());
         some.filter_map(|layer| layer.theirs.rsplit('.').next()).collect::<BTreeSet<_>>()
     };
     let names = Some(of(true)).filter(|names| !names.is_empty()).unwrap_or_else(|| of(false));
     names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-/// Hugging Face's names of all linear layers of a model with these names.
+/// Hugging Face's names of all linear layers of a model with these names, without experts that are one tensor, which are no
+/// modules.
 pub fn modules(names: &NameMap) -> BTreeSet<&str> {
-    linear_layers(names).into_iter().map(|layer| layer.theirs).collect()
+    let layers = linear_layers(names).into_iter();
+    layers.filter(|layer| layer.foreign.stack.is_none()).map(|layer| layer.theirs).collect()
 }
 
 fn linear_layers(names: &NameMap) -> Vec<Linear<'_>> {

@@ -44,8 +44,9 @@ pub(crate) struct LayerAdapter {
 impl Target {
     /// The layer `ours`, which is `weight` of the module `theirs`, whose adapter has this rank and numerator.
     pub fn new(ours: &str, theirs: &str, weight: &Foreign, (rank, alpha): (usize, f64)) -> Self {
-        let module = match (&weight.rows, ours.rsplit_once('.'), theirs.rsplit('.').next()) {
-            (Some(_), Some((parent, _)), Some(called)) => format!("{parent}.{called}"),
+        let is_part = weight.rows.is_some() || weight.stack.is_some();
+        let module = match (is_part, ours.rsplit_once('.'), theirs.rsplit('.').next()) {
+            (true, Some((parent, _)), Some(called)) => format!("{parent}.{called}"),
             _ => ours.to_string(),
         };
         Self { theirs: theirs.into(), module, weight: weight.clone(), rank, alpha }
@@ -99,6 +100,13 @@ impl LoraPlan {
         self.targets.values().map(|target| (target.theirs.as_str(), (target.rank, target.alpha))).collect()
     }
 
+    /// Names of Hugging Face's parameters that are the matrices of all experts of a layer, with the number of these: peft has
+    /// one adapter for all.
+    pub fn parameters(&self) -> BTreeMap<&str, usize> {
+        let stacked = self.targets.values().filter(|target| target.weight.stack.is_some());
+        stacked.map(|target| (target.theirs.as_str(), target.weight.shape[0])).collect()
+    }
+
     /// Whether adapters of both plans have the same tensors and compute the same.
     pub fn is_like(&self, other: &Self) -> bool {
         let scales = |plan: &Self| plan.targets.keys().filter_map(|ours| plan.of_layer(ours)).collect::<Vec<_>>();
@@ -119,22 +127,37 @@ impl LoraPlan {
     }
 
     /// The adapters' tensors under names that begin with `prefix`: in files of peft `base_model.model.`, among a
-    /// model's parameters nothing. B and magnitudes are rows of the module's, as the weight is.
+    /// model's parameters nothing. B and magnitudes are rows of the module's, as the weight is. Of experts that are one tensor
+    /// A is `[experts · rank, in]`, and B a stack as the weight is, `[experts, rank, out]`; their names are those of Hugging
+    /// Face's parameters. Files have these two under other names, and B in another order: [`import`](Self::import) and
+    /// [`export`](Self::export) read and write files.
     pub fn names(&self, prefix: &str) -> NameMap {
         let in_file = !prefix.is_empty();
         let (mut map, mut modules) = (NameMap::default(), BTreeSet::new());
         for (ours, Target { theirs, module, weight, rank, .. }) in &self.targets {
             let (rank, rows) = (*rank, weight.rows.clone());
-            let (out, input) = (weight.shape[0], weight.shape[1]);
-            let parts =
-                [(module, vec![rank, input], None), (ours, vec![out, rank], rows.clone()), (ours, vec![out], rows)];
+            let parts = match (weight.stack, &weight.shape[..]) {
+                (Some(part), &[experts, input, out]) => {
+                    let own = Some(vec![part.index * rank..(part.index + 1) * rank]);
+                    let a = Foreign { rows: own, ..Foreign::unnamed(vec![experts * rank, input]) };
+                    let b =
+                        Foreign { stack: Some(part), transposed: true, ..Foreign::unnamed(vec![experts, rank, out]) };
+                    vec![(module, a), (ours, b)]
+                }
+                (_, shape) => {
+                    let (out, input) = (shape[0], shape[1]);
+                    let of = |shape, rows| Foreign { rows, ..Foreign::unnamed(shape) };
+                    let a = of(vec![rank, input], None);
+                    vec![(module, a), (ours, of(vec![out, rank], rows.clone())), (ours, of(vec![out], rows))]
+                }
+            };
             let parts = PARTS.iter().zip(parts).take(if self.config.dora { 3 } else { 2 });
-            for (index, ((part, in_files), (layer, shape, rows))) in parts.enumerate() {
+            for (index, ((part, in_files), (layer, foreign))) in parts.enumerate() {
                 if index == 0 && !modules.insert(module) {
                     continue;
                 }
                 let name = format!("{prefix}{theirs}.{}", if in_file { in_files } else { part });
-                map.add(format!("{layer}.{part}"), Foreign { name, transposed: false, rows, stack: None, shape });
+                map.add(format!("{layer}.{part}"), Foreign { name, ..foreign });
             }
         }
         map

@@ -1,6 +1,7 @@
 //! Which layers have adapters, of which rank and scale.
 
 use super::*;
+use crate::names::StackPart;
 use crate::{
     DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, MixtralConfig, MixtralVariant, ModelConfig,
 };
@@ -73,8 +74,19 @@ fn what_cannot_have_an_adapter_is_refused() {
         "{said}"
     );
     let stacked = MixtralConfig { variant: MixtralVariant::GptOss, ..MixtralConfig::tiny() }.hf_names();
-    assert!(refused(&["down_proj"], &stacked).contains("Hugging Face stores the experts of a layer as one tensor"));
+    let dora = LoraConfig { target_modules: vec!["down_proj".into()], dora: true, ..LoraConfig::default() };
+    let said = dora.plan(&stacked).unwrap_err().to_string();
+    assert!(
+        said.contains("experts.down_proj` are not supported: DoRA is not for experts that are one tensor"),
+        "{said}"
+    );
     assert!(of(&[ALL_LINEAR], &stacked).unwrap().targets().all(|(ours, ..)| ours.contains(".attention.")));
+    // In which order peft wraps such a module is not known.
+    let mut unknown = NameMap::default();
+    let part = StackPart { index: 0, first: 0, every: 1 };
+    unknown.stacked("layers.0.mlp.experts.0.up_proj.weight", "model.layers.0.mlp.experts.w1", part, &[1, 64, 64]);
+    let said = refused(&["w1"], &unknown);
+    assert!(said.contains("experts that are one tensor have adapters of gate_up_proj and down_proj alone"), "{said}");
     let none = LoraConfig { rank: 0, ..LoraConfig::default() }.plan(&names).unwrap_err();
     assert_eq!(none.to_string(), "r = 0 is not at least 1");
     assert_eq!(refused(&[], &names), "target_modules is empty; nearest legal: all-linear");
@@ -113,8 +125,12 @@ fn modules_have_ranks_and_scales_of_their_own() {
         LoraConfig { target_modules: vec!["experts.*".into()], rank_pattern: one_of, ..LoraConfig::default() };
     let said = experts.plan(&MixtralConfig::tiny().hf_names()).unwrap_err().to_string();
     let expected =
-        "rank_pattern: the experts of a layer have adapters of one rank and scale, gate and up and down, but";
+        "rank_pattern: gate and up of a layer's experts have adapters of one rank and scale, and so have all down, but";
     assert!(said.starts_with(expected), "{said}");
+    let of_down = [("experts.*.w2".to_string(), 4)].into();
+    let plan = LoraConfig { rank_pattern: of_down, ..experts }.plan(&MixtralConfig::tiny().hf_names()).unwrap();
+    let rank = |layer: &str| plan.of_layer(layer).unwrap().rank;
+    assert_eq!(["gate", "up", "down"].map(|part| rank(&format!("layers.0.mlp.experts.1.{part}_proj"))), [8, 8, 4]);
 }
 
 #[test]

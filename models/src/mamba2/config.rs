@@ -1,6 +1,7 @@
 //! The sizes of a Mamba-2. Field names are Hugging Face's.
 
 use backend_dist::shard::Init;
+use burn::tensor::FloatDType;
 use serde::{Deserialize, Serialize};
 
 use crate::causal_lm::ModelConfig;
@@ -50,6 +51,9 @@ pub struct Mamba2Config {
     pub time_step_limit_max: Option<f64>,
     /// Epsilon of the norms.
     pub layer_norm_epsilon: f64,
+    /// Residuals are added in fp32 whatever the type of the model. Here they are added in that type, so that such a model is
+    /// refused in 16 bits.
+    pub residual_in_fp32: bool,
     /// The output layer shares the embedding's weight.
     pub tie_word_embeddings: bool,
     /// Standard deviation of the initial weights; projections onto the residual stream get `std / √layers`, as a layer
@@ -143,6 +147,11 @@ impl ModelConfig for Mamba2Config {
         share("hidden_dropout", self.hidden_dropout)
     }
 
+    fn check_dtype(&self, dtype: FloatDType) -> Result<(), ConfigError> {
+        let is_short = matches!(dtype, FloatDType::BF16 | FloatDType::F16);
+        if self.residual_in_fp32 && is_short { Err(ConfigError::Residuals { dtype }) } else { Ok(()) }
+    }
+
     fn dims(&self) -> ModelDims {
         ModelDims {
             vocab: self.vocab_size,
@@ -177,6 +186,15 @@ impl ModelConfig for Mamba2Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn residuals_in_fp32_are_refused_in_16_bits() {
+        let model = Mamba2Config { residual_in_fp32: true, ..Mamba2Config::tiny() };
+        let said = model.check_dtype(FloatDType::BF16).unwrap_err().to_string();
+        assert!(said.starts_with("residual_in_fp32 = true: in bf16 residuals are added in bf16"), "{said}");
+        assert_eq!(model.check_dtype(FloatDType::F32), Ok(()));
+        assert_eq!(Mamba2Config::tiny().check_dtype(FloatDType::F16), Ok(()));
+    }
 
     #[test]
     fn contradictory_sizes_are_refused() {

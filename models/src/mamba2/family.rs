@@ -12,6 +12,7 @@ impl Family for Mamba2Config {
         ("num_heads", "Number of heads"),
         ("state_size", "State dimension, the features of B and of C in a group"),
         ("time_step_limit_min", "Smallest step size"),
+        ("residual_in_fp32", "Add residuals in fp32; refused in 16 bits, where they are added in that type"),
         ("time_step_limit_max", "Largest step size; none: no limit"),
     ];
 

@@ -8,11 +8,9 @@ use crate::hf::{ConfigReader, HfArchitecture, HfError, keys, written};
 /// What Hugging Face calls it.
 pub(super) const ARCHITECTURE: HfArchitecture = HfArchitecture::new("mamba2", "Mamba2ForCausalLM");
 
-/// Keys that say how a new model begins, how positions are chunked, and in what type residuals are added.
-const HARMLESS: [&str; 7] = keys![
-    "chunk_size" "rescale_prenorm_residual" "residual_in_fp32" "time_step_floor" "time_step_max" "time_step_min"
-    "time_step_rank"
-];
+/// Keys that say how a new model begins, and how positions are chunked.
+const HARMLESS: [&str; 6] =
+    keys!["chunk_size" "rescale_prenorm_residual" "time_step_floor" "time_step_max" "time_step_min" "time_step_rank"];
 
 impl Mamba2Config {
     /// Reads a `config.json` with `"model_type": "mamba2"`. An absent key has transformers' default.
@@ -42,6 +40,7 @@ impl Mamba2Config {
             time_step_limit_min,
             time_step_limit_max: Some(largest).filter(|largest| largest.is_finite()),
             layer_norm_epsilon: config.number("layer_norm_epsilon")?.unwrap_or(1e-5),
+            residual_in_fp32: config.flag_or("residual_in_fp32", true)?,
             tie_word_embeddings: config.flag("tie_word_embeddings")?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.1),
             hidden_dropout: 0.0,

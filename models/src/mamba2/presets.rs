@@ -26,6 +26,7 @@ impl Mamba2Config {
             time_step_limit_min: 0.0,
             time_step_limit_max: None,
             layer_norm_epsilon: 1e-5,
+            residual_in_fp32: false,
             tie_word_embeddings: false,
             initializer_range: 0.02,
             hidden_dropout: 0.0,

@@ -44,7 +44,7 @@ impl MixtralConfig {
 
 impl DecoderConfig for MixtralConfig {
     fn frame(&self) -> Frame {
-        Frame { norm: self.norm(), ..self.llama().frame() }
+        Frame { norm: self.norm(), mtp: self.predictors(), ..self.llama().frame() }
     }
 
     fn block(&self, layer: usize) -> BlockConfig {

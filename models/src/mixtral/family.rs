@@ -57,7 +57,9 @@ impl Family for MixtralConfig {
 
     /// The others have a value that changes nothing.
     fn is_needed(key: &str, value: &Value) -> bool {
-        value.is_u64() && !["decoder_sparse_step", "n_group", "topk_group", "first_k_dense_replace"].contains(&key)
+        let unneeded =
+            ["decoder_sparse_step", "n_group", "topk_group", "first_k_dense_replace", "num_nextn_predict_layers"];
+        value.is_u64() && !unneeded.contains(&key)
     }
 
     fn samples(sizes: &SampleSizes) -> Vec<Sample<Self>> {
@@ -74,14 +76,14 @@ impl Family for MixtralConfig {
             Sample::new(
                 "qwen3-next",
                 "Gated DeltaNet, then attention with a gated output and rotary positions of half of the features, in turn; \
-                 four experts and a gated shared one",
+                 four experts and a gated shared one; a module of multi-token prediction",
                 qwen3_next(sizes),
             ),
             Sample::new(
                 "glm4-moe",
                 "Grouped queries with rotary positions of half of the features, biases of queries, keys and values and \
                  norms of every query and key head; an MLP in the first layer, then four experts in two groups, chosen by \
-                 sigmoid scores and a bias, and a shared one",
+                 sigmoid scores and a bias, and a shared one; a module of multi-token prediction",
                 glm4_moe(sizes),
             ),
             of(
@@ -152,6 +154,8 @@ fn qwen3_next(sizes: &SampleSizes) -> MixtralConfig {
         linear_num_value_heads: Some(2 * sizes.heads),
         linear_key_head_dim: Some(sizes.head_dim()),
         linear_value_head_dim: Some(sizes.head_dim()),
+        num_nextn_predict_layers: 1,
+        mtp_loss_scaling_factor: Some(0.5),
         ..sample(sizes, MixtralVariant::Qwen3Next)
     }
 }
@@ -166,6 +170,8 @@ fn glm4_moe(sizes: &SampleSizes) -> MixtralConfig {
         moe_router_bias_update_rate: Some(0.01),
         attention_bias: true,
         use_qk_norm: true,
+        num_nextn_predict_layers: 1,
+        mtp_loss_scaling_factor: Some(0.5),
         ..sample(sizes, MixtralVariant::Glm4Moe)
     }
 }

@@ -18,6 +18,7 @@ impl MixtralConfig {
                 LayerNames { experts, ..USUAL }
             }
             MixtralVariant::GptOss => LayerNames { stacked_experts: true, ..USUAL },
+            MixtralVariant::Qwen3Next => LayerNames { predictor_apart: true, ..USUAL },
             _ => USUAL,
         }
     }
@@ -126,6 +127,7 @@ impl MixtralConfig {
                     linear_key_head_dim: config.optional_size("linear_key_head_dim")?,
                     linear_value_head_dim: config.optional_size("linear_value_head_dim")?,
                     linear_conv_kernel_dim: config.optional_size("linear_conv_kernel_dim")?,
+                    num_nextn_predict_layers: config.count_or("num_nextn_predict_layers", 0)?,
                     ..sparse(common, true)?
                 };
                 layers::expect_kinds(&config, &read.mixer_types())?;

@@ -12,7 +12,7 @@ pub(super) type Owned = (&'static str, Option<String>, &'static [MixtralVariant]
 
 impl MixtralConfig {
     /// The keys that only some variants have, what this model has set of them, and the variants.
-    pub(super) fn owned(&self) -> [Owned; 22] {
+    pub(super) fn owned(&self) -> [Owned; 24] {
         use MixtralVariant::{Glm4Moe, GptOss, Mixtral, Qwen2Moe, Qwen3Moe, Qwen3Next};
         let size = |size: Option<usize>| size.map(|size| size.to_string());
         let pattern = |pattern: &Option<LayerPattern>| pattern.as_ref().map(|pattern| json!(pattern).to_string());
@@ -46,6 +46,12 @@ impl MixtralConfig {
                 &[Glm4Moe],
             ),
             ("moe_router_bias_update_rate", number(self.moe_router_bias_update_rate), &[Glm4Moe]),
+            (
+                "num_nextn_predict_layers",
+                size(Some(self.num_nextn_predict_layers).filter(|modules| *modules != 0)),
+                &[Qwen3Next, Glm4Moe],
+            ),
+            ("mtp_loss_scaling_factor", number(self.mtp_loss_scaling_factor), &[Qwen3Next, Glm4Moe]),
             ("full_attention_interval", pattern(&self.full_attention_interval), &[Qwen3Next]),
             ("linear_num_key_heads", size(self.linear_num_key_heads), &[Qwen3Next]),
             ("linear_num_value_heads", size(self.linear_num_value_heads), &[Qwen3Next]),

@@ -17,10 +17,10 @@ const INTERVAL: LayerPattern = LayerPattern::Every(4);
 const ROTATED: f64 = 0.25;
 
 impl MixtralConfig {
-    /// Whether a layer has linear attention.
+    /// Whether a layer has linear attention; modules of multi-token prediction have none.
     pub fn is_linear(&self, layer: usize) -> bool {
         let full = self.full_attention_interval.as_ref().unwrap_or(&INTERVAL);
-        self.variant == MixtralVariant::Qwen3Next && !full.has(layer)
+        self.variant == MixtralVariant::Qwen3Next && layer < self.num_hidden_layers && !full.has(layer)
     }
 
     /// The layers with linear attention.
@@ -114,6 +114,9 @@ impl MixtralConfig {
             "linear_conv_kernel_dim": linear.kernel,
         });
         self.add_keys(config, keys);
+        if self.num_nextn_predict_layers > 0 {
+            config["num_nextn_predict_layers"] = json!(self.num_nextn_predict_layers);
+        }
     }
 
     /// Adds keys of a family whose experts have another key, and the rotated share.

@@ -8,6 +8,7 @@ mod glm;
 mod hf;
 mod keys;
 mod linear;
+mod predictors;
 mod presets;
 mod variant;
 

@@ -60,6 +60,8 @@ impl MixtralConfig {
             router_z_loss_coef: 0.0,
             moe_capacity: None,
             moe_dispatcher: Dispatcher::AllToAll,
+            num_nextn_predict_layers: 0,
+            mtp_loss_scaling_factor: None,
             sliding_window: None,
             sliding_window_pattern: None,
             swiglu_limit: None,
@@ -202,13 +204,11 @@ mod tests {
     use super::*;
     use crate::causal_lm::ModelConfig;
 
-    /// The model cards' 46.7 and 12.9, and 30.5 and 3.3 billion parameters.
     #[test]
     fn presets_have_the_published_sizes() {
-        let counts = |config: MixtralConfig| (config.parameter_count(), config.active_parameter_count());
-        assert_eq!(counts(MixtralConfig::mixtral_8x7b()), (46_702_792_704, 12_879_925_248));
-        assert_eq!(counts(MixtralConfig::qwen3_30b_a3b()), (30_532_122_624, 3_353_032_704));
         let published = [
+            (MixtralConfig::mixtral_8x7b(), 46_702_792_704),
+            (MixtralConfig::qwen3_30b_a3b(), 30_532_122_624),
             (MixtralConfig::qwen1_5_moe_a2_7b(), 14_315_784_192),
             (MixtralConfig::gpt_oss_20b(), 20_914_757_184),
             (MixtralConfig::qwen3_next_80b_a3b(), 79_674_391_296),

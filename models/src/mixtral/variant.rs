@@ -84,8 +84,7 @@ impl MixtralVariant {
             // The last two count only where `use_sliding_window` is true.
             Self::Qwen2Moe | Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
             Self::Qwen3Next => &["output_router_logits"],
-            // Of layers that are not read.
-            Self::Glm4Moe => &["output_router_logits", "num_nextn_predict_layers"],
+            Self::Glm4Moe => &["output_router_logits"],
         }
     }
 }

@@ -4,7 +4,7 @@ mod gated_delta;
 mod latent;
 mod mamba2;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use backend_dist::shard::HostTensor;
@@ -138,7 +138,8 @@ impl NameMap {
     /// # Errors
     /// If one is missing, has a wrong shape, or is unknown.
     pub fn import(&self, theirs: &HostTensors) -> Result<HostTensors, NameError> {
-        if let Some(name) = theirs.keys().find(|name| self.entries.iter().all(|(_, foreign)| foreign.name != **name)) {
+        let known: HashSet<&str> = self.entries.iter().map(|(_, foreign)| foreign.name.as_str()).collect();
+        if let Some(name) = theirs.keys().find(|name| !known.contains(name.as_str())) {
             return Err(NameError::Unknown { name: name.clone() });
         }
         let read = |(ours, foreign): &(String, Foreign)| {
@@ -154,7 +155,8 @@ impl NameMap {
     /// # Errors
     /// If one is missing, has a wrong shape, or is unknown.
     pub fn export(&self, ours: &HostTensors) -> Result<HostTensors, NameError> {
-        if let Some(name) = ours.keys().find(|name| self.get(name).is_none()) {
+        let known: HashSet<&str> = self.iter().map(|(name, _)| name).collect();
+        if let Some(name) = ours.keys().find(|name| !known.contains(name.as_str())) {
             return Err(NameError::Unknown { name: name.clone() });
         }
         let mut theirs: HostTensors = BTreeMap::new();
@@ -187,6 +189,11 @@ fn check_shape(name: &str, tensor: &HostTensor, expected: &[usize]) -> Result<()
 }
 
 impl Foreign {
+    /// A whole tensor of this shape, still without a name.
+    pub(crate) fn unnamed(shape: Vec<usize>) -> Self {
+        Self { name: String::new(), transposed: false, rows: None, stack: None, shape }
+    }
+
     /// Shape of our tensor.
     pub fn our_shape(&self) -> Vec<usize> {
         let mut shape = self.matrix();
@@ -263,12 +270,14 @@ impl Foreign {
     }
 }
 
-/// What a module of multi-token prediction has besides its block; `last` is other systems' name of its last norm.
-pub(crate) fn mtp_module(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize, last: &str) {
-    for (our, their) in [("enorm", "enorm"), ("hnorm", "hnorm"), ("shared_head.norm", last)] {
-        map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), &[hidden]);
+/// What a module of multi-token prediction has besides its block; `called` are other systems' names of the norms of embeddings
+/// and hidden states, of the projection, and of the last norm.
+pub(crate) fn mtp_module(map: &mut NameMap, ours: &str, theirs: &str, hidden: usize, called: [&str; 4]) {
+    let parts = ["enorm", "hnorm", "eh_proj", "shared_head.norm"];
+    for (our, their) in parts.into_iter().zip(called) {
+        let shape: &[usize] = if our == "eh_proj" { &[hidden, 2 * hidden] } else { &[hidden] };
+        map.same(format!("{ours}.{our}.weight"), format!("{theirs}.{their}.weight"), shape);
     }
-    map.same(format!("{ours}.eh_proj.weight"), format!("{theirs}.eh_proj.weight"), &[hidden, 2 * hidden]);
 }
 
 #[cfg(test)]

@@ -10,12 +10,12 @@ pub(super) const ARCHITECTURE: HfArchitecture = HfArchitecture::new("nemotron_h"
 
 /// Keys that say how a new model begins and how positions are chunked, of experts in a model without them and of
 /// multi-token prediction, whose modules are not read, and `expand`, next to which the heads have sizes of their own.
-const HARMLESS: [&str; 26] = keys![
+const HARMLESS: [&str; 25] = keys![
     "auto_map" "chunk_size" "expand" "mamba_ssm_cache_dtype" "moe_intermediate_size" "moe_latent_size"
     "moe_shared_expert_intermediate_size" "moe_shared_expert_overlap" "mtp_hybrid_override_pattern"
     "mtp_layers_block_type" "n_group" "n_routed_experts" "n_shared_experts" "norm_topk_prob" "num_experts_per_tok"
     "num_logits_to_keep" "num_nextn_predict_layers" "output_router_logits" "rescale_prenorm_residual"
-    "residual_in_fp32" "routed_scaling_factor" "time_step_floor" "time_step_max" "time_step_min" "topk_group"
+    "routed_scaling_factor" "time_step_floor" "time_step_max" "time_step_min" "topk_group"
     "use_mamba_kernels"
 ];
 
@@ -52,8 +52,8 @@ impl NemotronHConfig {
         config.expect_model(ARCHITECTURE)?;
         config.expect_or_absent("mamba_hidden_act", "silu")?;
         config.expect_or_absent("mlp_hidden_act", "relu2")?;
-        for bias in ["attention_bias", "mamba_proj_bias"] {
-            config.expect_flag(bias, false)?;
+        for key in ["attention_bias", "mamba_proj_bias", "residual_in_fp32"] {
+            config.expect_flag(key, false)?;
         }
         config.expect_number("hidden_dropout", 0.0, 0.0)?;
         if let Some(window) = config.optional_size("sliding_window")? {

@@ -9,6 +9,7 @@ mod hf;
 mod linear;
 mod lora;
 mod moe;
+mod mtp;
 mod paged;
 mod recompute;
 

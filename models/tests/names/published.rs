@@ -76,7 +76,7 @@ fn mamba2_as_python_writes_it() {
         "torch_dtype": "float32", "transformers_version": "4.44.0", "use_bias": false, "use_cache": true,
         "use_conv_bias": true, "vocab_size": 50288}"#;
     let read = |file: &str| FamilyConfig::from_hf(&parse_config(file.as_bytes()).unwrap());
-    let expected = Mamba2Config { initializer_range: 0.1, ..Mamba2Config::mamba2_130m() };
+    let expected = Mamba2Config { initializer_range: 0.1, residual_in_fp32: true, ..Mamba2Config::mamba2_130m() };
     assert_eq!(read(file).unwrap(), FamilyConfig::Mamba2(expected));
     let narrow = read(&file.replace("Infinity", "0.5")).unwrap();
     assert!(matches!(&narrow, FamilyConfig::Mamba2(config) if config.time_step_limit_max == Some(0.5)));
@@ -147,6 +147,7 @@ fn nemotron_h_in_both_forms() {
         ("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", "`rms_norm_eps` is 0.000001"),
         ("\"use_cache\"", "\"time_step_limit\": [0.0, 0.5], \"use_cache\"", "`time_step_limit` is [0.0, 0.5]"),
         ("\"attention_bias\": false", "\"attention_bias\": true", "`attention_bias` is true"),
+        ("\"residual_in_fp32\": false", "\"residual_in_fp32\": true", "`residual_in_fp32` is true"),
     ] {
         let refused = read(&file.replace(from, to)).unwrap_err().to_string();
         assert!(refused.contains(message), "{refused}");

@@ -103,6 +103,9 @@ fn presets_are_the_published_files() {
         ("gemma3-4b", "google/gemma-3-4b-it"),
         ("gemma3-12b", "google/gemma-3-12b-it"),
         ("gemma3-27b", "google/gemma-3-27b-it"),
+        ("phi4", "microsoft/phi-4"),
+        ("phi4-mini", "microsoft/Phi-4-mini-instruct"),
+        ("glm4-32b", "zai-org/GLM-4-32B-0414"),
     ] {
         let mut unpadded = presets[name].clone();
         match &mut unpadded {

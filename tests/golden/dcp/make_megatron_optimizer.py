@@ -1,9 +1,9 @@
-"""The folders `megatron_reshardable`, `megatron_experts`, `megatron_model_space`, `megatron_plain` and `megatron_buckets`: runs of Megatron-Core that
-stopped after ten steps, with the states of AdamW, and in `losses.json` what the next twenty steps of that run report.
+"""The folders `megatron_reshardable`, `megatron_experts`, `megatron_model_space`, `megatron_plain`, `megatron_buckets` and
+`megatron_expert_buckets`: runs of Megatron-Core that stopped after ten steps, with the states of AdamW, and in `losses.json` what the next twenty steps of that run report.
 
 torch 2.6 on a CPU, gloo, in this folder: `python make_megatron_optimizer.py make NAME`, with megatron-core 0.16.1 for
-`megatron_reshardable`, `megatron_experts` (distributed optimizer, `fully_reshardable`), `megatron_buckets` (`dp_reshardable`, a
-smaller model on two ranks) and `megatron_plain` (no distributed optimizer), with 0.12.3 for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
+`megatron_reshardable`, `megatron_experts` (distributed optimizer, `fully_reshardable`), `megatron_buckets` and `megatron_expert_buckets` (`dp_reshardable`,
+smaller models on two ranks) and `megatron_plain` (no distributed optimizer), with 0.12.3 for `megatron_model_space` (`fully_sharded_model_space`, which 0.16.1 neither writes nor reads). `check FOLDER LOSSES.json` loads
 a folder of `burn-megatron export --torch-dist --optimizer` with 0.16.1 and trains on for twenty steps; its losses must be those of
 the run that the file's folder is of, which continues first, with the file's losses. With experts a third word is the number of expert-parallel ranks, 2 without it.
 """
@@ -32,13 +32,15 @@ EXPERTS = dict(
     num_layers=1, num_moe_experts=4, moe_router_topk=2, moe_ffn_hidden_size=32, moe_router_load_balancing_type="none",
     moe_token_dispatcher_type="allgather", expert_model_parallel_size=2,
 )
+SMALL = dict(hidden_size=8, ffn_hidden_size=16, num_attention_heads=2)
 # tensor-parallel ranks, whether the optimizer is distributed, how it is sharded in files, more of the model
 KINDS = {
     "megatron_reshardable": (2, True, "fully_reshardable", {}),
     "megatron_experts": (1, True, "fully_reshardable", EXPERTS),
     "megatron_model_space": (2, True, "fully_sharded_model_space", {}),
     "megatron_plain": (2, False, None, {}),
-    "megatron_buckets": (2, True, "dp_reshardable", dict(num_layers=1, hidden_size=8, ffn_hidden_size=16, num_attention_heads=2)),
+    "megatron_buckets": (2, True, "dp_reshardable", dict(num_layers=1, **SMALL)),
+    "megatron_expert_buckets": (1, True, "dp_reshardable", {**EXPERTS, **SMALL, "num_layers": 2, "moe_ffn_hidden_size": 16}),
 }
 
 
@@ -267,5 +269,5 @@ def run(rank, size, job, *arguments):
 
 if __name__ == "__main__":
     job, *arguments = sys.argv[1:]
-    size = 2 if arguments[0] == "megatron_buckets" else 4
+    size = 2 if arguments[0].endswith("buckets") else 4
     mp.start_processes(run, (size, {"make": make, "check": check}[job], *map(str, arguments)), size, start_method="fork")

@@ -2,6 +2,7 @@
 //! `fully_sharded_model_space` or `dp_reshardable` (`megatron/core/optimizer/distrib_optimizer.py`). Settings and counts are in
 //! `common.pt`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::settings::{Group, rates, section};
 use super::{MASTERS, MOMENTS, Recorded, of_another_optimizer};
 use crate::dcp::{self, DcpObjects, Value as Saved};
-use crate::hf::dp_reshardable::{BUFFERS, bucket};
+use crate::hf::dp_reshardable::{BUFFERS, bucket, of_optimizer};
 use crate::hf::error::HfFolderError;
 
 const STATE: &str = "optimizer.state.";
@@ -24,7 +25,7 @@ pub(super) fn states(objects: &DcpObjects) -> Result<bool, String> {
                 Some((.., state)) if MOMENTS.contains(&state) => found = true,
                 Some((.., state)) if MASTERS.contains(&state) => {}
                 Some(_) => return Err(of_another_optimizer(name)),
-                None if name.starts_with(BUFFERS) && name.contains("/shard_") => {}
+                None if of_optimizer(name).is_some() && name.contains("/shard_") => {}
                 None => {
                     return Err(format!(
                         "`{name}` is a buffer of some ranks (dp_reshardable) as Megatron-Core 0.16 has none; load and save \
@@ -48,21 +49,28 @@ pub(super) fn states(objects: &DcpObjects) -> Result<bool, String> {
 /// What the run has counted and was told. Fails if the file is damaged, or says what ours cannot do.
 pub(super) fn recorded(path: &Path, objects: &DcpObjects) -> Result<Recorded, HfFolderError> {
     let file = DcpObjects::load(path)?;
-    // With buffers of its ranks, an optimizer's settings are next to them.
-    let mut names = objects.names.iter().filter(|name| name.starts_with(BUFFERS));
-    let settings = names.find(|name| name.contains(".optimizer/shard_")).map(|name| objects.read(name)).transpose()?;
-    let settings = settings.as_ref().and_then(|read| read.value().items()?.first().copied());
+    // With buffers of its ranks, an optimizer's settings are next to them, the same for every rank.
+    let settings_of = |name: &String| {
+        let (optimizer, rest) = of_optimizer(name)?;
+        rest.contains(".optimizer/shard_").then_some(optimizer)
+    };
+    let named: BTreeMap<usize, &String> =
+        objects.names.iter().filter_map(|name| Some((settings_of(name)?, name))).collect();
+    let settings = named.into_values().map(|name| objects.read(name)).collect::<Result<Vec<_>, _>>()?;
+    let settings = settings.iter().filter_map(|read| read.value().items()?.first().copied()).collect();
     of_common(file.value(), settings).map_err(|what| HfFolderError::file(path, what))
 }
 
-fn of_common(common: Saved, optimizer: Option<Saved>) -> Result<Recorded, String> {
-    let optimizer = optimizer.or_else(|| common.get("optimizer"));
-    let optimizer = optimizer.ok_or("`optimizer` is missing: the step and the settings of the states")?;
-    // Dense parameters and experts may have one each.
-    let several: Vec<Saved> = match optimizer.get("param_groups").or_else(|| optimizer.get("optimizer")) {
-        Some(_) => vec![optimizer],
-        None => optimizer.entries().unwrap_or_default().into_iter().map(|(_, optimizer)| optimizer).collect(),
-    };
+/// `several` are the optimizers that are not in the file: dense parameters and experts may have one each.
+fn of_common<'a>(common: Saved<'a>, mut several: Vec<Saved<'a>>) -> Result<Recorded, String> {
+    if several.is_empty() {
+        let optimizer = common.get("optimizer");
+        let optimizer = optimizer.ok_or("`optimizer` is missing: the step and the settings of the states")?;
+        several = match optimizer.get("param_groups").or_else(|| optimizer.get("optimizer")) {
+            Some(_) => vec![optimizer],
+            None => optimizer.entries().unwrap_or_default().into_iter().map(|(_, optimizer)| optimizer).collect(),
+        };
+    }
     let (mut groups, mut steps, mut scaled, mut undecayed) = (Vec::new(), Vec::new(), false, false);
     for (at, optimizer) in several.into_iter().enumerate() {
         let inner = optimizer.get("optimizer").unwrap_or(optimizer);
@@ -164,7 +172,7 @@ mod tests {
     fn read(recipe: &Recipe) -> Result<Recorded, String> {
         let mut pickler = Pickler::new();
         write_common(&mut pickler, 10, Some(recipe), None);
-        of_common(Pickle::of_any(&pickler.finish()).unwrap().value(), None)
+        of_common(Pickle::of_any(&pickler.finish()).unwrap().value(), Vec::new())
     }
 
     #[test]
@@ -248,7 +256,7 @@ mod tests {
                     }
                 });
             });
-            of_common(Pickle::of_any(&pickler.finish()).unwrap().value(), None)
+            of_common(Pickle::of_any(&pickler.finish()).unwrap().value(), Vec::new())
         };
         let told = common(0.95).unwrap();
         assert_eq!((told.updates, told.consumed), (4, None));

@@ -85,7 +85,17 @@ fn what_cannot_continue_is_named() {
     // Tensor-parallel ranks in another order.
     let folder = copied("megatron_buckets");
     renamed(folder.path(), "dp_group_idx_0.gbuf", "dp_group_idx_9.gbuf");
-    says!(import(folder.path(), &[]), "the buffers of 2 ranks (dp_reshardable) are not those of these weights");
+    says!(
+        import(folder.path(), &[]),
+        "the optimizer: the buffers of 2 ranks (dp_reshardable) are not those of these weights"
+    );
+    let experts = copied("megatron_expert_buckets");
+    renamed(
+        experts.path(),
+        "chained_1.optimizer.distributed.dp_group_idx_0.gbuf",
+        "chained_1.optimizer.distributed.dp_group_idx_9.gbuf",
+    );
+    says!(import(experts.path(), &[]), "the optimizer of the experts: the buffers of 2 ranks (dp_reshardable)");
     renamed(folder.path(), "bucket_idx_0.exp_avg_sq", "bucket_idx_0.other_stat");
     says!(import(folder.path(), &[]), "other_stat` is a state of another optimizer than AdamW");
 

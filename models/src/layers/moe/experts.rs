@@ -10,12 +10,14 @@ use backend_dist::ops::moe::{
 };
 use backend_dist::shard::{Init, Section};
 use burn::module::{Module, Param};
+use burn::tensor::activation::{relu, silu};
 use burn::tensor::{Int, Tensor};
 
 use super::config::{ExpertKind, MoeConfig};
 use crate::layers::LinearWeight;
 use crate::lora::ExpertAdapters;
 use crate::micro_batch::MicroBatch;
+use crate::observer::ObservedInput;
 use crate::param::{ParamBuilder, Result};
 use crate::recompute;
 
@@ -78,6 +80,10 @@ pub(super) struct Experts {
     /// Of both layers.
     #[module(skip)]
     fp8: Option<[Fp8Experts; 2]>,
+    /// By expert, of both layers, if their inputs are observed. Not of experts with biases, which files have as one tensor,
+    /// or in FP8.
+    #[module(skip)]
+    observed: Vec<[ObservedInput; 2]>,
 }
 
 impl Experts {
@@ -108,8 +114,17 @@ impl Experts {
         let parts = config.kind.first();
         let gate_up = own.clone().flat_map(|expert| parts.iter().map(move |part| (expert, *part)));
         let gate_up = params.expert_weight(gate_up.map(|(expert, part)| first(expert, part)).collect())?;
-        let down = params.expert_weight(own.map(second).collect())?;
+        let down = params.expert_weight(own.clone().map(second).collect())?;
         let biases = Biases::new(params, name, config)?;
+        let observed = |expert: usize| {
+            let of = |parts: &[&str]| {
+                let names: Vec<String> = parts.iter().map(|part| format!("{name}.{expert}.{part}_proj")).collect();
+                params.observed(names.iter().map(String::as_str))
+            };
+            Some([of(parts)?, of(&["down"])?])
+        };
+        let is_observable = biases.is_none() && fp8.is_none();
+        let observed = own.filter(|_| is_observable).filter_map(observed).collect();
         let adapters =
             ExpertAdapters::new(params, name, [hidden, intermediate, experts], config.kind, [&gate_up, &down])?;
         Ok(Self {
@@ -120,7 +135,20 @@ impl Experts {
             adapters,
             recompute_activation: params.recompute().selects(recompute::Module::MlpActivation),
             fp8,
+            observed,
         })
+    }
+
+    /// Notes what each expert's tokens `x`, and its activations of `h` times the probabilities `p`, are like.
+    fn observe(&self, x: &Tensor<2>, h: &Tensor<2>, p: &Tensor<1>, counts: &[usize]) {
+        let mut before = 0;
+        for ([first, second], count) in self.observed.iter().zip(counts).filter(|(_, count)| **count > 0) {
+            let of = |x: &Tensor<2>| x.clone().narrow(0, before, *count);
+            first.record_rows(of(x));
+            let probabilities = p.clone().narrow(0, before, *count).reshape([*count, 1]).cast(h.dtype());
+            second.record_rows(plain_activation(of(h), self.act) * probabilities);
+            before += count;
+        }
     }
 
     /// Both layers in FP8, if they are: then the tokens of different micro-batches are groups of their own in an
@@ -140,11 +168,6 @@ impl Experts {
     pub fn forward(&self, x: Tensor<2>, p: Tensor<1>, counts: &Arc<[usize]>, batch: &MicroBatch) -> Tensor<2> {
         let tracked = x.device().is_autodiff();
         let gate_up = self.gate_up.of_groups(tracked);
-        if let Some(biases) = &self.biases {
-            let h = grouped_linear(x, gate_up, counts, &batch.pass);
-            let (w, again) = (self.down.of_groups(tracked), self.recompute_activation);
-            return grouped_clamped_linear(h, p, w, biases.values(), biases.act, counts, again, &batch.pass);
-        }
         let (adapters, fp8, again, act) =
             (self.adapters.as_ref(), self.fp8(batch), self.recompute_activation, self.act);
         let h = match &fp8 {
@@ -152,10 +175,22 @@ impl Experts {
             None => grouped_linear(x.clone(), gate_up, counts, &batch.pass),
         };
         let h = match adapters {
-            Some(adapters) => adapters.first(h, x, counts, &self.gate_up),
+            Some(adapters) => adapters.first(h, x.clone(), counts, &self.gate_up),
             None => h,
         };
+        if !self.observed.is_empty() {
+            self.observe(&x, &h, &p, counts);
+        }
         let down = self.down.of_groups(tracked);
+        if let Some(biases) = &self.biases {
+            let (act, both) = (biases.act, biases.values());
+            let bias = both[0].clone();
+            let y = grouped_clamped_linear(h.clone(), p.clone(), down, both, act, counts, again, &batch.pass);
+            return match adapters {
+                Some(adapters) => adapters.down_of_clamped(y, (h, p), (bias, act), counts, again, &self.down),
+                None => y,
+            };
+        }
         let y = match &fp8 {
             Some([_, second]) => {
                 fp8::grouped_activated_linear(h.clone(), p.clone(), down.value, act, counts, again, second)
@@ -199,13 +234,64 @@ impl Experts {
         self.act
     }
 
-    /// Whether all-to-alls can be overlapped with the experts' GEMMs.
+    /// Whether all-to-alls can be overlapped with the experts' GEMMs. Observed inputs are those of [`forward`](Self::forward).
     pub fn can_overlap(&self) -> bool {
-        self.biases.is_none() && self.adapters.is_none() && self.gate_up.stored().is_none()
+        let plain = self.biases.is_none() && self.adapters.is_none() && self.gate_up.stored().is_none();
+        plain && self.observed.is_empty()
     }
 
     /// Features outside and inside.
     pub fn features(&self) -> [usize; 2] {
         [self.gate_up.dims()[1], self.down.dims()[1]]
+    }
+}
+
+/// What experts compute between their layers, of `h [tokens, inputs in]`.
+fn plain_activation(h: Tensor<2>, act: ExpertActivation) -> Tensor<2> {
+    match act {
+        ExpertActivation::SwiGlu => {
+            let halves = h.chunk(2, 1);
+            silu(halves[0].clone()) * halves[1].clone()
+        }
+        ExpertActivation::SquaredRelu => {
+            let x = relu(h);
+            x.clone() * x
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use backend_dist::launch::Rank;
+    use backend_dist::shard::Unit;
+    use burn::tensor::{Device, FloatDType};
+
+    use super::*;
+    use crate::layers::moe::{Dispatcher, RouterConfig};
+    use crate::observer::{InputObserver, Moments};
+
+    /// Their inputs are seen by [`Experts::forward`] alone.
+    #[test]
+    fn observed_experts_are_not_overlapped() {
+        let can_overlap = |observed| {
+            let observer = InputObserver::new(Moments::Squares, observed);
+            let rank = Rank::single(Device::flex());
+            let mut params = ParamBuilder::new(&rank, FloatDType::F32, 1).with_observer(observer);
+            params.begin(Unit::Layer(0));
+            let config = MoeConfig {
+                hidden: 4,
+                intermediate: 4,
+                experts: 2,
+                kind: ExpertKind::SwiGlu,
+                router: RouterConfig::new(1),
+                capacity: None,
+                dispatcher: Dispatcher::AllToAll,
+                shared: None,
+                input: Init::ZEROS,
+                output: Init::ZEROS,
+            };
+            Experts::new(&mut params, "layers.0.mlp.experts", &config).unwrap().can_overlap()
+        };
+        assert_eq!([0..1, 1..2].map(can_overlap), [false, true]);
     }
 }

@@ -70,6 +70,10 @@ pub struct MixtralConfig {
     pub moe_capacity: Option<Capacity>,
     /// How tokens are dispatched to the ranks of their experts (`--moe-token-dispatcher-type`).
     pub moe_dispatcher: Dispatcher,
+    /// Modules of multi-token prediction (`--mtp-num-layers`; GLM-4.5, and one in a Qwen3-Next).
+    pub num_nextn_predict_layers: usize,
+    /// Weight of the mean of their losses (`--mtp-loss-scaling-factor`); `None` is 0.1.
+    pub mtp_loss_scaling_factor: Option<f64>,
     /// A position sees itself and this many minus one before it; `None` is all of them.
     pub sliding_window: Option<usize>,
     /// Layers without the window: the last of every so many (gpt-oss), or a list; `None` is no such layer.
@@ -131,17 +135,11 @@ impl MixtralConfig {
         (0..self.num_hidden_layers).filter(|layer| self.is_dense(*layer)).collect()
     }
 
+    /// Whether a layer has an MLP: modules of multi-token prediction, which are counted behind the last layer, have experts.
     pub(super) fn is_dense(&self, layer: usize) -> bool {
-        layer < self.first_k_dense_replace
-            || self.mlp_only_layers.contains(&layer)
-            || !(layer + 1).is_multiple_of(self.decoder_sparse_step.max(1))
-    }
-
-    /// Parameters that a token uses: all but those of the experts that it does not.
-    pub fn active_parameter_count(&self) -> usize {
-        let moe_layers = self.num_hidden_layers - self.dense_layers().len();
-        let unused = self.num_experts.saturating_sub(self.num_experts_per_tok);
-        self.parameter_count() - moe_layers * unused * 3 * self.hidden_size * self.expert_size()
+        let step = self.decoder_sparse_step.max(1);
+        let is_listed = layer < self.first_k_dense_replace || self.mlp_only_layers.contains(&layer);
+        layer < self.num_hidden_layers && (is_listed || !(layer + 1).is_multiple_of(step))
     }
 
     /// Width of the shared expert, if there is one.
@@ -194,7 +192,8 @@ impl MixtralConfig {
 impl ModelConfig for MixtralConfig {
     fn check(&self) -> Result<(), ConfigError> {
         limits::sizes(self)?;
-        let experts = [("num_hidden_layers", self.num_hidden_layers), ("num_experts", self.num_experts)];
+        let layers = self.num_hidden_layers.saturating_add(self.num_nextn_predict_layers);
+        let experts = [("num_hidden_layers", layers), ("num_experts", self.num_experts)];
         let width = [("hidden_size", self.hidden_size), ("moe_intermediate_size", self.expert_size())];
         limits::experts(&experts)?;
         limits::elements(&[experts, width].concat())?;
@@ -214,6 +213,7 @@ impl ModelConfig for MixtralConfig {
         self.llama().check_rotated()?;
         self.check_linear()?;
         self.check_routing()?;
+        self.check_prediction()?;
         self.experts().check()
     }
 
@@ -257,14 +257,12 @@ impl ModelConfig for MixtralConfig {
         Self::by_name()
     }
 
-    /// Modules of multi-token prediction are not read.
     fn hf_is_derived(&self, name: &str) -> bool {
-        let layer = || name.strip_prefix("model.layers.")?.split('.').next()?.parse::<usize>().ok();
-        match self.variant {
-            MixtralVariant::Qwen3Next => name.starts_with("mtp."),
-            MixtralVariant::Glm4Moe => layer().is_some_and(|layer| layer >= self.num_hidden_layers),
-            _ => name.starts_with("model.") && name.ends_with("rotary_emb.inv_freq"),
-        }
+        self.is_passed_over(name)
+    }
+
+    fn hf_present(self, has: impl Fn(&str) -> bool) -> Self {
+        self.with_predicting(has)
     }
 
     fn hf_tied_copy(&self) -> Option<[&'static str; 2]> {

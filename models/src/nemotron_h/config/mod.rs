@@ -215,12 +215,19 @@ impl ModelConfig for NemotronHConfig {
         // Ranks divide the MLPs and the shared expert.
         let shared = if has(HybridLayer::Moe) { self.moe_shared_expert_intermediate_size } else { 0 };
         let experts = ExpertDims { count: self.n_routed_experts, intermediate: self.moe_intermediate_size };
+        let intermediate = common_divisor(mlp, shared);
+        // Without attention, ranks divide the heads of the other layers.
+        let [heads, kv_heads] = match [HybridLayer::Attention, HybridLayer::Mamba2].map(has) {
+            [true, _] => [self.num_attention_heads, self.num_key_value_heads],
+            [false, true] => [self.mamba_num_heads; 2],
+            [false, false] => [intermediate; 2],
+        };
         ModelDims {
             vocab: self.vocab_size,
             hidden: self.hidden_size,
-            heads: self.num_attention_heads,
-            kv_heads: self.num_key_value_heads,
-            intermediate: common_divisor(mlp, shared),
+            heads,
+            kv_heads,
+            intermediate,
             experts: has(HybridLayer::Moe).then_some(experts),
             layers: self.num_hidden_layers(),
             max_positions: None,

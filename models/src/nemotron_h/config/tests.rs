@@ -57,6 +57,12 @@ fn sizes_of_kinds_that_the_pattern_lacks_divide_nothing() {
     // Attention alone has no states, so any number of ranks may share sequences.
     assert!(of("M*").dims().check_cp(1, 3).is_err());
     assert_eq!(of("*-*-").dims().check_cp(1, 3), Ok(()));
+    // Without attention four ranks need not divide its three heads.
+    let tp4 = |pattern| {
+        let heads = NemotronHConfig { num_attention_heads: 3, num_key_value_heads: 3, ..of(pattern) };
+        heads.dims().check_tp(4).is_ok()
+    };
+    assert_eq!(["M*", "M-", "-E", "-"].map(tp4), [false, true, true, true]);
 }
 
 /// Without Mamba-2 layers they shared them although experts drop tokens.
