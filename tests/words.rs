@@ -1,16 +1,9 @@
 //! The documents, the doc comments and the texts that users see are in the field's words. `words.toml` lists words that
 //! are not, each with what to say instead.
-//!
-//! `cargo test --release -p tests --test words -- --nocapture` also counts the hits of each folder.
-
-use std::collections::BTreeMap;
 
 use regex::{Regex, RegexBuilder};
 use serde::Deserialize;
 use tests::repository;
-
-/// Folders that still have old words; their hits are printed and do not fail the test.
-const NOT_YET: [&str; 0] = [];
 
 /// Files that tell the project's history, or list the words.
 const HISTORY: [&str; 2] = ["CHANGELOG.md", "tests/words.rs"];
@@ -28,7 +21,7 @@ struct Entry {
     allowed: Vec<String>,
 }
 
-/// An old word.
+/// A word of ours.
 struct Word {
     pattern: Regex,
     say: String,
@@ -55,17 +48,9 @@ fn words() -> Vec<Word> {
     list.word.into_iter().map(word).collect()
 }
 
-/// The lines of a document but for the glossary's table of old words.
+/// The lines of a document.
 fn of_document(text: &str) -> Vec<(usize, String)> {
-    let mut old = false;
-    let mut lines = Vec::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        old = (old || line.contains("<!-- old words -->")) && !line.contains("<!-- end of old words -->");
-        if !old {
-            lines.push((number, line.to_owned()));
-        }
-    }
-    lines
+    (1..).zip(text.lines().map(str::to_owned)).collect()
 }
 
 /// Doc comments and help texts of a source file; of the command line and the configuration all texts.
@@ -98,7 +83,6 @@ fn of_configuration(text: &str) -> Vec<(usize, String)> {
 #[test]
 fn texts_are_in_the_fields_words() {
     let words = words();
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     let mut failures = Vec::new();
     let documents = repository::files(".md").into_iter().map(|path| (of_document(&repository::read(&path)), path));
     let sources = repository::files(".rs").into_iter().map(|path| (of_source(&path, &repository::read(&path)), path));
@@ -110,16 +94,12 @@ fn texts_are_in_the_fields_words() {
         }
         for (number, text) in texts {
             for word in &words {
-                let Some(found) = word.in_text(&text) else { continue };
-                let folder = path.rsplit_once('/').map_or("", |(folder, _)| folder);
-                *counts.entry(folder.to_owned()).or_default() += 1;
-                if !NOT_YET.iter().any(|folder| path.starts_with(folder)) {
+                if let Some(found) = word.in_text(&text) {
                     failures.push(format!("{path}:{number}: \"{found}\"; say: {}", word.say));
                 }
             }
         }
     }
-    counts.iter().for_each(|(folder, hits)| println!("{hits:6} {folder}"));
     assert!(failures.is_empty(), "{} words that the field does not use:\n{}", failures.len(), failures.join("\n"));
 }
 
@@ -156,7 +136,4 @@ fn what_is_read_are_comments_and_texts_and_no_code() {
     let source = "/// one\nlet x = \"two words\"; // three\n//! four\nlet product = 5;\n";
     let texts = of_source("burn-megatron/src/cli/x.rs", source);
     assert_eq!(texts, [(1, "/// one".into()), (2, "two words".into()), (3, "//! four".into())]);
-    let document = "a\n<!-- old words -->\nb\n<!-- end of old words -->\nc\n";
-    let lines: Vec<usize> = of_document(document).into_iter().map(|(number, _)| number).collect();
-    assert_eq!(lines, [1, 4, 5]);
 }

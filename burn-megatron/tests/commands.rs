@@ -197,3 +197,10 @@ fn inspect_shows_a_checkpoint_and_finds_damage() {
     std::fs::write(&file, bytes).unwrap();
     says!(fail(&format!("inspect {root} --verify")), "rank_00001.safetensors");
 }
+
+#[test]
+fn a_command_that_lacks_a_model_or_a_folder_names_all_that_it_takes() {
+    says!(fail("generate --prompt x"), "--hf DIR or --checkpoint DIR says where the model is");
+    says!(fail("export --checkpoint runs"), "--hf, --dcp, --torch-dist or --adapter DIR says where to write");
+    says!(fail("export --hf out"), "--checkpoint CKPT or --from-hf DIR says what to write");
+}

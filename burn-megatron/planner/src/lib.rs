@@ -47,7 +47,7 @@ pub use post_training::{Completions, LossOf, PostTraining};
 pub use report::{Report, bytes, describe, thousands};
 pub use search::{Candidate, PASSES, SearchRequest, SearchResult, search};
 pub use state::{Moments, StateBytes, States};
-pub use time::{StepTime, step_time};
+pub use time::{DrawTime, StepTime, step_time};
 pub use traffic::{Traffic, traffic};
 
 use gpus::GpuModel;

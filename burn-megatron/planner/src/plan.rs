@@ -3,7 +3,7 @@
 use host::schedule::{Costs, PipelineError, Schedule};
 
 use crate::gpus::Hardware;
-use crate::{Job, RankMemory, StepTime, Traffic, memory, step_time, time, traffic};
+use crate::{DrawTime, Job, RankMemory, StepTime, Traffic, memory, step_time, time, traffic};
 
 /// The needs of a step, rank by rank.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct Plan {
     pub costs: Costs,
     /// Time of the step.
     pub time: StepTime,
+    /// Time before a step, in GRPO.
+    pub draws: Option<DrawTime>,
 }
 
 impl Plan {
@@ -34,7 +36,8 @@ impl Plan {
         let (memory, traffic) = (memory(&job.longest_sequences(), &schedule), traffic(&dynamic, &schedule));
         let costs = time::costs(&dynamic, hardware);
         let time = step_time(&dynamic, &schedule, hardware).expect("schedules that are made do not deadlock");
-        Ok(Self { job, schedule, memory, traffic, costs, time })
+        let draws = time::draw_time(&dynamic, hardware);
+        Ok(Self { job, schedule, memory, traffic, costs, time, draws })
     }
 
     /// Seconds of the step with experts in the model's type, if that is faster than FP8 and fits.

@@ -38,6 +38,10 @@ pub struct Completions {
     pub longest: usize,
     /// A frozen copy of the model is kept for the KL divergence.
     pub reference: bool,
+    /// Completions are scored by a reference model, a copy or the model without its adapters.
+    pub scored: bool,
+    /// Steps that learn from the same completions.
+    pub iterations: usize,
 }
 
 impl Job {

@@ -7,7 +7,7 @@ use layouts::recompute::{Granularity, Recompute};
 use super::gpus::Hardware;
 use super::memory::RankMemory;
 use super::search::{Candidate, SearchResult};
-use super::time::StepTime;
+use super::time::{DrawTime, StepTime};
 use super::{Job, Plan, StateBytes, ladder};
 use host::schedule::stages::StageLayout;
 
@@ -161,6 +161,7 @@ impl fmt::Display for Report<'_> {
         let parts: Vec<String> =
             parts.map(|(name, part)| format!("{name} {:.0} %", percent(part, time.step))).collect();
         writeln!(f, "             {}", parts.join(", "))?;
+        self.draws(f)?;
         self.others(f)
     }
 }
@@ -216,6 +217,24 @@ impl Report<'_> {
             axes.join(", "),
             if traffic.len() > 1 { ", at most" } else { "" }
         )
+    }
+
+    /// What GRPO does before a step, which is not in the step's time.
+    fn draws(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(draws) = &self.plan.draws else { return Ok(()) };
+        let DrawTime { prompts, token, tokens, sequences, scores, steps } = *draws;
+        let before = if steps > 1 { format!("every {steps} steps") } else { "every step".into() };
+        write!(
+            f,
+            "draws        at least {} before {before}: prompts {}, {tokens} tokens of {sequences} completions a rank {} each",
+            seconds(draws.total()),
+            seconds(prompts),
+            seconds(token)
+        )?;
+        if scores > 0.0 {
+            write!(f, ", log-probabilities {}", seconds(scores))?;
+        }
+        writeln!(f)
     }
 
     fn others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -27,7 +27,7 @@ use crate::train::ModuleRun;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder to write; it must not exist, or be empty
-    #[arg(long, value_name = "DIR", required_unless_present_any = ["adapter", "dcp", "torch_dist"])]
+    #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
     /// Folder to write the weights to as a PyTorch DCP checkpoint with Hugging Face's names
     #[arg(long, value_name = "DIR", conflicts_with_all = ["hf", "adapter"])]
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR", conflicts_with = "hf")]
     adapter: Option<PathBuf>,
     /// Checkpoint, or folder of checkpoints: then the latest
-    #[arg(long, value_name = "CKPT", required_unless_present = "from_hf")]
+    #[arg(long, value_name = "CKPT")]
     checkpoint: Option<PathBuf>,
     /// Hugging Face folder to quantise, in place of a checkpoint
     #[arg(long, value_name = "DIR", conflicts_with_all = ["checkpoint", "ema", "like"], requires = "quantize")]
@@ -76,11 +76,14 @@ pub struct Args {
 /// Checks the checkpoint's hashes and writes the folder. Fails if the checkpoint is damaged or not of a model that
 /// Hugging Face has, or the folder cannot be written.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if [&args.hf, &args.dcp, &args.torch_dist, &args.adapter].iter().all(|folder| folder.is_none()) {
+        bail!("--hf, --dcp, --torch-dist or --adapter DIR says where to write");
+    }
     if let (Some(from), Some(to)) = (&args.from_hf, &args.hf) {
         super::print(&args.quantise.export(from, to, args.dtype, args.max_shard_size)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let from = args.checkpoint.as_deref().context("--checkpoint is needed")?;
+    let from = args.checkpoint.as_deref().context("--checkpoint CKPT or --from-hf DIR says what to write")?;
     if let Some(run) = ModuleRun::find(from)? {
         return module(&run, &args);
     }

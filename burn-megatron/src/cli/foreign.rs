@@ -62,6 +62,9 @@ const WITH_KEYS: [&str; 3] = ["train", "plan", "bench"];
 const WITH_LAYOUT: [(&str, &str); 4] =
     [("generate", "--tensor-parallel N"), ("chat", "--tensor-parallel N"), ("forward", LAYOUT), ("eval", LAYOUT)];
 
+/// Commands that take a layout in words.
+const WITH_WORDS: [&str; 2] = ["serve", "verify"];
+
 /// The command line, or the end of the program with what is wrong with it.
 pub fn parse() -> Cli {
     let command = std::env::args_os().nth(1).unwrap_or_default();
@@ -103,6 +106,10 @@ fn answered(mut error: Error, command: &str) -> Error {
     }
     let ours = match WITH_KEYS.contains(&command) {
         true => ours(flag),
+        false if WITH_WORDS.contains(&command) => {
+            let is_size = name(flag).ends_with("-parallel") || name(flag) == "zero";
+            is_size.then(|| "--layout \"TP2 SP DP2\", with the sizes of all".to_string())
+        }
         false => {
             let told = WITH_LAYOUT.iter().find(|(with, _)| *with == command && name(flag) == "layout");
             told.map(|(_, flags)| flags.to_string())
@@ -171,6 +178,18 @@ mod tests {
         }
         for (command, _) in WITH_LAYOUT {
             assert!(said(&format!("{command} --hf x --layout TP2")).contains("here it is --tensor-parallel N"));
+        }
+        for line in ["serve --hf x --tensor-parallel 2", "verify --zero 1"] {
+            assert!(said(line).contains("here it is --layout \"TP2 SP DP2\""), "{}", said(line));
+        }
+        assert!(!said("verify --colour red").contains("here it is"));
+    }
+
+    #[test]
+    fn one_layout_is_a_list_of_layouts() {
+        for line in ["bench tiny --layout TP2", "replay golden --layout TP2", "verify --layouts TP2"] {
+            let parsed = format!("{:?}", try_parse(format!("burn-megatron {line}").split(' ')).unwrap());
+            assert!(parsed.contains("layouts: [\"TP2\"]") || parsed.contains("layouts: Some(\"TP2\")"), "{parsed}");
         }
     }
 

@@ -7,9 +7,9 @@ use clap::ValueEnum;
 use indicatif::HumanBytes;
 
 use super::calibration::{CalibrationArgs, compared};
-use crate::calibrate::InputHessians;
+use crate::calibrate::SequentialHessians;
 use crate::element::Element;
-use crate::hf::{Export, Format, HfFolder, export_compressed, linear_inputs};
+use crate::hf::{Export, Format, HfFolder, Nearest, Rounding, export_compressed, linear_inputs};
 use crate::quantise::{Grid, Scheme};
 
 /// Numbers of a quantised weight.
@@ -69,7 +69,10 @@ impl QuantiseArgs {
             bail!("--calibration is for --method gptq: rounding to the nearest looks at no text");
         }
         let texts = self.texts.texts(from, &folder)?;
-        let mut hessians = (self.method == Method::Gptq).then(|| InputHessians::new(texts.calibration(&folder)));
+        let mut rounding: Box<dyn Rounding> = match self.method {
+            Method::Rtn => Box::new(Nearest),
+            Method::Gptq => Box::new(SequentialHessians::new(texts.calibration(&folder))),
+        };
         let tokenizer = super::tokenizer_to_copy(from);
         let what = Export {
             config: folder.config(),
@@ -80,8 +83,7 @@ impl QuantiseArgs {
             format: Format::Safetensors,
         };
         let before = texts.perplexities(&folder)?;
-        let mut factor = |layer: &str| hessians.as_mut().map_or(Ok(None), |hessians| hessians.factor(layer));
-        let written = export_compressed(to, &what, &folder, scheme, &mut factor)?;
+        let written = export_compressed(to, &what, &folder, scheme, &mut *rounding)?;
         let after = texts.perplexities(&HfFolder::open(to)?)?;
 
         let mut said = format!(

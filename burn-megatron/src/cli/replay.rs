@@ -31,7 +31,7 @@ pub struct Args {
     share_gpus: bool,
     /// Several layouts, a line for each: `auto` is every mix of TP, SP, EP, PP, DP and ZeRO on --ranks ranks; otherwise
     /// a list such as "TP2 SP,PP2 DP2 ZeRO1"
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, alias = "layout", value_name = "LIST")]
     layouts: Option<String>,
     /// Ranks of the layouts of `--layouts auto`
     #[arg(long, value_name = "N", default_value_t = 4)]

@@ -5,6 +5,7 @@ use std::path::Path;
 use models::ModelConfig;
 use models::recompute::Granularity;
 
+use super::post_training::LoraSection;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::batch::BatchPlan;
@@ -26,13 +27,7 @@ impl RunConfig {
         note(decay.map(drop).map_err(|error| error.to_string()));
         self.check_ranges(&mut note);
         if self.is_sound() {
-            note(self.lora.plan(&self.model.config).map(drop).map_err(|error| format!("lora: {error}")));
-            let names = self.model.config.hf_names();
-            let groups = self.param_groups.check(names.iter().map(|(name, _)| name));
-            note(groups.map_err(|error| format!("param-groups.{error}")));
-            note(demand(self.param_groups.is_empty() || self.lora.rank.is_none(), || {
-                "param-groups has no meaning with lora.rank: adapters are trained and everything else is frozen".into()
-            }));
+            note(self.check_trained());
             let base = self.lora.base.filter(|_| self.lora.rank.is_some());
             note(demand(base.is_none() || self.fp8.format.is_none(), || {
                 "lora.base and fp8.format: weights in few bits are multiplied in training.dtype; nearest legal: fp8.format = none"
@@ -41,6 +36,18 @@ impl RunConfig {
         }
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)
+    }
+
+    /// The adapters, and what the groups name: parameters of theirs, which are not known where adapters are refused.
+    fn check_trained(&self) -> Result<(), String> {
+        let adapters = self.lora.plan(&self.model.config).map_err(|error| LoraSection::problem(&error))?;
+        demand(adapters.is_none() || self.param_groups.frozen.is_empty(), || {
+            "param-groups.frozen has no meaning with lora.rank: everything but the adapters is frozen; nearest legal: none"
+                .into()
+        })?;
+        let trained = adapters.map_or_else(|| self.model.config.hf_names(), |plan| plan.names(""));
+        let groups = self.param_groups.check(trained.iter().map(|(name, _)| name));
+        groups.map_err(|error| format!("param-groups.{error}"))
     }
 
     fn check_ranges(&self, note: &mut impl FnMut(Result<(), String>)) {

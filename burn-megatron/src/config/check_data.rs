@@ -70,7 +70,9 @@ impl RunConfig {
             let size = data.bpe_size;
             let is_made = data.tokenizer.as_deref() == Some("bpe");
             note(demand(!is_made || size >= SMALLEST_BPE, || {
-                format!("data.bpe-size = {size} is not at least {SMALLEST_BPE}: the bytes and the end of document")
+                format!(
+                    "data.bpe-size = {size} is not at least {SMALLEST_BPE}, the bytes and the end of document; nearest legal: {SMALLEST_BPE}"
+                )
             }));
             note(demand(!is_made || size <= LARGEST_BPE, || {
                 format!("data.bpe-size = {size} is too large; nearest legal: {LARGEST_BPE}")

@@ -36,6 +36,8 @@ impl RunConfig {
         let sizes = self.model.config.check().map_err(|error| format!("model: {error}"));
         let model_is_sound = sizes.is_ok();
         note(sizes);
+        let dtype = self.model.config.check_dtype(training.dtype.into());
+        note(dtype.map_err(|error| format!("training.dtype: model.{error}")));
         let layout_runs = layout.check().map_err(|error| format!("parallel: {error}"));
         let both = model_is_sound && layout_runs.is_ok();
         note(layout_runs);

@@ -1,7 +1,6 @@
 //! A run as the planner sees it.
 
 use backend_dist::ops::LOGITS_AT_ONCE;
-use models::lora::BaseFormat;
 
 use super::decoder::decoder_of;
 use super::model::hf_config;
@@ -10,7 +9,7 @@ use super::run::{Precision, RunConfig};
 use crate::flops::FlopShape;
 use crate::optim::{OptimizerConfig, StateDtype};
 use crate::plan::gpus::GPUS;
-use crate::plan::{Adapters, Completions, Job, LossOf, Moments, PostTraining, StateBytes};
+use crate::plan::{Completions, Job, LossOf, Moments, PostTraining, StateBytes};
 
 impl RunConfig {
     /// The run as [`plan`](crate::plan) sees it, on CPU ranks, independent of data and files.
@@ -86,66 +85,10 @@ impl RunConfig {
         let completions = grpo.map(|grpo| Completions {
             longest: grpo.max_completion_length,
             reference: grpo.beta > 0.0 && (self.lora.rank.is_none() || self.lora.dora),
+            scored: grpo.beta > 0.0,
+            iterations: grpo.num_iterations,
         });
         Ok(PostTraining { frozen: self.param_groups.frozen.clone(), loss, completions })
-    }
-
-    /// The adapters of a run as the planner sees them.
-    fn adapters(&self) -> Result<Option<Adapters>, ConfigErrors> {
-        let problem = |what: String| ConfigErrors(vec![Problem::new(what)]);
-        let model = &self.model.config;
-        let plan = self.lora.plan(model).map_err(|error| problem(format!("lora: {error}")))?;
-        let Some(plan) = plan else { return Ok(None) };
-        let decoder = decoder_of(model);
-        let (rank, layers) = (plan.config().rank, decoder.layers);
-        let refused = |what: &str| {
-            Err(problem(format!(
-                "lora.rank = {rank}: memory and time of adapters {what} cannot be predicted; nearest legal: --lora.rank none, which \
-                 needs more of both"
-            )))
-        };
-        let has_own = |own: &(usize, f64)| *own != (rank, plan.config().alpha);
-        if plan.modules().values().any(has_own) {
-            return refused("with other ranks or scales (rank-pattern, alpha-pattern)");
-        }
-        if decoder.latent.is_some() || decoder.lone_mlps.is_some() || decoder.mtp > 0 {
-            return refused("in a model with latent attention, Mamba-2 or multi-token prediction");
-        }
-        let experts =
-            (0..layers).filter_map(|layer| decoder.experts_of(layer)).map(|experts| experts.count).collect::<Vec<_>>();
-        if !experts.is_empty() && experts.len() < layers {
-            return refused("in a model of which only some layers have experts");
-        }
-        // The experts of a layer have adapters all or none.
-        let mlp_of = if experts.is_empty() { "mlp" } else { "mlp.shared_experts" };
-        let mlp = ["gate", "up", "down"];
-        let parts = ["q", "k", "v", "o"].map(|part| (1, format!("attention.{part}_proj"))).into_iter();
-        let parts = parts.chain(mlp.map(|part| (1, format!("{mlp_of}.{part}_proj"))));
-        let count = experts.first().copied().unwrap_or(0);
-        let parts: Vec<(usize, String)> =
-            parts.chain(mlp.map(|part| (count, format!("mlp.experts.0.{part}_proj")))).collect();
-        let has: Vec<bool> = parts.iter().map(|(_, part)| plan.has(&format!("layers.0.{part}"))).collect();
-        let counted: usize = parts.iter().zip(&has).filter(|(_, has)| **has).map(|((count, _), _)| count).sum();
-        let same = |layer: usize| {
-            parts.iter().zip(&has).all(|((_, part), has)| plan.has(&format!("layers.{layer}.{part}")) == *has)
-        };
-        if !(1..layers).all(same) || counted * layers != plan.targets().count() {
-            return refused("of some layers only");
-        }
-        // The place of the first layer that reads the same A.
-        let module = |at: usize| plan.module_of(&format!("layers.0.{}", parts[at].1));
-        let read = |at: usize| module(at).and_then(|own| (0..=at).find(|first| module(*first) == Some(own)));
-        Ok(Some(Adapters {
-            rank: rank as u64,
-            dora: plan.config().dora,
-            qkv: [read(0), read(1), read(2)],
-            out: has[3],
-            up: [read(4), read(5)],
-            down: has[6],
-            expert_up: [has[7], has[8]],
-            expert_down: has[9],
-            base: self.lora.base.map(BaseFormat::format),
-        }))
     }
 }
 
@@ -214,6 +157,7 @@ mod tests {
                 first_k_dense_replace: 1,
                 attention_bias: true,
                 use_qk_norm: true,
+                num_nextn_predict_layers: 1,
                 ..MixtralConfig::tiny()
             }),
             FamilyConfig::Mamba2(Mamba2Config { use_bias: true, tie_word_embeddings: true, ..Mamba2Config::tiny() }),
@@ -231,6 +175,7 @@ mod tests {
             FamilyConfig::Mixtral(MixtralConfig {
                 linear_num_key_heads: Some(8),
                 linear_num_value_heads: Some(16),
+                num_nextn_predict_layers: 1,
                 ..MixtralConfig::qwen3_next_tiny()
             }),
             FamilyConfig::DeepSeekV3(DeepSeekV3Config::tiny()),

@@ -142,7 +142,7 @@ pub const KEYS: &[Key] = {
         key("optimizer.main-params-dtype", Choice(&["f32", "bf16-remainder"]), "", "Master weights of bf16 training: fp32 copies, or the 16 bits that a bf16 weight lacks of its fp32 master (2 bytes instead of 4, same master bit for bit); default: f32"),
         key("optimizer.cpu-offload", Flag, "", "AdamW: moments, and master weights of bf16 and f16 training, in page-locked host memory; a step updates them on the GPU in pieces, while others are copied, with the same bits; default: false").or(&["optimizer-cpu-offload"]),
         key("optimizer.offload-fraction", Number, "", "With optimizer.cpu-offload: share of the parameters whose states are in host memory, by whole layers, above 0 and at most 1; default: 1.0").or(&["optimizer-offload-fraction"]),
-        key("param-groups.lr-scale", Scales, "{}", "Factors of the learning rate by pattern of the names of tensors, in which * stands for any characters, for example { \"embed_tokens.*\" = 0.1 }"),
+        key("param-groups.lr-scale", Scales, "{}", "Factors of the learning rate by pattern of the names of tensors, in which * stands for any characters, for example { \"embed_tokens.*\" = 0.1 }, of adapters { \"*.lora_B.weight\" = 16 } (LoRA+)"),
         key("param-groups.weight-decay-scale", Scales, "{}", "Factors of the weight decay by pattern, for example { \"*.mlp.*\" = 0.5 }"),
         key("param-groups.frozen", Names, "[]", "Patterns of the names of tensors that are not trained: they have no gradient, moments or master weights, and checkpoints have them with the other weights"),
         key("weight-decay.incr-style", Choice(&["constant", "linear", "cosine"]), "\"constant\"", "Weight decay over the run: constant, or growing linearly or as a cosine")
@@ -244,7 +244,6 @@ pub const KEYS: &[Key] = {
         key("performance.moe-comm-overlap", Flag, "true", "GPUs: overlap the all-to-alls of MoE tokens with the experts' GEMMs where the cost model expects a gain")
             .or(&["overlap-moe-expert-parallel-comm"]),
         key("performance.moe-comm-chunks", Count, "\"none\"", "GPUs: number of chunks that the local experts are split into to overlap all-to-alls with their GEMMs; none: chosen by the cost model")
-            .or(&["moe-comm-pieces"])
             .optional(),
         key("performance.moe-router-force-load-balancing", Flag, "false", "For bench only: route tokens to random experts, so that the load is balanced"),
         key("performance.logits-at-once", Count, "\"none\"", "About how many logits a rank holds at a time; the output layer computes the loss of more in chunks of half as many, and its GEMM twice; none: 2147483648, 4 GiB in half precision")

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::layer::Written;
+use super::problem::did_you_mean;
 use crate::data::SplitRatios;
 use crate::engine::CommWord;
 use crate::lr::{LrDecay, Span};
@@ -136,6 +137,12 @@ impl Kind {
             Self::Modules => return normal::<Vec<Module>>(json),
         };
         fits.then_some(json)
+    }
+
+    /// The word that may be meant by another one, where a list of words is legal.
+    pub(super) fn guess(self, written: &Written) -> String {
+        let Self::Choice(words) = self else { return String::new() };
+        did_you_mean(written.to_string().trim_matches('"'), words.iter().copied())
     }
 
     /// A value as it was written somewhere.

@@ -19,6 +19,7 @@
 //! assert_eq!(errors.to_string(), said);
 //! ```
 
+mod adapters;
 mod changes;
 mod check;
 mod check_data;

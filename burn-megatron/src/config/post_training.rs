@@ -182,6 +182,16 @@ impl LoraSection {
         self.rank.map(|rank| LoraConfig { rank, alpha, target_modules, rslora, dora, rank_pattern, alpha_pattern })
     }
 
+    /// What is wrong with adapters, by the keys of a run's file in place of peft's.
+    pub fn problem(error: &LoraError) -> String {
+        let ours = match error.key() {
+            "r" => "rank".into(),
+            "lora_alpha" => "alpha".into(),
+            key => key.replace('_', "-"),
+        };
+        format!("lora.{ours}{}", &error.to_string()[error.key().len()..])
+    }
+
     /// The adapters of a model, if there are any. Fails if the model cannot have them.
     pub fn plan(&self, model: &FamilyConfig) -> Result<Option<LoraPlan>, LoraError> {
         self.config().map(|config| config.plan(&model.hf_names())).transpose()

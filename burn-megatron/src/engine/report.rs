@@ -54,6 +54,8 @@ pub struct EvalReport {
     pub tokens: u64,
     /// Share of the counted tokens that are the likeliest, where it was asked for.
     pub accuracy: Option<f64>,
+    /// Mean KL divergence from the teacher's distribution to the model's, in distillation with a teacher.
+    pub teacher_kl: Option<f64>,
     /// Rewards, in preference tuning.
     pub preference: Option<PreferenceMeans>,
 }

@@ -83,7 +83,7 @@ fn run<M: HfModule + Sync + 'static>(
             let value = loss.as_ref().map(|loss| loss.clone().into_scalar::<f64>());
             let gradients = match (loss.filter(|_| settings.gradients), &adapter) {
                 (Some(loss), Some(Adapter { plan, .. })) => {
-                    plan.names("").export(&adapter_gradients(&module, plan, &loss.backward())?)?
+                    plan.export("", &adapter_gradients(&module, plan, &loss.backward())?)?
                 }
                 (Some(loss), None) => named_tensors(&module, Wanted::Gradients(&loss.backward())),
                 (None, _) => BTreeMap::new(),

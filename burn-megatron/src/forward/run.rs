@@ -94,7 +94,7 @@ impl WithModel for Run<'_> {
         let once = shards.iter().flat_map(|shard| &shard.gradients);
         let gradients = match settings.gradients {
             true => match &settings.adapter {
-                Some(adapter) => adapter.plan.names("").export(&assemble(once)?)?,
+                Some(adapter) => adapter.plan.export("", &assemble(once)?)?,
                 None => self.family.hf_names().export(&assemble(once)?)?,
             },
             false => BTreeMap::new(),

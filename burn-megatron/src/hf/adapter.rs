@@ -15,6 +15,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
 
+use super::adapter_experts::OneTensorExperts;
 use super::adapter_patterns::Patterns;
 use super::adapter_targets::Targets;
 use super::error::HfFolderError;
@@ -30,10 +31,9 @@ const TENSORS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 
 /// Keys of `adapter_config.json` that must not say anything, with what they would do.
-const UNSUPPORTED: [(&str, &str); 10] = [
+const UNSUPPORTED: [(&str, &str); 9] = [
     ("modules_to_save", "whole modules that are trained"),
     ("layer_replication", "repeated layers"),
-    ("target_parameters", "adapters of parameters"),
     ("trainable_token_indices", "trained tokens"),
     ("fan_in_fan_out", "transposed weights"),
     ("lora_bias", "biases of B"),
@@ -78,9 +78,14 @@ fn read(
     let (config, targets) = (config_of(&json).map_err(refused)?, Targets::read(&json).map_err(refused)?);
     let patterns = Patterns::read(&json).map_err(refused)?;
     let mut plans = versions.iter().map(|names| {
+        let mut parameters = targets.parameters().to_vec();
+        let experts = OneTensorExperts::take(&mut parameters, &config, &patterns, names);
         let config = |target_modules| LoraConfig { target_modules, ..config.clone() };
-        let plan = |modules| patterns.of(config(modules), names)?.plan(names);
-        targets.of(names).and_then(plan).map_err(|error| {
+        let plan = |modules: Vec<String>| match modules.is_empty() {
+            true => experts.in_files(config(modules)).plan(names),
+            false => experts.in_files(patterns.of(config(modules), names)?).plan(names),
+        };
+        let plan = targets.of(names, &parameters).and_then(plan).map_err(|error| {
             let what = match explained(error) {
                 error @ LoraError::Target { .. } => {
                     format!("{error}; the adapter belongs to another model, name its base with --hf (model.hf)")
@@ -88,7 +93,8 @@ fn read(
                 error => error.to_string(),
             };
             HfFolderError::file(&path, what)
-        })
+        });
+        plan.map(|plan| (plan, experts))
     });
     let first = plans.next().expect("a model has names");
     let path = folder.join(TENSORS);
@@ -102,8 +108,9 @@ fn read(
         };
         theirs.insert(name, HostTensor { shape: view.shape().to_vec(), data: element.decode(view.data()) });
     }
-    let imported = |plan: LoraPlan| -> Result<Adapter, HfFolderError> {
-        let tensors = plan.names(PREFIX).import(&theirs).map_err(|error| {
+    let imported = |(plan, experts): (LoraPlan, OneTensorExperts)| -> Result<Adapter, HfFolderError> {
+        let apart = experts.apart(PREFIX, theirs.clone());
+        let tensors = apart.and_then(|theirs| plan.import(PREFIX, theirs)).map_err(|error| {
             let what = format!("the adapter belongs to another model, or {CONFIG} is not its own");
             HfFolderError::file(&path, format!("{error}; {what}"))
         })?;
@@ -174,7 +181,7 @@ fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str
     refuse_full(folder)?;
     std::fs::create_dir_all(folder).map_err(HfFolderError::io("create", folder))?;
     let theirs =
-        plan.names(PREFIX).export(&adapter.tensors).map_err(|error| HfFolderError::file(folder, error.to_string()))?;
+        plan.export(PREFIX, &adapter.tensors).map_err(|error| HfFolderError::file(folder, error.to_string()))?;
     let bytes = |tensor: &HostTensor| {
         let mut bytes = Vec::with_capacity(tensor.data.len() * 4);
         Element::F32.encode(&tensor.data, &mut bytes);
@@ -192,8 +199,10 @@ fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str
     let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
     serialize_to_file(views, Some(metadata), &path).map_err(refused)?;
     // peft has no words for `all-linear` and patterns in files: it writes the names that they stand for.
-    let mut modules: Vec<&str> = plan.modules().into_keys().collect();
-    if !config.target_modules.iter().any(|target| target == ALL_LINEAR || target.contains('*')) {
+    let parameters: Vec<&str> = plan.parameters().into_keys().collect();
+    let mut modules: Vec<&str> = plan.modules().into_keys().filter(|name| !parameters.contains(name)).collect();
+    if parameters.is_empty() && !config.target_modules.iter().any(|target| target == ALL_LINEAR || target.contains('*'))
+    {
         modules = config.target_modules.iter().map(String::as_str).collect();
     }
     let alpha = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
@@ -215,6 +224,7 @@ fn write(folder: &Path, adapter: &Adapter, base: Option<&str>, task: Option<&str
         "lora_alpha": alpha(config.alpha),
         "lora_dropout": 0.0,
         "target_modules": modules,
+        "target_parameters": Some(&parameters).filter(|parameters| !parameters.is_empty()),
         "bias": "none",
         "fan_in_fan_out": false,
         "init_lora_weights": true,

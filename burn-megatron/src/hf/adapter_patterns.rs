@@ -28,6 +28,12 @@ impl Patterns {
         Ok(Self { ranks, alphas })
     }
 
+    /// Rank and numerator of the scale that a parameter of this name has of its own.
+    pub(super) fn own(&self, name: &str) -> (Option<usize>, Option<f64>) {
+        let rank = self.ranks.iter().find(|(_, expression, _)| expression.is_match(name)).map(|(.., rank)| *rank);
+        (rank, self.alphas.iter().find(|(_, expression, _)| expression.is_match(name)).map(|(.., alpha)| *alpha))
+    }
+
     /// `config` with the values of the modules that it means.
     ///
     /// # Errors

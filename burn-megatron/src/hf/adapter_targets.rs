@@ -10,6 +10,8 @@ use serde_json::Value;
 #[derive(Debug)]
 pub(super) struct Targets {
     names: Vec<String>,
+    /// The last parts of names of parameters, to which exceptions and the choice of layers do not apply.
+    parameters: Vec<String>,
     /// In place of names.
     pattern: Option<Regex>,
     except: Option<Except>,
@@ -39,23 +41,36 @@ impl Targets {
             Value::String(word) if word == ALL_LINEAR => (vec![word.clone()], None),
             Value::String(text) => (Vec::new(), Some(whole("target_modules", text)?)),
             Value::Array(list) => (texts(list), None),
+            Value::Null if json["target_parameters"].is_array() => (Vec::new(), None),
             _ => return Err("target_modules is missing: the names of modules".into()),
+        };
+        let parameters = match &json["target_parameters"] {
+            Value::Null => Vec::new(),
+            Value::Array(list) if list.iter().all(Value::is_string) => texts(list),
+            other => return Err(format!("target_parameters = {other} is no list of names of parameters")),
         };
         let except = match &json["exclude_modules"] {
             Value::String(text) => Some(Except::Pattern(whole("exclude_modules", text)?)),
             Value::Array(list) if !list.is_empty() => Some(Except::Names(texts(list))),
             _ => None,
         };
-        Ok(Self { names, pattern, except, layers: Layers::read(json)? })
+        Ok(Self { names, parameters, pattern, except, layers: Layers::read(json)? })
     }
 
-    /// The names for [`LoraConfig`], of a model with these names.
+    /// The last parts of names of parameters.
+    pub(super) fn parameters(&self) -> &[String] {
+        &self.parameters
+    }
+
+    /// The names for [`LoraConfig`], of a model with these names, with those of `parameters`.
     ///
     /// # Errors
     /// If no module is left, or a name is none of a module that can have an adapter.
-    pub(super) fn of(&self, names: &NameMap) -> Result<Vec<String>, LoraError> {
-        if self.pattern.is_none() && self.except.is_none() && self.layers.is_none() {
-            return Ok(self.names.clone());
+    pub(super) fn of(&self, names: &NameMap, parameters: &[String]) -> Result<Vec<String>, LoraError> {
+        let with_parameters = |modules: Vec<String>| [modules, parameters.to_vec()].concat();
+        let alone = self.names.is_empty() && self.pattern.is_none() && !self.parameters.is_empty();
+        if alone || self.pattern.is_none() && self.except.is_none() && self.layers.is_none() {
+            return Ok(with_parameters(self.names.clone()));
         }
         let named: Vec<String> = match &self.pattern {
             Some(pattern) => {
@@ -73,7 +88,7 @@ impl Targets {
         };
         let left: Vec<String> = named.into_iter().filter(is_meant).collect();
         let asked = || self.pattern.as_ref().map_or_else(|| self.names.join(", "), |pattern| pattern.to_string());
-        if left.is_empty() { Err(LoraError::NoTarget { targets: asked() }) } else { Ok(left) }
+        if left.is_empty() { Err(LoraError::NoTarget { targets: asked() }) } else { Ok(with_parameters(left)) }
     }
 }
 
@@ -130,14 +145,18 @@ pub(super) fn expression(key: &str, text: &str, whole: &str) -> Result<Regex, St
 
 #[cfg(test)]
 mod tests {
-    use models::{LlamaConfig, MixtralConfig, ModelConfig};
+    use models::{LlamaConfig, MixtralConfig, MixtralVariant, ModelConfig};
     use serde_json::json;
 
     use super::*;
 
     fn chosen(json: Value) -> Vec<String> {
         let config = LlamaConfig { num_hidden_layers: 12, ..LlamaConfig::tiny() };
-        Targets::read(&json).unwrap().of(&config.hf_names()).unwrap()
+        all(&Targets::read(&json).unwrap(), &config.hf_names()).unwrap()
+    }
+
+    fn all(targets: &Targets, names: &NameMap) -> Result<Vec<String>, LoraError> {
+        targets.of(names, targets.parameters())
     }
 
     #[test]
@@ -146,6 +165,8 @@ mod tests {
         let of = |layer: usize| ["q", "v"].map(|what| format!("model.layers.{layer}.self_attn.{what}_proj"));
         assert_eq!(some, [of(10), of(11)].concat());
         assert!(Targets::read(&json!({"target_modules": "(?!q)"})).unwrap_err().contains("look-around"));
+        let one = json!({"target_modules": "q", "target_parameters": "experts.down_proj"});
+        assert!(Targets::read(&one).unwrap_err().contains("is no list of names of parameters"));
     }
 
     #[test]
@@ -172,15 +193,29 @@ mod tests {
     #[test]
     fn layers_of_experts_are_chosen_by_number() {
         let json = json!({"target_modules": ["w1"], "layers_to_transform": [1]});
-        let chosen = Targets::read(&json).unwrap().of(&MixtralConfig::tiny().hf_names()).unwrap();
+        let chosen = all(&Targets::read(&json).unwrap(), &MixtralConfig::tiny().hf_names()).unwrap();
         assert_eq!(chosen.len(), MixtralConfig::tiny().num_experts);
         assert!(chosen.iter().all(|name| name.starts_with("model.layers.1.")), "{chosen:?}");
+    }
+
+    /// Experts that are one tensor are no modules: an expression does not mean them.
+    #[test]
+    fn parameters_have_names_of_their_own() {
+        let config = MixtralConfig { variant: MixtralVariant::GptOss, ..MixtralConfig::tiny() };
+        let chosen = |json: Value| all(&Targets::read(&json).unwrap(), &config.hf_names()).unwrap();
+        assert!(chosen(json!({"target_modules": ".*_proj"})).iter().all(|name| name.contains("self_attn")));
+        let down = json!({"target_modules": ["q_proj"], "layers_to_transform": [1], "target_parameters": ["experts.down_proj"]});
+        assert_eq!(chosen(down), ["model.layers.1.self_attn.q_proj", "experts.down_proj"]);
+        for none in [json!([]), Value::Null] {
+            let json = json!({"target_modules": none, "target_parameters": ["1.mlp.experts.down_proj"]});
+            assert_eq!(chosen(json), ["1.mlp.experts.down_proj"]);
+        }
     }
 
     #[test]
     fn nothing_left_is_an_error() {
         let json = json!({"target_modules": ["o_proj"], "exclude_modules": ["o_proj"]});
-        let said = Targets::read(&json).unwrap().of(&LlamaConfig::tiny().hf_names()).unwrap_err().to_string();
+        let said = all(&Targets::read(&json).unwrap(), &LlamaConfig::tiny().hf_names()).unwrap_err().to_string();
         assert_eq!(said, "target_modules: `o_proj` leaves no linear layer of this model that has an adapter");
     }
 }

@@ -17,10 +17,32 @@ use super::outputs::{Output, TensorReader, outputs, write_tensor};
 use super::shards::{divide, name as shard_name};
 use super::writer::{Export, config_json, new_folder, refuse_full, write_index, write_small_files};
 use crate::element::Element;
-use crate::quantise::{Factor, Grid, Scheme, pack, quantise};
+use crate::quantise::{Factor, Grid, Quantised, Scheme, pack, quantise};
 
-/// Gives the factor of a linear layer's inputs by our name of the layer, and `None` where the nearest numbers must do.
-pub type InputFactors<'a> = dyn FnMut(&str) -> Result<Option<Arc<Factor>>, BoxError> + 'a;
+/// Who knows what linear layers read, by our names of them.
+pub trait Rounding {
+    /// The factor of a layer's inputs; `None` where the nearest numbers must do. Layers are asked for in the order of the
+    /// model.
+    ///
+    /// # Errors
+    /// If it cannot be computed.
+    fn factor(&mut self, layer: &str) -> Result<Option<Arc<Factor>>, BoxError>;
+
+    /// The values that a weight has from now on.
+    fn rounded(&mut self, weight: &str, values: Vec<f64>);
+}
+
+/// Every weight becomes the nearest number.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nearest;
+
+impl Rounding for Nearest {
+    fn factor(&mut self, _: &str) -> Result<Option<Arc<Factor>>, BoxError> {
+        Ok(None)
+    }
+
+    fn rounded(&mut self, _: &str, _: Vec<f64>) {}
+}
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,7 +90,7 @@ pub fn export_compressed(
     what: &Export,
     source: &dyn TensorReader,
     scheme: Scheme,
-    factors: &mut InputFactors,
+    rounding: &mut dyn Rounding,
 ) -> Result<Compressed, HfFolderError> {
     refuse_full(folder)?;
     let names = what.config.hf_names();
@@ -97,10 +119,20 @@ pub fn export_compressed(
                     continue;
                 }
                 let layer = output.parts()[0].0.trim_end_matches(".weight");
-                let factor = factors(layer).map_err(|source| HfFolderError::Weight { name: layer.into(), source })?;
+                let wrong = |source| HfFolderError::Weight { name: layer.into(), source };
+                let factor = rounding.factor(layer).map_err(wrong)?;
                 written.matrices += 1;
                 written.calibrated += usize::from(factor.is_some());
-                entries.extend(few_bits(output, &output.element.decode(&bytes), scheme, factor.as_deref()));
+                let (columns, weight) = (output.shape[1], output.element.decode(&bytes));
+                let scale = |scale| stored(scale, output.element);
+                let matrix = quantise(&weight, columns, scheme, scale, factor.as_deref());
+                let values = matrix.values(scheme, columns);
+                for (ours, foreign) in output.parts() {
+                    let whole: Vec<_> = foreign.our_shape().iter().map(|size| 0..*size).collect();
+                    let own = foreign.runs(&whole).into_iter().flat_map(|run| run.positions());
+                    rounding.rounded(ours, own.map(|at| values[at]).collect());
+                }
+                entries.extend(few_bits(output, matrix, scheme));
             }
             let name = shard_name(index, files.len());
             shard_of.extend(entries.iter().map(|(tensor, ..)| (tensor.clone(), json!(name))));
@@ -126,9 +158,8 @@ fn size(output: &Output, scheme: Scheme, quantised: bool) -> u64 {
 }
 
 /// The tensors of a matrix: FP8 stays a matrix of bytes, integers become words.
-fn few_bits(output: &Output, weight: &[f64], scheme: Scheme, factor: Option<&Factor>) -> Vec<Entry> {
+fn few_bits(output: &Output, matrix: Quantised, scheme: Scheme) -> Vec<Entry> {
     let (rows, columns, element) = (output.shape[0], output.shape[1], output.element);
-    let matrix = quantise(weight, columns, scheme, |scale| stored(scale, element), factor);
     let mut scales = Vec::new();
     element.encode(&matrix.scales, &mut scales);
     let name = |part: &str| format!("{}{part}", output.name);

@@ -6,7 +6,7 @@ use std::path::Path;
 use models::names::NameMap;
 use models::{FamilyConfig, ModelConfig};
 
-use super::dp_reshardable::{self, BUFFERS, bucket};
+use super::dp_reshardable::{self, bucket};
 use super::error::HfFolderError;
 use super::torch_dist::{EMBEDDING, state_dict};
 use crate::dcp::DcpFolder;
@@ -83,7 +83,7 @@ fn open_buffers(folder: &Path, names: &NameMap, expected: &[String], state: &str
         let prefix = prefixes(stored, expected).first().copied().unwrap_or("");
         weights(stored, expected, prefix).into_iter().chain(buckets).collect()
     })?;
-    let is_bucket = |(name, _): &(String, _)| name.starts_with(BUFFERS);
+    let is_bucket = |(name, _): &(String, _)| bucket(name).is_some();
     let (buckets, stored) = std::mem::take(&mut opened.tensors).into_iter().partition(is_bucket);
     opened.tensors = buckets;
     let weights = state_dict(stored, usize::MAX);

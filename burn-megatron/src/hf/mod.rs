@@ -1,6 +1,7 @@
 //! Hugging Face folders: reading one as the source of a model's weights, and writing one.
 
 mod adapter;
+mod adapter_experts;
 mod adapter_patterns;
 mod adapter_targets;
 mod checkpoint;
@@ -27,7 +28,7 @@ mod writer;
 pub use adapter::{Merged, adapter_of, read_adapter, read_module_adapter, write_adapter, write_module_adapter};
 pub use checkpoint::{CheckpointWeights, companions_of, import, keep_companions, model_of};
 pub use companions::Companions;
-pub use compressed_writer::{Compressed, InputFactors, export_compressed, linear_inputs};
+pub use compressed_writer::{Compressed, Nearest, Rounding, export_compressed, linear_inputs};
 pub use error::HfFolderError;
 pub use folder::HfFolder;
 pub(crate) use folder::read_config;

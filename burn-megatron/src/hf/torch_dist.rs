@@ -16,6 +16,8 @@ const LAYERS: &str = "decoder.layers.";
 /// Modules of multi-token prediction, and the layer of one.
 const PREDICTORS: &str = "mtp.layers.";
 const PREDICTED: &str = "transformer_layer.";
+/// Ends the name of the bias that balances experts, which no optimizer updates.
+pub(super) const EXPERT_BIAS: &str = ".router.expert_bias";
 const LOCAL_EXPERTS: &str = "mlp.experts.local_experts.";
 const EXPERTS: &str = ".mlp.experts.experts.";
 /// Names in files, and in a `state_dict` without TransformerEngine.
@@ -117,7 +119,12 @@ pub(super) fn unknown(names: &[&str]) -> Option<String> {
 
 /// Whether a tensor of a `state_dict` is one of a routed expert.
 pub(super) fn is_of_expert(name: &str) -> bool {
-    name.contains(LOCAL_EXPERTS)
+    expert(name).is_some()
+}
+
+/// The expert that a tensor of a `state_dict` is of, and what it is there.
+pub(super) fn expert(name: &str) -> Option<(usize, &str)> {
+    number(name.split_once(LOCAL_EXPERTS)?.1)
 }
 
 /// Where a tensor of a `state_dict` is in a model: in a layer, or in that of a module of multi-token prediction.

@@ -31,11 +31,11 @@ pub use rank_reading::RankReading;
 pub use reading::{
     CompletionLength, CompletionLengthReading, DroppedTokens, DroppedTokensReading, ExpertBalance,
     ExpertBalanceReading, FullUtilisation, FullUtilisationReading, GpuIdle, GpuIdleReading, GradNorm, GradNormReading,
-    Kl, KlReading, LearningRate, LearningRateReading, Loss, LossReading, MeanReward, MeanRewardReading, Memory,
-    MemoryReading, Perplexity, PerplexityReading, Reading, RewardAccuracy, RewardAccuracyReading, RewardChosen,
-    RewardChosenReading, RewardMargin, RewardMarginReading, RewardRejected, RewardRejectedReading, StepMetric,
-    Teraflops, TeraflopsReading, Throughput, ThroughputReading, TokenAccuracy, TokenAccuracyReading, Utilisation,
-    UtilisationReading,
+    HeldOutKl, HeldOutKlReading, Kl, KlReading, LearningRate, LearningRateReading, Loss, LossReading, MeanReward,
+    MeanRewardReading, Memory, MemoryReading, Perplexity, PerplexityReading, Reading, RewardAccuracy,
+    RewardAccuracyReading, RewardChosen, RewardChosenReading, RewardMargin, RewardMarginReading, RewardRejected,
+    RewardRejectedReading, StepMetric, Teraflops, TeraflopsReading, Throughput, ThroughputReading, TokenAccuracy,
+    TokenAccuracyReading, Utilisation, UtilisationReading,
 };
 pub use run_info::RunInfo;
 pub use run_log::{LogFiles, RunLog};

@@ -176,6 +176,9 @@ metrics! {
     /// KL divergence from the teacher's distribution, in distillation; in GRPO the estimate of that from the reference model.
     Kl KlReading: StepStats = ("KL", None, false),
         |step| (step.teacher_kl.unwrap_or_else(|| step.grpo.unwrap_or_default().kl), step.tokens);
+    /// KL divergence from the teacher's distribution on held-out data, in distillation with a teacher.
+    HeldOutKl HeldOutKlReading: EvalStats = ("KL", None, false),
+        |held_out| (held_out.teacher_kl.unwrap_or(f64::NAN), held_out.tokens);
     /// Mean tokens of a completion, in GRPO.
     CompletionLength CompletionLengthReading: StepStats = ("Completion length", None, false),
         |step| (step.grpo.unwrap_or_default().completion_length, 1);

@@ -255,6 +255,8 @@ pub struct EvalStats {
     pub tokens: u64,
     /// Share of these tokens that are the likeliest, in fine-tuning on conversations.
     pub accuracy: Option<f64>,
+    /// Mean KL divergence from the teacher's distribution to the model's, in distillation with a teacher.
+    pub teacher_kl: Option<f64>,
     /// Rewards, in preference tuning.
     pub preference: Option<PreferenceMeans>,
 }

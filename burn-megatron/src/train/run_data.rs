@@ -7,6 +7,7 @@ use models::ModelConfig;
 
 use super::TrainError;
 use crate::config::RunConfig;
+use crate::data::preprocess::SMALLEST_BPE;
 use crate::data::{TokenDataset, tokenizer_path};
 use crate::learner::GrpoRun;
 
@@ -48,7 +49,7 @@ fn smaller_tokenizer(config: &RunConfig, folder: &Path, tokenizer: &Path) -> Str
     let same = |a: &Path, b: &Path| a.canonicalize().ok().is_some_and(|a| b.canonicalize().is_ok_and(|b| a == b));
     match own.is_file() {
         true if !same(&own, tokenizer) => format!("{fixed}: take its own, data.tokenizer = {}", own.display()),
-        _ if text && config.data.tokenizer.as_deref() == Some("bpe") => {
+        _ if text && config.data.tokenizer.as_deref() == Some("bpe") && vocabulary >= SMALLEST_BPE => {
             format!("{fixed}; nearest legal: data.bpe-size = {vocabulary}")
         }
         // Its tokens may be more than the model has ever seen, and the data need not have them.

@@ -14,7 +14,7 @@ use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
 use models::layers::moe::RoutingReplay;
 use models::lora::BaseFormat;
-use models::names::{NameMap, fits};
+use models::names::{Foreign, NameMap, fits};
 use models::param::ParamBuilder;
 use models::{CausalLm, Fp8Config, LoraConfig, LoraPlan, ModelConfig, WeightSource};
 use std::collections::BTreeMap;
@@ -69,8 +69,12 @@ impl LoraKind {
             dora: self == Self::Dora,
             ..LoraConfig::default()
         };
-        // Stacked experts are no linear layers.
-        let has_experts = names.iter().any(|(_, theirs)| fits("*.experts.*.weight", &theirs.name));
+        // Experts that are one tensor have no magnitudes.
+        let is_expert = |theirs: &Foreign| match theirs.stack {
+            Some(_) => self != Self::Dora && fits("*.experts.*_proj", &theirs.name),
+            None => fits("*.experts.*.weight", &theirs.name),
+        };
+        let has_experts = names.iter().any(|(_, theirs)| is_expert(theirs));
         config.target_modules.extend(has_experts.then(|| "experts.*".into()));
         config
     }

@@ -38,6 +38,14 @@ fn text_to_samples_and_back() {
     assert_eq!(fs::metadata(folder.path().join("samples.npy")).unwrap().len(), 128 + 2 * 16 * 8);
 }
 
+#[test]
+fn a_tokenizer_that_is_none_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.txt"), "One").unwrap();
+    let said = fail(folder.path(), "preprocess --input a.txt --output-prefix o --tokenizer chars");
+    says!(said, "chars is no file; legal: a tokenizer's file, char, byte");
+}
+
 /// Some editors begin a file with a mark.
 #[test]
 fn a_byte_order_mark_is_no_text() {

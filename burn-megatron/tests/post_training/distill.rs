@@ -57,6 +57,7 @@ fn every_layout_learns_from_the_teacher_as_one_device() {
     // Burn-train writes what the dashboard shows, where a loss that is not of tokens alone is no perplexity.
     let shown = |metric: &str| folder.path().join(format!("one/train/epoch-1/{metric}.log")).exists();
     assert!(shown("KL") && !shown("Perplexity"));
+    assert!(folder.path().join("one/valid/epoch-1/KL.log").exists());
     for (index, layout) in [
         vec![("parallel.tp", "2"), ("parallel.sp", "true")],
         vec![("parallel.cp", "2")],
@@ -72,6 +73,8 @@ fn every_layout_learns_from_the_teacher_as_one_device() {
         let other = trained(folder.path(), &format!("layout{index}"), &layout);
         compare(&other, &one, 1e-10, &format!("{layout:?}"));
     }
+    let held_out = one.iter().find(|line| line["kind"] == "valid").unwrap();
+    assert!(number(held_out, "teacher_kl") > 0.01, "{held_out:?}");
     // Two stages on each rank; in a V the last is on the first rank.
     let deep = [("model.num-hidden-layers", "4")];
     let one = trained(folder.path(), "deep", &deep);
@@ -101,7 +104,13 @@ fn every_layout_learns_from_a_file_as_one_device() {
     };
     // All tokens of the vocabulary say what the teacher says; few of them do not.
     let teacher = trained(folder.path(), "teacher", &[]);
-    compare(&from("all", &all, &[]), &teacher, 1e-10, "all tokens");
+    // A file says nothing of held-out data.
+    let said = |mut line: Line| {
+        line.remove("teacher_kl").filter(|_| line["kind"] == "train").map(|kl| line.insert("teacher_kl".into(), kl));
+        line
+    };
+    let without: Vec<Line> = teacher.iter().cloned().map(said).collect();
+    compare(&from("all", &all, &[]), &without, 1e-10, "all tokens");
     let one = from("one", &few, &[]);
     assert!((number(&one[0], "loss") - number(&teacher[0], "loss")).abs() > 1e-3);
     for (index, layout) in [
@@ -199,8 +208,11 @@ fn a_model_teaches_itself_nothing() {
     let divergences = [&mixed, &pure].map(|lines| number(&lines[0], "teacher_kl"));
     assert!(divergences.iter().all(|kl| kl.abs() < 1e-9) && !plain[0].contains_key("teacher_kl"), "{divergences:?}");
     // Held-out loss is the cross-entropy whatever is learned.
-    let valid = |lines: &[Line]| number(lines.iter().find(|line| line["kind"] == "valid").unwrap(), "loss");
-    assert!((valid(&plain) - valid(&pure)).abs() < 1e-6, "{plain:?} {pure:?}");
+    let valid = |lines: &[Line]| lines.iter().find(|line| line["kind"] == "valid").unwrap().clone();
+    let losses = [&plain, &pure].map(|lines| number(&valid(lines), "loss"));
+    assert!((losses[0] - losses[1]).abs() < 1e-6, "{plain:?} {pure:?}");
+    let divergence = number(&valid(&pure), "teacher_kl");
+    assert!(divergence.abs() < 1e-9 && !valid(&plain).contains_key("teacher_kl"), "{divergence}");
 }
 
 #[test]

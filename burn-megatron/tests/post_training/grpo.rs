@@ -9,7 +9,7 @@ use burn_megatron::grpo::Completion;
 use burn_megatron::train::{Plan, train};
 use serde_json::Value;
 
-use super::{Line, log, parse};
+use super::{Line, log, parse, succeed};
 
 /// A token for each of these, and one that ends a text.
 const LETTERS: &str = "0123456789+=";
@@ -233,6 +233,22 @@ fn a_run_resumes_and_what_it_is_given_is_checked() {
     let other = [&own[..], &[("parallel.dp", "2")]].concat();
     let rest = rewarded(folder.path(), "half", &other);
     assert_same("resumed", &rest[2..], &whole[2..]);
+
+    let run = "[model]\npreset = \"llama3-8b\"\n[grpo]\ntrain = \"a\"\nnum-generations = 8\nmax-completion-length = 512\nbeta = 0.04\n\
+               [data]\ntokenizer = \"b\"\n[evaluation]\nbatches = 0\n[training]\nglobal-batch = 64\nseq-length = 1024\ndtype = \"bf16\"\n";
+    fs::write(folder.path().join("run.toml"), run).unwrap();
+    let said = succeed(folder.path(), "plan run.toml --gpu h200 --lora.rank 16");
+    says!(
+        said,
+        "draws        at least ",
+        "before every step: prompts ",
+        "511 tokens of 64 completions a rank",
+        "log-probabilities"
+    );
+    says!(
+        succeed(folder.path(), "plan run.toml --gpu h200 --lora.rank 16 --grpo.num-iterations 2"),
+        "before every 2 steps"
+    );
 
     let refused = |overrides: &[(&str, &str)]| {
         Plan::new(&config(folder.path(), "refused", overrides), &[]).err().unwrap().to_string()

@@ -262,7 +262,7 @@ fn adapters_that_a_model_cannot_have_are_refused_before_anything_starts() {
         |overrides: &[(&str, &str)]| Plan::new(&config(folder.path(), "run", overrides), &[]).unwrap_err().to_string();
     assert!(
         refused(&[("lora.target-modules", "q_prj")])
-            .contains("lora: target_modules: the model has no linear layer `q_prj`")
+            .contains("lora.target-modules: the model has no linear layer `q_prj`")
     );
     let run = "[model]\npreset = \"llama3-8b\"\n[data]\ntext = \"a\"\n[lora]\nrank = 8\n";
     std::fs::write(folder.path().join("run.toml"), run).unwrap();

@@ -25,7 +25,13 @@ fn every_layout_trains_adapters_of_experts_as_one_device() {
         shared_expert_intermediate_size: Some(32),
         ..mixtral.clone()
     };
-    let kinds = [(mixtral.clone(), LoraKind::Lora), (shared, LoraKind::Rslora), (mixtral, LoraKind::Dora)];
+    let one_tensor = MixtralConfig { variant: MixtralVariant::GptOss, attention_bias: true, ..mixtral.clone() };
+    let kinds = [
+        (mixtral.clone(), LoraKind::Lora),
+        (one_tensor, LoraKind::Lora),
+        (shared, LoraKind::Rslora),
+        (mixtral, LoraKind::Dora),
+    ];
     for (config, kind) in kinds {
         assert_verified::<Mixtral>(&config, &settings(kind), layouts);
     }

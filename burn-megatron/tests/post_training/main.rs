@@ -6,6 +6,7 @@ mod command;
 #[path = "../support/says.rs"]
 mod says;
 
+mod batch;
 mod chat;
 mod chat_runs;
 mod distill;
@@ -16,13 +17,16 @@ mod grpo_reference;
 mod lora;
 mod lora_experts;
 mod lora_fused;
+mod lora_groups;
 mod parquet;
 mod preference;
 mod preference_resumed;
 mod preference_runs;
 mod prune;
+mod prune_variants;
 mod qlora;
 mod quantise;
+mod quantise_sequential;
 mod real_weights;
 mod talk;
 

@@ -35,7 +35,7 @@ fn json(path: &Path) -> Value {
 }
 
 /// The tensors of a folder as our reader gives them, by our names.
-fn weights(folder: &Path) -> BTreeMap<String, Vec<f64>> {
+pub(super) fn weights(folder: &Path) -> BTreeMap<String, Vec<f64>> {
     let folder = HfFolder::open(folder).unwrap();
     let read = |(name, foreign): (&str, &models::names::Foreign)| {
         let shape = foreign.our_shape();
@@ -252,7 +252,7 @@ fn gptq_is_nearer_to_the_model_than_rounding() {
             .sum()
         };
         let [nearest, gptq] = [&rtn, &gptq].map(|weights| error(&weights[&name]));
-        assert!(gptq < 0.9 * nearest, "{layer}: GPTQ {gptq}, nearest {nearest}");
+        assert!(gptq < 0.95 * nearest, "{layer}: GPTQ {gptq}, nearest {nearest}");
     }
 }
 

@@ -56,6 +56,8 @@ write(
     compression="zstd", compression_level=19,
 )
 write("texts", [{"id": i, "text": f"A text, number {i}.\n" + letters, "ids": [i, 2 * i]} for i in range(50)], compression="snappy")
+for codec in ["brotli", "lz4"]:
+    write(codec, [{"id": i, "text": f"A text, number {i}.\n" + letters * i} for i in range(60)], compression=codec, data_page_size=512)
 write("questions", [{"context": f"{i} + 1 =", "continuations": [f" {i + 1}", f" {i}"], "answer": 0} for i in range(12)], compression="zstd")
 # A text that is none, bytes that need not be one, and a type that JSON does not have.
 bad = pa.table({
@@ -65,5 +67,4 @@ bad = pa.table({
     "price": pa.array([1, 2, 3]).cast(pa.decimal128(30, 2)),
 })
 pq.write_table(bad, "bad.parquet")
-pq.write_table(bad.select(["output"]), "brotli.parquet", compression="brotli")
 pq.write_table(bad.select(["output"]), "delta.parquet", use_dictionary=False, column_encoding={"output": "DELTA_BYTE_ARRAY"})

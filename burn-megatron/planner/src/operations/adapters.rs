@@ -7,7 +7,7 @@ use layouts::sizes::EXPERT_WIDTH;
 
 use super::{Activation, Chain, Op};
 
-/// Adapters of the linear layers of a decoder, the same in every layer; all other parameters are frozen.
+/// Adapters of the linear layers of a decoder, the same in every layer of a kind; all other parameters are frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Adapters {
     /// Rank.
@@ -18,12 +18,17 @@ pub struct Adapters {
     pub qkv: [Option<usize>; 3],
     /// Whether the projection of attention's output has one.
     pub out: bool,
+    /// The same of the projections of a recurrent layer's input: of Mamba-2 z, x, B, C and Δ, of linear attention queries,
+    /// keys, values, z, β and α.
+    pub recurrent: [Option<usize>; 6],
+    /// Whether the projection of a recurrent layer's output has one.
+    pub recurrent_out: bool,
     /// The same of gate and up.
     pub up: [Option<usize>; 2],
     /// Whether the MLP's last layer has one.
     pub down: bool,
-    /// Which of gate and up of routed experts have one.
-    pub expert_up: [bool; 2],
+    /// Of gate and up of routed experts the A that each reads.
+    pub expert_up: [Option<usize>; 2],
     /// Whether the last layer of routed experts has one.
     pub expert_down: bool,
     /// How the weights of these layers are stored.
@@ -100,29 +105,30 @@ impl Chain<'_> {
         op.temporary += if self.builder.job.gpu { 0 } else { op.output.bytes };
     }
 
-    /// Adapters of the grouped GEMM that was just added, of matrices `[out, in]` of which `has` says which outputs have
-    /// one. They save what they read, `reads`: the GEMM's input, or that of its activation.
-    pub(super) fn adapt_experts(&mut self, [outputs, inputs]: [u64; 2], has: &[bool], reads: Activation) {
+    /// Adapters of the grouped GEMM that was just added, of matrices `[out, in]` of which `read` says which A each
+    /// output reads, if it has an adapter. They save what they read, `reads`: the GEMM's input, or that of its activation.
+    pub(super) fn adapt_experts(&mut self, [outputs, inputs]: [u64; 2], read: &[Option<usize>], reads: Activation) {
         let Some(adapters) = self.builder.adapters else { return };
         let (element, local) = (self.builder.element, self.builder.local.experts);
-        let count = has.iter().filter(|has| **has).count() as u64;
+        let count = read.iter().flatten().count() as u64;
         if count == 0 {
             return;
         }
-        let (narrow, outputs) = (count * adapters.rank, outputs / has.len() as u64);
+        let of_a = read.iter().flatten().collect::<BTreeSet<_>>().len() as u64;
+        let (narrow, outputs) = (of_a * adapters.rank, outputs / read.len() as u64);
         let width = narrow.next_multiple_of(EXPERT_WIDTH as u64);
         // A and B of an expert as one matrix each, unless they are it.
         let padded = if width == narrow { 0 } else { width * inputs };
-        let block = if has.len() == 1 && width == narrow { 0 } else { width * outputs * has.len() as u64 };
+        let block = if read.len() == 1 && width == narrow { 0 } else { width * outputs * read.len() as u64 };
         let low = self.tensor((2 * local.rows * width + local.count * (padded + block)) * element, None);
         // The outputs before they are scaled, and the factors of each.
-        let scaled = 2 * local.rows * outputs * has.len() as u64 * element;
+        let scaled = 2 * local.rows * outputs * read.len() as u64 * element;
         let scaled = adapters.dora.then(|| self.tensor(scaled, None));
         let op = self.ops.last_mut().expect("it was just added");
         op.saves = [reads, low].into_iter().chain(scaled).collect();
         op.matrix = local.count * (narrow * inputs + adapters.rank * count * outputs);
         op.weight = op.matrix + if adapters.dora { local.count * count * outputs } else { 0 };
-        let flops = 2.0 * local.rows as f64 * (width * (inputs + outputs * has.len() as u64)) as f64;
+        let flops = 2.0 * local.rows as f64 * (width * (inputs + outputs * read.len() as u64)) as f64;
         op.flops.iter_mut().for_each(|pass| *pass += flops);
         op.temporary += op.output.bytes;
     }

@@ -65,7 +65,7 @@ impl UnitBuilder<'_> {
         let gate = if decoder.output_gate { local.queries } else { 0 };
         chain.of("attention.q_proj").linear(local.queries + gate + 2 * local.keys, local.hidden, input_bias, input);
         if let Some(adapters) = self.adapters {
-            let outputs = [local.queries, local.keys, local.keys];
+            let outputs = [local.queries + gate, local.keys, local.keys];
             let outputs: Vec<_> = outputs.into_iter().zip(adapters.qkv).collect();
             chain.adapt_columns(local.hidden, &outputs, input);
         }
@@ -141,6 +141,11 @@ impl UnitBuilder<'_> {
         if self.decoder.gated { (2 * width, "gate") } else { (width, "up") }
     }
 
+    /// Of gate and up what the first layer of an MLP or expert has.
+    pub(super) fn gated<'a, T>(&self, both: &'a [T; 2]) -> &'a [T] {
+        if self.decoder.gated { both } else { &both[1..] }
+    }
+
     /// An MLP with a local intermediate size of `width`, by its name in a layer.
     pub(super) fn plain_mlp(&self, chain: &mut Chain, name: &str, width: u64) {
         let (decoder, local) = (self.decoder, self.local);
@@ -148,7 +153,7 @@ impl UnitBuilder<'_> {
         let (outputs, first) = self.first_layer(width);
         chain.of(&format!("{name}.{first}_proj")).linear(outputs, local.hidden, decoder.mlp_bias, input);
         if let Some(adapters) = self.adapters {
-            let outputs: Vec<_> = adapters.up.into_iter().map(|read| (width, read)).collect();
+            let outputs: Vec<_> = self.gated(&adapters.up).iter().map(|read| (width, *read)).collect();
             chain.adapt_columns(local.hidden, &outputs, input);
         }
         let input = chain.at;

@@ -20,6 +20,11 @@ impl UnitBuilder<'_> {
         chain.of("input_layernorm").norm(Some(Module::Norms));
         let input = chain.enter_saving_shard();
         chain.of("linear_attention.q_proj").linear(2 * keys + 2 * values + 2 * heads, local.hidden, false, input);
+        if let Some(adapters) = self.adapters {
+            let outputs = [keys, keys, values, values, heads, heads];
+            let outputs: Vec<_> = outputs.into_iter().zip(adapters.recurrent).collect();
+            chain.adapt_columns(local.hidden, &outputs, input);
+        }
         let projected = chain.at;
         let own_keys = keys * self.copies(key_heads / tp);
         self.head_all_to_all(chain, 2 * own_keys + values + 2 * heads);
@@ -60,6 +65,9 @@ impl UnitBuilder<'_> {
         });
         let input = chain.at;
         chain.of("linear_attention.o_proj").linear(local.hidden, values, false, input);
+        if let Some(adapters) = self.adapters {
+            chain.adapt_rows(values, local.hidden, adapters.recurrent_out, input);
+        }
         chain.leave();
         chain.add();
     }

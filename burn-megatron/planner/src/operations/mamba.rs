@@ -22,6 +22,11 @@ impl UnitBuilder<'_> {
         chain.of("input_layernorm").norm(Some(Module::Norms));
         let input = chain.enter_saving_shard();
         chain.of("mamba.gate_proj").linear(2 * inner + 2 * grouped + heads, local.hidden, mamba.bias, input);
+        if let Some(adapters) = self.adapters {
+            let outputs = [inner, inner, grouped, grouped, heads];
+            let outputs: Vec<_> = outputs.into_iter().zip(adapters.recurrent).collect();
+            chain.adapt_columns(local.hidden, &outputs, input);
+        }
         let projected = chain.at;
         // What a rank has of fewer groups than ranks that share the sequence, its neighbours have too.
         let grouped = grouped * self.copies(groups);
@@ -59,6 +64,9 @@ impl UnitBuilder<'_> {
         });
         let input = chain.at;
         chain.of("mamba.out_proj").linear(local.hidden, inner, mamba.bias, input);
+        if let Some(adapters) = self.adapters {
+            chain.adapt_rows(inner, local.hidden, adapters.recurrent_out, input);
+        }
         chain.leave();
         chain.add();
     }

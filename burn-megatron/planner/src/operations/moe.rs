@@ -42,7 +42,7 @@ impl UnitBuilder<'_> {
         let first = format!("mlp.experts.0.{first}_proj");
         self.grouped(chain.of(&first), outputs, hidden, experts.biases, input);
         if let Some(adapters) = self.adapters {
-            chain.adapt_experts([outputs, hidden], &adapters.expert_up, input);
+            chain.adapt_experts([outputs, hidden], self.gated(&adapters.expert_up), input);
         }
         let input = chain.at;
         let again = self.recompute.selects(Module::MlpActivation);
@@ -55,7 +55,7 @@ impl UnitBuilder<'_> {
         if let Some(adapters) = self.adapters {
             chain.adapt_experts(
                 [hidden, local.intermediate],
-                &[adapters.expert_down],
+                &[adapters.expert_down.then_some(0)],
                 if again { before } else { input },
             );
         }

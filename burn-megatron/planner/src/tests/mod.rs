@@ -1,5 +1,6 @@
 //! Plans against papers, model cards and measurements.
 
+mod draws;
 mod dynamic;
 mod measured;
 mod memory;
@@ -65,6 +66,19 @@ fn traffic_of(job: &Job) -> Vec<Traffic> {
 
 /// LoRA of this rank on all linear layers.
 fn all_linear(rank: u64) -> Adapters {
-    let (qkv, up, expert_up) = ([0, 1, 2].map(Some), [0, 1].map(Some), [false; 2]);
-    Adapters { rank, dora: false, qkv, out: true, up, down: true, expert_up, expert_down: false, base: None }
+    let (qkv, up, expert_up) = ([0, 1, 2].map(Some), [0, 1].map(Some), [None; 2]);
+    let (recurrent, recurrent_out) = ([None; 6], false);
+    Adapters {
+        rank,
+        dora: false,
+        qkv,
+        out: true,
+        recurrent,
+        recurrent_out,
+        up,
+        down: true,
+        expert_up,
+        expert_down: false,
+        base: None,
+    }
 }

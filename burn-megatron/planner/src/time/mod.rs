@@ -1,5 +1,6 @@
 //! Step time: a roofline per operation, a simulation of the pipeline, bytes over bandwidth for communication.
 
+mod draws;
 mod unit;
 
 use super::gpus::Hardware;
@@ -7,6 +8,7 @@ use super::muon::newton_schulz;
 use super::state::{BLOCK, States, buckets};
 use super::traffic::Replication;
 use super::{Job, samples};
+pub use draws::{DrawTime, draw_time};
 use host::flops::{AttentionCount, FlopShape};
 use host::schedule::stages::Stage;
 use host::schedule::{Action, Costs, Fault, Link, Pass, Schedule, ScheduleKind, ScheduleSpec, Ticks, simulate};

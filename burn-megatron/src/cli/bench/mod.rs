@@ -57,7 +57,7 @@ pub struct Args {
     /// Measure several layouts, one after the other, and compare them in one table: a list such as "DP2 ZeRO1,TP2 SP".
     /// If a layout names no ZeRO stage, a recipe uses the first stage that fits. "CP2 dynamic:16384" is dynamic context
     /// parallelism with at most 16384 tokens per rank
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, alias = "layout", value_name = "LIST", value_delimiter = ',')]
     layouts: Vec<String>,
     /// Divide the random tokens into documents of random lengths, the same in every run: lognormal:MEAN,SIGMA, for
     /// example lognormal:4096,1.1

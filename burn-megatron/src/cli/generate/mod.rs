@@ -35,7 +35,7 @@ use crate::refusal::Access;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Hugging Face folder with the model
-    #[arg(long, value_name = "DIR", required_unless_present = "checkpoint")]
+    #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
     /// Folder with adapter_config.json and adapter_model.safetensors, as peft writes them, of the model of --hf
     #[arg(long, value_name = "DIR", requires = "hf")]

@@ -43,7 +43,7 @@ pub struct Args {
     #[arg(long, value_name = "T,V,E", value_delimiter = ',')]
     num_samples: Vec<usize>,
     /// Whose samples to show and write
-    #[arg(long, alias = "part", value_enum, default_value = "train")]
+    #[arg(long, value_enum, default_value = "train")]
     dataset: SplitName,
     /// Show and write the first K samples; by default 4 are shown, and all are written
     #[arg(long, value_name = "K")]

@@ -1,6 +1,7 @@
 //! `burn-megatron serve`: many texts at once, over HTTP.
 
 mod adapted;
+mod batch;
 mod measure;
 mod sizes;
 
@@ -20,6 +21,7 @@ use models::{CausalLm, FamilyConfig, ModelConfig, ParamBuilder, WithModel};
 use tokio::sync::oneshot;
 
 use self::adapted::build_all;
+use self::batch::BatchArgs;
 use self::measure::Load;
 use self::sizes::SizeArgs;
 use super::chat::adapters;
@@ -74,12 +76,15 @@ pub struct Args {
     sizes: SizeArgs,
     #[command(flatten)]
     load: Load,
+    #[command(flatten)]
+    batch: BatchArgs,
 }
 
 /// Answers requests until Ctrl-C, or measures how fast it would. Fails if the model, its tokenizer or an adapter cannot
 /// be used, sizes do not fit or the port is taken; before anything is served.
 pub fn run(args: Args) -> Result<ExitCode> {
     alone("serve")?;
+    let batch = args.batch.open()?;
     let folder = args.hf.as_deref().map(|folder| open_folder(folder, None)).transpose()?;
     let config = match (&folder, &args.preset) {
         (Some(folder), _) => folder.config().clone(),
@@ -111,6 +116,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
     let Some(folder) = &folder else { bail!("--hf DIR says what to serve") };
     let app = Arc::new(app(&args, folder, requests, names, scheduler)?);
+    if let Some(batch) = batch {
+        // More than run, so that none waits for the next to be read.
+        let (driver, start) = batch.driver(Arc::clone(&app), 2 * scheduler.max_num_seqs);
+        job(&|| start.start())?;
+        drop(start);
+        super::print(&driver.join().map_err(|_| anyhow!("the batch failed"))??)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let server = Server::bind(SocketAddr::new(args.host, args.port)).with_context(|| {
         format!("--host {} --port {}: give another one, --port 0 takes a free one", args.host, args.port)
     })?;

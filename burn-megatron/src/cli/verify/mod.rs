@@ -32,7 +32,7 @@ pub struct Args {
     /// Linear layers of the blocks and experts in FP8, emulated in f64 on CPU ranks. A scale is that of a micro-batch,
     /// so the one device takes as many micro-batches as all data-parallel ranks; layouts that compute other numbers by
     /// design (docs/fp8.md) are left out, and counted
-    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "curve")]
+    #[arg(long, value_enum, value_name = "FORMAT", num_args = 0..=1, default_missing_value = "hybrid", conflicts_with = "curve")]
     fp8: Option<Format>,
     /// Train adapters of rank 16 of all linear layers, of routed experts too, everything else frozen
     #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, default_missing_value = "lora", conflicts_with = "curve")]

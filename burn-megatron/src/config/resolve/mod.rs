@@ -116,8 +116,8 @@ impl Values {
                     self.given.insert(key.path, entry.origin.clone());
                 }
                 None => {
-                    let (legal, limit) = (key.legal(), entry.value.limit());
-                    self.problems.push(problem(format!("{} = {} is not {legal}{limit}", entry.path, entry.value)));
+                    let legal = key.legal() + entry.value.limit() + &key.kind.guess(&entry.value);
+                    self.problems.push(problem(format!("{} = {} is not {legal}", entry.path, entry.value)));
                 }
             }
         }

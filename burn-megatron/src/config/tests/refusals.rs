@@ -82,6 +82,10 @@ fn wrong_values_are_named_with_key_and_legal_values() {
          command line: lr.max = high is not a finite number\n  \
          run.toml:5: model.hidden-size = 1.5 is not a whole number of at least 0"
     );
+    assert_eq!(
+        refusal("", &[("training.dtype", "fp32")]),
+        "command line: training.dtype = fp32 is not one of f32, f64, bf16, f16; did you mean `f32`?"
+    );
     for number in ["18446744073709551615", "99999999999999999999"] {
         let said = refusal(&format!("[training]\nseed = {number}\n"), &[]);
         says!(said, &format!("run.toml:2: {number} is too large a number; the largest is 9223372036854775807"));

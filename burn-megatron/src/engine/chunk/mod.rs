@@ -16,7 +16,7 @@ use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{DType, Gradients, Tensor};
 use models::lora::without_adapters;
 use models::{CausalLm, Recompute};
-pub(super) use pass::{Output, Pass};
+pub(super) use pass::{HeldOut, Output, Pass, Seen};
 use saved::SavedSegment;
 use std::collections::{BTreeMap, HashMap};
 

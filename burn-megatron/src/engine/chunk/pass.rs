@@ -51,8 +51,8 @@ pub(in crate::engine) struct Pass<'a> {
     pub taught: Option<Tensor<3>>,
     /// Chunk and micro-batch, for the timeline.
     pub index: (usize, usize),
-    /// Whether it is wanted which labels are the likeliest tokens; only without a backward pass.
-    pub accuracy: bool,
+    /// What is wanted of held-out tokens; nothing with a backward pass.
+    pub held_out: HeldOut,
     /// Buckets that the pass after this one uses first.
     pub next: &'a [usize],
 }
@@ -71,11 +71,28 @@ impl Pass<'_> {
     }
 }
 
-/// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]` and, of the same shape, where
-/// they are wanted 1 where the label is the likeliest token, in distillation the KL divergences.
+/// What is wanted of held-out tokens besides their losses.
+#[derive(Clone, Copy, Default)]
+pub(in crate::engine) struct HeldOut {
+    /// Which labels are the likeliest tokens.
+    pub accuracy: bool,
+    /// How far the model is from its teacher, both with logits divided by this temperature.
+    pub divergence: Option<DistillConfig>,
+}
+
+/// Of the tokens `[sequences, seq]`, what is wanted besides their losses.
+#[derive(Default)]
+pub(in crate::engine) struct Seen {
+    /// 1 where the label is the likeliest token.
+    pub hits: Option<Tensor<2>>,
+    /// The KL divergences from the teacher's distributions, in distillation.
+    pub divergence: Option<Tensor<2>>,
+}
+
+/// Output of a forward pass: activations for the next stage, or the losses `[sequences, seq]`.
 pub(in crate::engine) enum Output {
     Activation(Tensor<3>),
-    Losses(Tensor<2>, Option<Box<Tensor<2>>>),
+    Losses(Tensor<2>, Box<Seen>),
 }
 
 impl Output {
@@ -86,7 +103,7 @@ impl Output {
         }
         match self {
             Output::Activation(x) => (Output::Activation(x.clone().inner()), tape(x)),
-            Output::Losses(x, hits) => (Output::Losses(x.clone().inner(), hits), tape(x)),
+            Output::Losses(x, seen) => (Output::Losses(x.clone().inner(), seen), tape(x)),
         }
     }
 }
@@ -117,20 +134,26 @@ pub(super) fn run<M: CausalLm>(
         }
         Link::Head => {
             let labels = tokens.labels_on(&device);
-            if pass.accuracy && !tracked {
-                let (losses, hits) = hits(model.head_logits(input()), labels);
-                return Output::Losses(losses.cast(pass.loss_type), Some(Box::new(hits.cast(pass.loss_type))));
-            }
+            let cast = |x: Tensor<2>| if x.dtype() == pass.loss_type { x } else { x.cast(pass.loss_type) };
             let taught = || pass.taught.clone().map(Taught::Logits).or_else(|| Taught::of_file(tokens, pass.device));
-            let (losses, more) = match pass.distill.and_then(|config| Some((taught()?, config))) {
+            let HeldOut { accuracy, divergence } = pass.held_out;
+            if accuracy || divergence.is_some() {
+                let logits = model.head_logits(input());
+                let of = |config| Some(distill::losses(logits.clone(), taught()?, labels.clone(), &config).1);
+                let divergence = divergence.and_then(of).map(cast);
+                let logits = wide(logits);
+                let hits = accuracy.then(|| cast(hits(logits.clone(), labels.clone())));
+                return Output::Losses(cast(cross_entropies(logits, labels)), Box::new(Seen { hits, divergence }));
+            }
+            let (losses, divergence) = match pass.distill.and_then(|config| Some((taught()?, config))) {
                 None if pass.temperature == 1.0 => (model.head_losses(input(), labels, of), None),
                 None => (cross_entropies(wide(model.head_logits(input())).div_scalar(pass.temperature), labels), None),
                 Some((taught, config)) => {
                     let (losses, kl) = distill::losses(model.head_logits(input()), taught, labels, &config);
-                    (losses, Some(Box::new(kl)))
+                    (losses, Some(kl))
                 }
             };
-            Output::Losses(if losses.dtype() == pass.loss_type { losses } else { losses.cast(pass.loss_type) }, more)
+            Output::Losses(cast(losses), Box::new(Seen { hits: None, divergence: divergence.map(cast) }))
         }
     }
 }
@@ -146,13 +169,11 @@ fn cross_entropies(logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
     (log_sum_exp(logits.clone()) - logits.gather(2, labels.unsqueeze_dim(2))).reshape(shape)
 }
 
-/// The losses of labels, and 1 where the label is the likeliest token.
-fn hits(logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<2>, Tensor<2>) {
-    let wide = wide(logits);
-    let chosen = wide.clone().gather(2, labels.clone().unsqueeze_dim(2));
-    let hits = chosen.greater_equal(wide.clone().max_dim(2)).float().cast(wide.dtype());
+/// 1 where the label is the likeliest token.
+fn hits(logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
     let shape = labels.dims();
-    (cross_entropies(wide, labels), hits.reshape(shape))
+    let chosen = logits.clone().gather(2, labels.unsqueeze_dim(2));
+    chosen.greater_equal(logits.max_dim(2)).float().reshape(shape)
 }
 
 /// What a layer must know of a micro-batch, with its own context parallel communication type.

@@ -53,7 +53,7 @@ impl<M: CausalLm> Chunk<M> {
             };
             match value {
                 Output::Activation(activation) => x = Some(activation),
-                Output::Losses(values, hits) => losses = Some((values, hits)),
+                Output::Losses(values, seen) => losses = Some((values, seen)),
             }
             self.release_weights(index, pass.optimizer);
         }
@@ -61,7 +61,7 @@ impl<M: CausalLm> Chunk<M> {
             self.live.insert(pass.index.1, kept);
         }
         match losses {
-            Some((losses, hits)) => Output::Losses(losses, hits),
+            Some((losses, seen)) => Output::Losses(losses, seen),
             None => Output::Activation(x.expect("a stage has a segment")),
         }
     }

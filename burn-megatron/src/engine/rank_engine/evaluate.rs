@@ -1,6 +1,6 @@
 //! The loss on held-out sequences.
 
-use super::super::chunk::{Output, Pass};
+use super::super::chunk::{HeldOut, Output, Pass, Seen};
 use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::RankEngine;
@@ -14,8 +14,8 @@ use models::layout::check_sequence;
 /// What forward passes give.
 #[derive(Clone, Copy)]
 struct Wanted {
-    /// Which labels are the likeliest tokens too.
-    accuracy: bool,
+    /// What else than losses.
+    held_out: HeldOut,
     /// The logits are divided by it.
     temperature: f64,
 }
@@ -48,44 +48,58 @@ impl<M: CausalLm> RankEngine<M> {
         if self.config.preference.is_some() {
             let sums = self.evaluate_pairs(&own)?;
             let loss = sums.loss / sums.pairs.max(1) as f64;
-            return Ok(EvalReport { loss, tokens: sums.pairs, accuracy: None, preference: Some(sums.means()) });
+            return Ok(EvalReport {
+                loss,
+                tokens: sums.pairs,
+                accuracy: None,
+                teacher_kl: None,
+                preference: Some(sums.means()),
+            });
         }
-        let mut losses = Losses::default();
-        let mut hits = Losses::default();
-        let wanted = Wanted { accuracy: self.config.accuracy, temperature: 1.0 };
-        self.score_only(&own, wanted, |engine, micro_batch, values, right| {
-            losses.extend([(micro_batch, values)]);
-            hits.extend(right.map(|right| (micro_batch, right)));
+        // Losses, hits and divergences.
+        let mut all: [Losses; 3] = Default::default();
+        // A file has said nothing of held-out data.
+        let divergence = self.config.distill.filter(|_| self.teacher.is_some());
+        let held_out = HeldOut { accuracy: self.config.accuracy, divergence };
+        let read = |all: [Losses; 3]| all.map(|losses| losses.read_any(&own));
+        self.score_only(&own, Wanted { held_out, temperature: 1.0 }, |engine, micro_batch, values, seen| {
+            for (sum, values) in all.iter_mut().zip([Some(values), seen.hits, seen.divergence]) {
+                sum.extend(values.map(|values| (micro_batch, values)));
+            }
             if !engine.runs_ahead {
-                losses = std::mem::take(&mut losses).read_any(&own);
-                hits = std::mem::take(&mut hits).read_any(&own);
+                all = read(std::mem::take(&mut all));
             }
         });
-        let sum = self.over_all(&losses.read_any(&own), &own);
-        let hits = self.config.accuracy.then(|| self.over_all(&hits.read_any(&own), &own).mean());
-        Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens, accuracy: hits, preference: None })
+        let [losses, hits, divergences] = read(all);
+        let sum = self.over_all(&losses, &own);
+        let accuracy = held_out.accuracy.then(|| self.over_all(&hits, &own).mean());
+        let teacher_kl = divergence.map(|_| self.over_all(&divergences, &own).mean());
+        Ok(EvalReport { loss: sum.mean(), tokens: sum.tokens, accuracy, teacher_kl, preference: None })
     }
 
     /// Forward passes of micro-batches that leave nothing behind; `each` gets the losses `[sequences, seq]` of each, on the
     /// last stage.
     pub(super) fn forward_only(&mut self, own: &[LocalBatch], mut each: impl FnMut(&Self, usize, Tensor<2>)) {
-        let wanted = Wanted { accuracy: false, temperature: 1.0 };
+        let wanted = Wanted { held_out: HeldOut::default(), temperature: 1.0 };
         self.score_only(own, wanted, |engine, micro_batch, losses, _| each(engine, micro_batch, losses));
     }
 
     /// [`RankEngine::forward_only`] with the losses of training, whose logits GRPO divides by the temperature.
     pub(super) fn forward_sampled(&mut self, own: &[LocalBatch], mut each: impl FnMut(&Self, usize, Tensor<2>)) {
-        let wanted = Wanted { accuracy: false, temperature: self.temperature() };
+        let wanted = Wanted { held_out: HeldOut::default(), temperature: self.temperature() };
         self.score_only(own, wanted, |engine, micro_batch, losses, _| each(engine, micro_batch, losses));
     }
 
-    /// [`RankEngine::forward_only`], with which labels are the likeliest tokens where that is wanted.
+    /// [`RankEngine::forward_only`], with what else is wanted of held-out tokens.
     fn score_only(
         &mut self,
         own: &[LocalBatch],
-        Wanted { accuracy, temperature }: Wanted,
-        mut each: impl FnMut(&Self, usize, Tensor<2>, Option<Tensor<2>>),
+        Wanted { held_out, temperature }: Wanted,
+        mut each: impl FnMut(&Self, usize, Tensor<2>, Seen),
     ) {
+        if held_out.divergence.is_some() {
+            self.hear_teacher(own);
+        }
         let mut p2p = self.stage_p2p(own);
         // Without backward passes there is nothing to interleave: each stage in turn takes all micro-batches.
         for chunk in 0..self.chunks.len() {
@@ -95,6 +109,8 @@ impl<M: CausalLm> RankEngine<M> {
                     input.transfer().into_iter().for_each(|transfer| p2p.expect(transfer));
                     p2p.take(input)
                 });
+                let asks = held_out.divergence.is_some() && self.chunks[chunk].model().part().head;
+                let taught = if asks { self.teach(micro_batch, local) } else { None };
                 let mut pass = Pass {
                     sharing: &self.config.context,
                     routers: &self.routers,
@@ -107,8 +123,8 @@ impl<M: CausalLm> RankEngine<M> {
                     factors: None,
                     temperature,
                     distill: None,
-                    taught: None,
-                    accuracy,
+                    taught,
+                    held_out,
                     loss_type: self.loss_type(),
                     index: (chunk, micro_batch),
                     next: &[],
@@ -119,7 +135,7 @@ impl<M: CausalLm> RankEngine<M> {
                 };
                 match self.chunks[chunk].forward(&mut pass, input) {
                     Output::Activation(activation) => p2p.put(work, activation),
-                    Output::Losses(values, hits) => each(self, micro_batch, values, hits.map(|hits| *hits)),
+                    Output::Losses(values, seen) => each(self, micro_batch, values, *seen),
                 }
                 if let Some(transfer) = self.pipeline.output(self.stages.rank(), work) {
                     p2p.send(&transfer);

@@ -1,6 +1,6 @@
 //! The passes of a training step, in the order of the rank's list.
 
-use super::super::chunk::{Chunk, Output, Pass};
+use super::super::chunk::{Chunk, HeldOut, Output, Pass};
 use super::super::local_batch::LocalBatch;
 use super::super::losses::Losses;
 use super::super::p2p_communicator::P2pCommunicator;
@@ -53,7 +53,7 @@ impl<M: CausalLm> RankEngine<M> {
                     let order = (last, next.unwrap_or_default());
                     let (values, divergence) =
                         self.compute(*work, order, &local_batches[work.micro_batch], &mut p2p).unzip();
-                    scores.divergence.extend(divergence.flatten().map(|kl| (work.micro_batch, *kl)));
+                    scores.divergence.extend(divergence.flatten().map(|kl| (work.micro_batch, kl)));
                     let local = &local_batches[work.micro_batch];
                     match (values, self.config.preference, self.config.grpo) {
                         (Some(values), Some(_), _) => {
@@ -107,7 +107,7 @@ impl<M: CausalLm> RankEngine<M> {
         (last, next): (bool, Vec<usize>),
         local: &LocalBatch,
         p2p: &mut P2pCommunicator<Tensor<3>, StageP2p>,
-    ) -> Option<(Tensor<2>, Option<Box<Tensor<2>>>)> {
+    ) -> Option<(Tensor<2>, Option<Tensor<2>>)> {
         let input = self.pipeline.input(self.stages.rank(), work).map(|input| {
             let mark = self.recorder.begin();
             let tensor = p2p.take(input);
@@ -145,7 +145,7 @@ impl<M: CausalLm> RankEngine<M> {
             temperature: self.temperature(),
             distill: self.config.distill,
             taught,
-            accuracy: false,
+            held_out: HeldOut::default(),
             loss_type: self.loss_type(),
             index: (work.chunk, work.micro_batch),
             next: &next,
@@ -159,7 +159,7 @@ impl<M: CausalLm> RankEngine<M> {
         match work.pass {
             Kind::Forward => match chunk.forward(&mut pass, input) {
                 Output::Activation(activation) => p2p.put(work, activation),
-                Output::Losses(values, divergence) => losses = Some((values, divergence)),
+                Output::Losses(values, seen) => losses = Some((values, seen.divergence)),
             },
             Kind::Backward | Kind::BackwardInput => {
                 if let Some(grad) = chunk.backward(&mut pass, input, work.pass == Kind::BackwardInput) {

@@ -63,6 +63,8 @@ struct Valid {
     tokens: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_accuracy: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    teacher_kl: Option<f64>,
     #[serde(flatten)]
     preference: Option<PreferenceMeans>,
 }
@@ -113,10 +115,10 @@ impl RunLog {
 
     /// Writes the validation result after `step`. Fails when the disk refuses.
     pub fn valid(&mut self, step: u64, stats: &EvalStats) -> io::Result<()> {
-        let EvalStats { loss, tokens, accuracy, preference } = *stats;
+        let EvalStats { loss, tokens, accuracy: token_accuracy, teacher_kl, preference } = *stats;
         // A loss of pairs is none of tokens.
         let perplexity = preference.is_none().then(|| loss.exp());
-        self.entry("valid", step, Valid { step, loss, perplexity, tokens, token_accuracy: accuracy, preference })
+        self.entry("valid", step, Valid { step, loss, perplexity, tokens, token_accuracy, teacher_kl, preference })
     }
 
     /// Writes the metrics of tasks after `step`, as `TASK/METRIC`. Fails when the disk refuses.

@@ -51,7 +51,7 @@ fn lines_hold_every_metric_and_tensorboard_the_same() {
     log.train(&stats).unwrap();
     let gpu = |idle| RankReading { idle: Some(idle), memory: Some(3 << 30), ..RankReading::default() };
     log.train(&StepStats { gpus: vec![gpu(0.25), gpu(0.75)], ..step(4) }).unwrap();
-    log.valid(4, &EvalStats { loss: 2.0, tokens: 64, accuracy: None, preference: None }).unwrap();
+    log.valid(4, &EvalStats { loss: 2.0, tokens: 64, accuracy: None, teacher_kl: None, preference: None }).unwrap();
     log.saved(&saved).unwrap();
     let text = fs::read_to_string(folder.path().join("run/steps.jsonl")).unwrap();
     assert_eq!(entries.lock().join("\n") + "\n", text, "another sink gets the same entries");

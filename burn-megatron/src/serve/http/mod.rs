@@ -4,6 +4,7 @@
 //! Prometheus' text format. Handlers speak with the ranks through [`Requests`]; all text is made here.
 
 mod api;
+mod batch;
 mod chat;
 mod completions;
 mod error;
@@ -30,6 +31,7 @@ use serde_json::json;
 use tokenizers::Tokenizer;
 use tokio::sync::oneshot;
 
+pub use self::batch::{BatchRequest, answer_batch, batch_requests};
 use self::error::ApiError;
 use super::Requests;
 use crate::data::chat::ChatTokenizer;

@@ -5,14 +5,14 @@ use models::LoraPlan;
 use models::hf::HfModule;
 use models::lora::with_adapters;
 
-use crate::config::ModuleConfig;
+use crate::config::{LoraSection, ModuleConfig};
 use crate::hf::read_module_adapter;
 use crate::train::TrainError;
 use crate::train::initial_adapter::as_configured;
 
 /// Which layers of a model have adapters, if `[lora]` asks for some.
 pub(super) fn plan<M: HfModule>(config: &ModuleConfig, model: &M) -> Result<Option<LoraPlan>, TrainError> {
-    let wrong = |error| TrainError::Module(format!("lora: {error}"));
+    let wrong = |error| TrainError::Module(LoraSection::problem(&error));
     config.lora.config().map(|lora| lora.module_plan(model)).transpose().map_err(wrong)
 }
 
@@ -29,5 +29,5 @@ pub(super) fn adapted<M: HfModule>(config: &ModuleConfig, model: M, is_start: bo
     };
     Device::flex().seed(config.training.seed);
     with_adapters(model, &plan, start.as_ref().map(|start| &start.tensors))
-        .map_err(|error| wrong(format!("lora: {error}")))
+        .map_err(|error| wrong(LoraSection::problem(&error)))
 }

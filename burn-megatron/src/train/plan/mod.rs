@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::HumanBytes;
-use models::ModelConfig;
 use models::lora::Adapter;
+use models::{DecoderConfig, FamilyConfig, ModelConfig};
 
 use self::files::{indexed, made_from_text, missing_tokenizer, not_a_folder, source_file};
 use super::TrainError;
@@ -201,6 +201,13 @@ impl Plan {
 fn initial_weights(config: &RunConfig) -> Result<Option<Arc<HfFolder>>, Problem> {
     let Some(path) = &config.model.hf else { return Ok(None) };
     let folder = HfFolder::open(path).map_err(|error| Problem::new(format!("model.hf: {error}")))?;
+    // A config.json speaks of modules of multi-token prediction whether or not they are there.
+    let modules = |model: &FamilyConfig| model.frame().mtp.map_or(0, |mtp| mtp.modules);
+    let (found, needed) = (modules(folder.config()), modules(&config.model.config));
+    if needed > found {
+        let key = format!("model.num-nextn-predict-layers = {needed}");
+        return Err(Problem::new(format!("{key}: {} has weights of {found}; nearest legal: {found}", path.display())));
+    }
     let (theirs, ours) = (folder.config().hf_names(), config.model.config.hf_names());
     let shapes: BTreeMap<&str, Vec<usize>> = theirs.iter().map(|(name, tensor)| (name, tensor.our_shape())).collect();
     for (name, tensor) in ours.iter() {

@@ -157,3 +157,12 @@ fn checkpoints_are_not_copied_onto_themselves() {
         says!(run(&config).unwrap_err().to_string(), "is checkpoint.directory itself");
     }
 }
+
+/// transformers writes no modules of multi-token prediction, but their number.
+#[test]
+fn modules_that_a_folder_lacks_are_named() {
+    let folder = book();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf/glm4_moe").display().to_string();
+    let said = Plan::new(&config(folder.path(), &[("model.hf", &golden)]), &[]).unwrap_err();
+    says!(said, "model.num-nextn-predict-layers = 1: ", "has weights of 0; nearest legal: 0");
+}

@@ -163,6 +163,16 @@ fn patterns_that_fit_nothing_or_a_part_of_a_parameter_are_refused() {
     );
     assert!(refuse(&[("param-groups.frozen", "*")]).contains("leaves no parameter to train"));
     assert!(refuse(&[("param-groups.lr-scale", "{ \"layers.*\" = 2, \"*.mlp.*\" = 3 }")]).contains("both fit"));
-    assert!(refuse(&[GROUPS[3], ("lora.rank", "4")]).contains("param-groups has no meaning with lora.rank"));
+    assert!(refuse(&[GROUPS[3], ("lora.rank", "4")]).contains("param-groups.frozen has no meaning with lora.rank"));
+    let scaled = refuse(&[("param-groups.lr-scale", "{ \"*.q_proj.weight\" = 2 }"), ("lora.rank", "4")]);
+    assert!(
+        scaled.contains("lr-scale: no parameter fits `*.q_proj.weight`; the nearest is `layers.0.")
+            && scaled.contains("lora_"),
+        "{scaled}"
+    );
+    // Of adapters that there cannot be, no pattern is wrong.
+    let plus = ("param-groups.lr-scale", "{ \"*.lora_B.weight\" = 16 }");
+    let said = refuse(&[plus, ("lora.rank", "4"), ("lora.target-modules", "q_porj")]);
+    assert!(said.starts_with("lora.target-modules: ") && !said.contains("lr-scale"), "{said}");
     assert!(matches!(run(&config(folder.path(), &[("param-groups.frozen", "*.q_proj.*")])), Err(TrainError::Failed)));
 }

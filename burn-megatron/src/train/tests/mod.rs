@@ -134,8 +134,8 @@ fn a_tokenizer_that_is_too_large_for_a_folder_gets_advice_that_can_be_followed()
     let other = folder.path().join("other.json");
     std::fs::write(&other, "{}").unwrap();
     let bpe = said(&[("data.tokenizer", "bpe")], &other);
-    says!(bpe, "has 300 tokens, but model.vocab-size = 256; ");
-    assert!(bpe.ends_with("data.bpe-size = 256"), "{bpe}");
+    says!(bpe, "has 300 tokens, but model.vocab-size = 256; ", "name the files in data.prefixes");
+    assert!(!bpe.contains("bpe-size"), "a BPE has 257 at least: {bpe}");
     let file = other.display().to_string();
     let with_file = [("data.tokenizer", file.as_str())];
     assert!(said(&with_file, &other).contains("name the files in data.prefixes without data.tokenizer"));

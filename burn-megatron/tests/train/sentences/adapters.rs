@@ -123,7 +123,7 @@ fn layers_that_have_no_adapters_are_refused_before_anything_runs() {
         (&["--lora.rank", "2", "--lora.target-modules", "q_proj"][..], "query"),
         (&["--lora.rank", "2", "--lora.target-modules", "word_embeddings"], "it is an embedding"),
         (&["--lora.rank", "2", "--lora.base", "nf4"], "lora.base = nf4 has no meaning with bert"),
-        (&["--lora.rank", "64"], "lora: "),
+        (&["--lora.rank", "64"], "lora.rank = 64 is more than the features"),
     ] {
         let message = refused(folder.path(), flags);
         assert!(message.contains(words), "{flags:?}: {message}");

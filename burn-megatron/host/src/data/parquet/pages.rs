@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
+use brotli_decompressor::Decompressor;
 use flate2::bufread::MultiGzDecoder;
 use parquet::basic::{Compression, Encoding};
 use parquet::column::page::{Page, PageMetadata, PageReader};
@@ -14,6 +15,10 @@ use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::super::zstd::ZstdFrames;
+use super::lz4;
+
+/// Bytes that Brotli reads at a time.
+const BROTLI_BUFFER: usize = 1 << 16;
 
 /// The pages of a column of a row group.
 pub(super) struct Pages {
@@ -28,9 +33,9 @@ impl Pages {
     /// If the column does not lie in the file, or is compressed in a way that is not read.
     pub fn new(file: &Arc<File>, chunk: &ColumnChunkMetaData, rows: u64) -> Result<Self> {
         let codec = chunk.compression();
-        use Compression::{GZIP, SNAPPY, UNCOMPRESSED, ZSTD};
-        if !matches!(codec, UNCOMPRESSED | SNAPPY | GZIP(_) | ZSTD(_)) {
-            let what = "is not read; write the file with snappy, zstd, gzip or without compression";
+        use Compression::{BROTLI, GZIP, LZ4, LZ4_RAW, SNAPPY, UNCOMPRESSED, ZSTD};
+        if !matches!(codec, UNCOMPRESSED | SNAPPY | GZIP(_) | ZSTD(_) | BROTLI(_) | LZ4 | LZ4_RAW) {
+            let what = "is not read; write the file with snappy, zstd, gzip, brotli, lz4 or without compression";
             return Err(ParquetError::General(format!("{codec} {what}")));
         }
         let start = chunk.dictionary_page_offset().unwrap_or(chunk.data_page_offset());
@@ -64,6 +69,9 @@ impl Pages {
                 out.extend(snap::raw::Decoder::new().decompress_vec(packed).map_err(io::Error::other)?);
             }
             Compression::GZIP(_) => self.drain(MultiGzDecoder::new(source), &mut out)?,
+            Compression::BROTLI(_) => self.drain(Decompressor::new(source, BROTLI_BUFFER), &mut out)?,
+            Compression::LZ4_RAW => out.extend(lz4::block(packed, self.most).ok_or_else(|| self.too_long())?),
+            Compression::LZ4 => out.extend(lz4::hadoop(packed, self.most).ok_or_else(|| self.too_long())?),
             _ => self.drain(ZstdFrames::new(source), &mut out)?,
         }
         Ok(out)
@@ -90,7 +98,10 @@ impl Pages {
     }
 
     fn too_long(&self) -> ParquetError {
-        ParquetError::General(format!("a page has more than the {} bytes that its column is said to have", self.most))
+        let most = self.most;
+        ParquetError::General(format!(
+            "a page is damaged, or has more than the {most} bytes that its column is said to have"
+        ))
     }
 }
 

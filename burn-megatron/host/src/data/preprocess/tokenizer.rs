@@ -61,6 +61,9 @@ impl TokenizerChoice {
             Self::File(path) if path.is_dir() => {
                 return Err(failed(format!("{} is a folder; name its tokenizer.json", path.display())));
             }
+            Self::File(path) if !path.exists() => {
+                return Err(failed(format!("{} is no file; legal: a tokenizer's file, char, byte", path.display())));
+            }
             Self::File(path) => {
                 let tokenizer = read_tokenizer(path);
                 return tokenizer.map(Some).map_err(|error| failed(format!("{}: {error}", path.display())));

@@ -1,0 +1,106 @@
+//! `serve` of a file: its requests are answered, each by the model or adapter that it names, and nothing listens.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use anyhow::{Result, anyhow, bail};
+
+use crate::cli::refused;
+use crate::refusal::{Access, advice};
+use crate::serve::http::{App, BatchRequest, answer_batch, batch_requests};
+
+/// A file in place of clients.
+#[derive(clap::Args, Clone, Debug)]
+#[command(next_help_heading = "Batch")]
+pub(super) struct BatchArgs {
+    /// Listen to nobody: answer the requests of a file, one JSON object per line with `custom_id`, `url` and `body` (OpenAI's
+    /// batch API, vLLM's run-batch); `model` in the body names the model or an adapter
+    #[arg(long, short = 'i', value_name = "FILE", requires = "output_file", conflicts_with = "requests")]
+    input_file: Option<PathBuf>,
+    /// File of the answers, a line for each request, in the same order
+    #[arg(long, short = 'o', value_name = "FILE", requires = "input_file")]
+    output_file: Option<PathBuf>,
+}
+
+/// Requests that were read, and where their answers go.
+pub(super) struct Batch {
+    input: PathBuf,
+    requests: Vec<BatchRequest>,
+    output: PathBuf,
+    file: File,
+}
+
+/// Starts the requests when the weights are there.
+pub(super) struct Start(Sender<()>);
+
+impl Start {
+    pub fn start(&self) {
+        // Without a receiver the batch has ended.
+        let _ = self.0.send(());
+    }
+}
+
+impl BatchArgs {
+    /// The batch, if there is one. Fails if a file cannot be used, or a line is no request; before weights are read.
+    pub fn open(&self) -> Result<Option<Batch>> {
+        let (Some(input), Some(output)) = (self.input_file.clone(), self.output_file.clone()) else { return Ok(None) };
+        let text = std::fs::read_to_string(&input).map_err(refused(Access::Read, &input))?;
+        let requests = batch_requests(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", input.display()))?;
+        if requests.is_empty() {
+            bail!("{}: it has no requests", input.display());
+        }
+        let same = |path: &Path| path.canonicalize().ok();
+        if same(&input).is_some_and(|input| same(&output) == Some(input)) {
+            bail!("--output-file {}: it is the file of the requests; give another one", output.display());
+        }
+        // What an earlier batch has written stays until this one has a model.
+        let file = File::options().write(true).create(true).truncate(false).open(&output);
+        let file = file.map_err(refused(Access::Write, &output))?;
+        Ok(Some(Batch { input, requests, output, file }))
+    }
+}
+
+impl Batch {
+    /// A thread that answers the requests, so many at a time, and says how many were; and what starts it. However it ends, the
+    /// ranks end too.
+    pub fn driver(self, app: Arc<App>, at_once: usize) -> (JoinHandle<Result<String>>, Start) {
+        let (start, started) = channel();
+        let driver = std::thread::spawn(move || {
+            let _finish = Finish(&app);
+            if started.recv().is_err() {
+                bail!("the ranks have failed");
+            }
+            self.answer(&app, at_once)
+        });
+        (driver, Start(start))
+    }
+
+    fn answer(self, app: &Arc<App>, at_once: usize) -> Result<String> {
+        let Self { input, requests, output, file } = self;
+        // Nothing else can be truncated: a pipe, or /dev/null.
+        if file.metadata().map_err(refused(Access::Write, &output))?.is_file() {
+            file.set_len(0).map_err(refused(Access::Write, &output))?;
+        }
+        let (all, mut out) = (requests.len(), BufWriter::new(file));
+        let answered = answer_batch(app, requests, at_once, |line| writeln!(out, "{line}").and_then(|()| out.flush()));
+        let failed =
+            answered.map_err(|error| anyhow!("{}: {error}{}", output.display(), advice(Access::Write, &error)))?;
+        if failed > 0 {
+            bail!("{failed} of {all} requests of {} have no answer: {} says why", input.display(), output.display());
+        }
+        Ok(format!("{}: {all} {}\n", output.display(), if all == 1 { "answer" } else { "answers" }))
+    }
+}
+
+/// Ends the ranks when it is dropped.
+struct Finish<'a>(&'a App);
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        self.0.requests.finish();
+    }
+}
