@@ -1,4 +1,4 @@
-//! Mixtures of experts as one writes them by hand: a list of experts or stacked weights, chosen by the best scores.
+//! MoE as one writes it by hand: a list of experts or stacked weights, chosen by the best scores.
 
 use std::ops::Range;
 
