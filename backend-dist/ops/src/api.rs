@@ -5,7 +5,7 @@ use burn::tensor::{Int, Tensor};
 
 use super::{
     dropout_mask::DropoutMask,
-    local::{AddBias, AddLinear, Dropout, Embedding, Rope, Softcap},
+    local::{AddBias, Dropout, Embedding, Rope, Softcap},
     operation::{Tensors, apply, apply_with},
     options::GeluKind,
     residual::{Apply, Joint},
@@ -22,18 +22,6 @@ pub fn linear<const D: usize>(x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
     let (input, [out, inner]) = (x.dims()[D - 1], w.dims());
     assert_eq!(input, inner, "linear: input has {input} features, weight [{out}, {inner}] takes {inner}");
     apply(Linear { config: LinearConfig::default() }, [x.into_dispatch(), w.into_dispatch()])
-}
-
-/// `y + x · wᵀ` for `y [.., out]`, `x [.., in]` and `w [out, in]`. On GPUs the GEMM adds to `y` in place, before rounding.
-///
-/// # Panics
-///
-/// If the sizes do not fit.
-pub fn add_linear<const D: usize>(y: Tensor<D>, x: Tensor<D>, w: Tensor<2>) -> Tensor<D> {
-    let ([out, inner], last) = (w.dims(), D - 1);
-    let fits = x.dims()[last] == inner && y.dims()[last] == out && x.dims()[..last] == y.dims()[..last];
-    assert!(fits, "add_linear: {:?} + {:?} · [{out}, {inner}]ᵀ", y.dims(), x.dims());
-    apply(AddLinear {}, [y.into_dispatch(), x.into_dispatch(), w.into_dispatch()])
 }
 
 /// `x + b` for `x [.., n]` and `b [n]`.

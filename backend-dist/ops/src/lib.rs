@@ -32,6 +32,7 @@ mod head_norms;
 mod kernels;
 mod latent;
 mod local;
+mod low_rank;
 mod low_rank_swiglu;
 pub mod main_grads;
 pub mod moe;
@@ -57,8 +58,8 @@ mod tests;
 pub mod weight_grads;
 
 pub use api::{
-    add_bias, add_linear, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope, rope_packed, softcap,
-    squared_relu, swiglu,
+    add_bias, dropout, embedding, geglu, gelu, layer_norm, linear, rms_norm, rope, rope_packed, softcap, squared_relu,
+    swiglu,
 };
 pub use attention::{attention, attention_packed};
 pub use convolution::causal_convolution;
@@ -72,6 +73,7 @@ pub use head_norms::norm_heads;
 pub use kernels::{LocalKernels, NormGrads, NormNeeds};
 pub use latent::latent_keys;
 pub use layouts::sizes::{LOGITS_AT_ONCE, positions_at_once};
+pub use low_rank::add_linear;
 pub use low_rank_swiglu::{SwiGluNeighbours, low_rank_swiglu};
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use pass::{PassContext, PassKind};
@@ -102,6 +104,6 @@ macro_rules! kernels {
 kernels! {
     context::SinkKernels, convolution::ConvolutionKernels, fp8::Fp8GroupKernels, gated_delta::node::GatedDeltaKernels,
     gated_norm::GatedNormKernels, head_norms::HeadNormKernels, latent::LatentKernels,
-    low_rank_swiglu::LowRankKernels, moe::BiasKernels, moe::MoeKernels, softmax::NormalizeKernels, split::SplitKernels,
+    low_rank::LowRankKernels, moe::BiasKernels, moe::MoeKernels, softmax::NormalizeKernels, split::SplitKernels,
     ssd::node::SsdKernels, tensor_parallel::gemm::Gemms,
 }

@@ -13,7 +13,6 @@ use super::{
     options::{AttentionOptions, PackedHeads, Rotation},
     plain,
     saved_attention::CoreAttention,
-    tensor_parallel::gemm::deliver_weight_grad,
 };
 
 operation! {
@@ -100,26 +99,6 @@ operation! {
             deliver::<B>(grads, node.id, B::bias_grad(grad.clone()));
         }
         if let Some(node) = x {
-            grads.register::<B>(node.id, grad);
-        }
-    },
-}
-
-operation! {
-    pub AddLinear {}, 3, [FloatTensor<B>; 2],
-    |[y, x, w], _, tracked| {
-        let saved = tracked.then(|| [x.clone(), w.clone()]);
-        (B::add_linear_forward(y, x, w), saved)
-    },
-    |[x, w], grad, parents| {
-        let Parents { ops: Ops { parents: [y_node, x_node, w_node], .. }, grads } = parents;
-        if let Some(node) = w_node {
-            deliver_weight_grad::<B>(grads, node.id, grad.clone(), x);
-        }
-        if let Some(node) = x_node {
-            grads.register::<B>(node.id, B::linear_input_grad(grad.clone(), w));
-        }
-        if let Some(node) = y_node {
             grads.register::<B>(node.id, grad);
         }
     },

@@ -33,7 +33,7 @@ fn adapted(shared: bool, is_leaf: bool, in_fp8: bool, adapter_first: bool) -> Ve
             }
             false => (linear(w, fp8), linear(a, None)),
         };
-        add_linear(base, low, b).flatten(0, 2)
+        add_linear(base, low, b, None).flatten(0, 2)
     };
     (0..1 << sizes.len())
         .map(|choice| {

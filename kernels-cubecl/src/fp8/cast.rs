@@ -12,7 +12,7 @@ pub(super) const WORDS: usize = 4;
 
 /// Four of eight numbers, scaled and cast.
 #[cube]
-fn quarter<E: Float>(
+pub(crate) fn quarter<E: Float>(
     x: Vec8<E>,
     scale: f32,
     #[comptime] first: usize,

@@ -117,11 +117,18 @@ pub(super) fn columns_of<E: Float>(
 }
 
 /// A unit's part of the rows of `x` that are in flight: for each eight of them, and each sixteen of columns, a right
-/// operand. Read before anything is written, which might be the same memory for the compiler.
+/// operand. Read before anything is written, which might be the same memory for the compiler. A row of `x` has `pitch`
+/// sixteens, of which those from `first` on are read.
 #[cube]
-pub(super) fn rows_of<E: Float>(x: &[Vec4<E>], row: u32, #[comptime] plan: Plan) -> Sequence<Array<Pair<E>>> {
-    let short = comptime![4 * plan.steps as u32];
-    let at = (row + UNIT_POS % 32 / 4) * short + UNIT_POS % 4;
+pub(super) fn rows_of<E: Float>(
+    x: &[Vec4<E>],
+    row: u32,
+    #[comptime] plan: Plan,
+    #[comptime] first: usize,
+    #[comptime] pitch: usize,
+) -> Sequence<Array<Pair<E>>> {
+    let short = comptime![4 * pitch as u32];
+    let at = (row + UNIT_POS % 32 / 4) * short + comptime![4 * first as u32] + UNIT_POS % 4;
     let mut all = Sequence::<Array<Pair<E>>>::new();
     #[unroll]
     for i in 0..comptime![plan.ahead * plan.steps] {
@@ -201,7 +208,7 @@ pub fn low_rank<E: Float>(x: &[Vec4<E>], w: &[Vec4<E>], y: &mut [Vec8<E>], colum
         for i in 0..comptime![2 * plan.ahead] {
             before[i] = y[(at + comptime![(i / 2 * LINES + i % 2) as u32] * width) as usize];
         }
-        let of_x = rows_of::<E>(x, row, plan);
+        let of_x = rows_of::<E>(x, row, plan, 0usize, comptime![plan.steps]);
         #[unroll]
         for a in 0..plan.ahead {
             let acc = multiplied::<E>(&of_w, &of_x, a, plan);

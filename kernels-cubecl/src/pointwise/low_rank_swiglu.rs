@@ -18,12 +18,19 @@ pub struct Way {
     pub amax: bool,
     /// Sixteens of columns of [`Left::x`], 0 without.
     pub left: usize,
+    /// Gate and up read columns of `x` of their own: those of the up half lie behind those of the gate.
+    pub apart: bool,
 }
 
 impl Way {
     /// How [`Left`] is multiplied.
     fn plan_of_left(self) -> Plan {
         Plan { steps: self.left, transposed: false, ahead: 1 }
+    }
+
+    /// Sixteens of columns of `x`.
+    fn pitch(self, plan: Plan) -> usize {
+        if self.apart { 2 * plan.steps } else { plan.steps }
     }
 
     /// Vectors of shared memory for its columns.
@@ -129,8 +136,9 @@ pub fn low_rank_swiglu<E: Float>(
                 grads[i] = dout[(row * width + column) as usize];
             }
         }
-        let of_x = rows_of::<E>(x, row, plan);
-        let of_left_x = rows_of::<E>(left_x, row, comptime![way.plan_of_left()]);
+        let of_x = rows_of::<E>(x, row, plan, 0usize, comptime![way.pitch(plan)]);
+        let of_up_x = rows_of::<E>(x, row, plan, comptime![way.pitch(plan) - plan.steps], comptime![way.pitch(plan)]);
+        let of_left_x = rows_of::<E>(left_x, row, comptime![way.plan_of_left()], 0usize, comptime![way.left]);
         #[unroll]
         for a in 0..plan.ahead {
             if comptime![way.left > 0] {
@@ -143,7 +151,7 @@ pub fn low_rank_swiglu<E: Float>(
                 }
             }
             let to_gate = multiplied::<E>(&of_gate, &of_x, a, plan);
-            let to_up = multiplied::<E>(&of_up, &of_x, a, plan);
+            let to_up = multiplied::<E>(&of_up, &of_up_x, a, plan);
             #[unroll]
             for of in 0..2usize {
                 let nth = comptime![2 * a + of];
@@ -188,14 +196,38 @@ pub fn low_rank_swiglu<E: Float>(
     }
 }
 
-/// `out [rows, columns] = silu(gate) · up` of `[gate | up] = y + x · wᵀ`, `y [rows, 2 columns]`, `x [rows, inner]`, `w [2
-/// columns, inner]`, sums in fp32, of type `E` (2 bytes) and without gaps; and the amax of `out`, `[1]` in fp32.
+/// Sizes of `y [rows, 2 half] = [gate | up]`, `w [2 half, inner]` and `x [rows, inner]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateAndUp {
+    /// Rows of `x` and `y`.
+    pub rows: usize,
+    /// Columns of the gate.
+    pub half: usize,
+    /// Columns of `w`.
+    pub inner: usize,
+    /// `x` is `[rows, 2 inner]`, of which the gate reads the first half and up the other.
+    pub apart: bool,
+}
+
+impl GateAndUp {
+    /// Whether there is a kernel, as [`LowRank::has_kernel`], for the halves.
+    pub fn has_kernel<E: Float>(&self, client: &Client) -> bool {
+        self.of_half(self.inner, true).has_kernel::<E>(client)
+    }
+
+    fn of_half(&self, inner: usize, transposed: bool) -> LowRank {
+        LowRank { rows: self.rows, columns: self.half, inner, transposed }
+    }
+}
+
+/// `out [rows, half] = silu(gate) · up` of `[gate | up] = y + x · wᵀ`, sums in fp32, of type `E` (2 bytes) and without gaps;
+/// and the amax of `out`, `[1]` in fp32.
 ///
 /// # Errors
 /// If there is no kernel for these sizes, or a buffer is too small.
 pub fn forward<E: Float>(
     client: &Client,
-    sizes: LowRank,
+    sizes: GateAndUp,
     [y, x, w, out]: [&Handle; 4],
     amax: Option<&Handle>,
 ) -> Result<(), PointwiseError> {
@@ -208,7 +240,7 @@ pub fn forward<E: Float>(
 /// If there is no kernel for these sizes, or a buffer is too small.
 pub fn backward<E: Float>(
     client: &Client,
-    sizes: LowRank,
+    sizes: GateAndUp,
     tensors: [&Handle; 5],
     left: Option<Left>,
     amax: Option<&Handle>,
@@ -218,39 +250,39 @@ pub fn backward<E: Float>(
 
 fn launch<E: Float>(
     client: &Client,
-    sizes: LowRank,
+    sizes: GateAndUp,
     [y, x, w, dout, result]: [&Handle; 5],
     left: Option<Left>,
     amax: Option<&Handle>,
     gradient: bool,
 ) -> Result<(), PointwiseError> {
-    let LowRank { rows, columns, inner, transposed } = sizes;
-    if !sizes.has_kernel::<E>(client) || !transposed {
+    let GateAndUp { rows, half, inner, apart } = sizes;
+    if !sizes.has_kernel::<E>(client) {
         return Err(PointwiseError::Shape { shape: format!("{sizes:?}") });
     }
-    let of_left = left.map(|left| LowRank { inner: left.inner, transposed: false, ..sizes });
+    let of_left = left.map(|left| sizes.of_half(left.inner, false));
     if let Some(refused) = of_left.filter(|of_left| !of_left.has_kernel::<E>(client)) {
         return Err(PointwiseError::Shape { shape: format!("{refused:?}") });
     }
-    let (cubes, count, plan) = sizes.launch(if gradient { 1 } else { 2 });
-    let (vectors, bytes) = (rows * columns / 8, 8 * size_of::<E>());
+    let (cubes, count, plan) = sizes.of_half(inner, true).launch(1);
+    let way = Way { gradient, amax: amax.is_some(), left: left.map_or(0, |left| left.inner / 16), apart };
+    let (vectors, bytes) = (rows * half / 8, 8 * size_of::<E>());
     let parts = client.empty(4 * count);
     let y = buffer("y", y, 2 * vectors, bytes)?;
     let (left_x, left_w) = left.map_or((x, w), |left| (left.x, left.w));
     let inner_of_left = left.map_or(inner, |left| left.inner);
     let left_x = buffer("left x", left_x, rows * inner_of_left / 4, 4 * size_of::<E>())?;
-    let left_w = buffer("left w", left_w, columns * inner_of_left / 4, 4 * size_of::<E>())?;
-    let x = buffer("x", x, rows * inner / 4, 4 * size_of::<E>())?;
-    let w = buffer("w", w, 2 * columns * inner / 4, 4 * size_of::<E>())?;
+    let left_w = buffer("left w", left_w, half * inner_of_left / 4, 4 * size_of::<E>())?;
+    let x = buffer("x", x, rows * 4 * way.pitch(plan), 4 * size_of::<E>())?;
+    let w = buffer("w", w, 2 * half * inner / 4, 4 * size_of::<E>())?;
     let dout = buffer("out_gradient", dout, vectors, bytes)?;
     let result = buffer("result", result, if gradient { 2 * vectors } else { vectors }, bytes)?;
     let written = buffer("parts", &parts, count, 4)?;
-    let way = Way { gradient, amax: amax.is_some(), left: left.map_or(0, |left| left.inner / 16) };
     // SAFETY: cubes divide columns and rows without a rest, and the buffers hold them; `dout` is another tensor than
     // the result where it is read.
     unsafe {
         launch_kernel!(low_rank_swiglu<E>, client, cubes, CUBE.dim();
-            y, x, w, dout, left_x, left_w, result, written; columns as u32; plan, way);
+            y, x, w, dout, left_x, left_w, result, written; half as u32; plan, way);
     }
     amax.map_or(Ok(()), |amax| reduce(client, &parts, amax, count))
 }

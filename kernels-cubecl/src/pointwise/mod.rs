@@ -19,6 +19,7 @@ pub mod gated_norm;
 pub mod head_norms;
 pub mod latent;
 pub mod low_rank;
+pub mod low_rank_gradients;
 pub mod low_rank_swiglu;
 pub mod moe;
 pub mod momentum;

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use kernels_cubecl::pointwise::embedding;
 use kernels_cubecl::pointwise::{
     CubeShape, activation, column_sum, columns, cross_entropy, dropout, gated, head_norms, latent, low_rank,
-    low_rank_swiglu, moe, norm, normalize, partial_sums, rope, sinks, small_matrix, split_bf16,
+    low_rank_gradients, low_rank_swiglu, moe, norm, normalize, partial_sums, rope, sinks, small_matrix, split_bf16,
 };
 
 pub const GPU: CubeShape = CubeShape::GPU;
@@ -51,12 +51,29 @@ fn low_rank_gemms_compile() {
     }
     let ways = [(1, false, false, 0), (2, false, true, 0), (2, true, true, 0), (2, true, true, 1), (4, true, false, 2)];
     for (steps, gradient, amax, left) in ways {
-        let way = Way { gradient, amax, left };
-        let plan = plan(steps, true, if gradient { 1 } else { 2 });
-        let kernel = kernel!(LowRankSwiglu<bf16>, settings_of(128);
-            b(), b(), b(), b(), b(), b(), b(), b(), (), plan, way);
-        check(&format!("{steps} {way:?}"), kernel);
+        for apart in [false, true] {
+            let way = Way { gradient, amax, left, apart };
+            let plan = plan(steps, true, 1);
+            let kernel = kernel!(LowRankSwiglu<bf16>, settings_of(128);
+                b(), b(), b(), b(), b(), b(), b(), b(), (), plan, way);
+            check(&format!("{steps} {way:?}"), kernel);
+        }
     }
+}
+
+#[test]
+fn gradients_of_low_rank_gemms_compile() {
+    use kernels_cubecl::fp8::Format;
+    use low_rank_gradients::{Out, Plan, add_parts::AddParts, low_rank_gradients::LowRankGradients};
+    let cast = Out::Cast(Format::E5m2);
+    for (steps, blocks, planes, stages, out) in [(1, 2, 8, 3, cast), (1, 1, 4, 3, Out::Amax), (2, 1, 8, 6, Out::None)] {
+        let plan = Plan { steps, blocks, planes, stages, out };
+        let kernel = kernel!(LowRankGradients<bf16>, settings_of(32 * planes as u32);
+            (), b(), b(), b(), b(), b(), b(), b(), (), (), (), plan);
+        check(&format!("{plan:?}"), kernel);
+    }
+    check("sums", kernel!(AddParts<bf16>, settings(); b(), b(), (), (), (), false));
+    check("sums added", kernel!(AddParts<f32>, settings(); b(), b(), (), (), (), true));
 }
 
 #[test]

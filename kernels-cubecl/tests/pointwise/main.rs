@@ -46,7 +46,8 @@ fn products_of_halves() {
 #[test]
 fn low_rank_gemms() {
     both!(low_rank::add, [128, 256, 16]);
-    both!(low_rank::swiglu, [128, 256, 32]);
+    both!(low_rank::swiglu, [128, 256, 32], true);
+    both!(low_rank::gradients, [128, 256, 32], 1);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! The names are Megatron-LM's (`megatron/core/tensor_parallel/layers.py`) and speak of the mathematicians' `x A`: a
 //! column-parallel layer shards the outputs, a row-parallel layer the inputs.
 
-use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
+use backend_dist::ops::fp8::{Fp8Linear, ToldGradient};
 use backend_dist::ops::{
     InputCollective, LinearOptions, Prologue, Residual, SharedInput, SwiGluNeighbours, add_bias, linear_with,
 };
@@ -145,10 +145,10 @@ impl ColumnParallelLinear {
     /// Without adapters.
     pub(super) fn swiglu(&self, x: Tensor<3>, behind: SwiGluNeighbours, batch: &MicroBatch) -> Tensor<3> {
         let adapters = self.adapters.first().expect("the sum with adapters is one operation with the activation");
-        let gradient_amax = self.fp8.is_some().then(|| KnownAmax::new(batch.hand_overs()));
-        let fp8 = self.fp8.clone().zip(gradient_amax.clone()).map(|(fp8, amax)| fp8.with_gradient_amax(amax));
+        let told = |fp8| ToldGradient::of(fp8, &batch.pass_context());
+        let (fp8, gradient) = self.fp8.clone().map(told).unzip();
         let (base, x) = self.base(x, fp8, batch);
-        adapters.swiglu(base, x, SwiGluNeighbours { gradient_amax, ..behind })
+        adapters.swiglu(base, x, SwiGluNeighbours { gradient, ..behind })
     }
 
     /// What the weight makes of `x`, which the adapters' GEMM reads too.

@@ -2,7 +2,7 @@
 //! added to the residual stream.
 
 use backend_dist::comm::Group;
-use backend_dist::ops::fp8::{Fp8Linear, KnownAmax};
+use backend_dist::ops::fp8::{Fp8Linear, KnownAmax, ToldGradient};
 use backend_dist::ops::tensor_parallel::{Partial, reduce_from_tensor_parallel};
 use backend_dist::ops::{
     LinearOptions, OutputCollective, Prologue, Residual, SharedInput, SwiGluNeighbours, linear_with,
@@ -120,9 +120,10 @@ impl RowParallelLinear {
         if let Some(adapter) = &self.adapter {
             let x = apply(prologue, x, batch);
             let shared_input = Some(shared.clone());
+            let (fp8, told) = fp8.map(|fp8| ToldGradient::of(fp8, &pass)).unzip();
             let options = LinearOptions { exit, overlap, fp8, stored, shared_input, pass, ..Default::default() };
             let base = linear_with(x.clone(), Prologue::None, weight, None, options);
-            return with_bias(adapter.add(base, (x, shared), &self.weight), self.bias.as_ref());
+            return with_bias(adapter.add(base, (x, shared), &self.weight, told), self.bias.as_ref());
         }
         let options = LinearOptions { exit, recompute, overlap, fp8, stored, pass, ..Default::default() };
         linear_with(x, prologue, weight, bias, options)

@@ -6,7 +6,6 @@
 //!
 //! Outputs whose weights Hugging Face stores as one have one A, and of its B their rows.
 
-use backend_dist::ops::tensor_parallel::Partial;
 use backend_dist::ops::{
     LinearOptions, Prologue, SharedInput, SwiGluNeighbours, add_linear, linear_with, low_rank_swiglu,
 };
@@ -17,7 +16,7 @@ use burn::tensor::Tensor;
 use super::blocks::Blocks;
 use super::norms::{divided, merged, row_norms};
 use super::plan::LayerAdapter;
-use crate::layers::{LinearWeight, enter_tensor_parallel, leave_tensor_parallel};
+use crate::layers::{LinearWeight, enter_tensor_parallel};
 use crate::param::{ParamBuilder, Result, TensorParallel};
 
 /// The global tensors of an adapter.
@@ -150,14 +149,21 @@ impl ColumnAdapters {
 
     /// `silu(gate) up` of the layer's outputs `[gate | up]` from `base`, as [`add`](Self::add).
     pub fn swiglu(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), neighbours: SwiGluNeighbours) -> Tensor<3> {
-        let (low, b) = self.low_and_b(x);
+        let (low, b) = match self.outputs[..] {
+            // Each half reads its own part of what A gives; kernels take sixteens.
+            [(_, Some(0)), (_, Some(1))] if self.rank.is_multiple_of(16) => {
+                let low = enter_tensor_parallel(narrow(x, &self.a), &self.parallel);
+                (scaled(low, self.scale), self.b.val())
+            }
+            _ => self.low_and_b(x),
+        };
         low_rank_swiglu(base, low, b, neighbours)
     }
 
     /// The layer's output from `base = x wᵀ` without bias, for the layer's input `x`, the rank's positions of it.
     pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
         let (low, b) = self.low_and_b(x);
-        let sum = add_linear(base, low, b);
+        let sum = add_linear(base, low, b, None);
         if self.magnitude.is_empty() { sum } else { sum * self.factors(w).unsqueeze() }
     }
 
@@ -221,63 +227,12 @@ impl ColumnAdapters {
     }
 }
 
-/// The adapter of a row-parallel layer.
-#[derive(Module, Debug)]
-pub(crate) struct RowAdapter {
-    a: Param<Tensor<2>>,
-    b: Param<Tensor<2>>,
-    magnitude: Option<Param<Tensor<1>>>,
-    #[module(skip)]
-    scale: f64,
-    #[module(skip)]
-    parallel: TensorParallel,
-}
-
-impl RowAdapter {
-    /// The adapter of the layer `name` with the weight `w`, if it has one.
-    pub fn new(
-        params: &mut ParamBuilder,
-        name: &str,
-        [inputs, outputs]: [usize; 2],
-        w: &LinearWeight,
-    ) -> Result<Option<Self>> {
-        let Some(LayerAdapter { rank, scale, dora, .. }) = params.adapter_of(name) else { return Ok(None) };
-        let (at, parallel) = (params.place(), params.parallel().clone());
-        let a = Section::split(named(name, "A"), &[rank, inputs], 1, at.size, at);
-        let a = params.adapter(vec![(a, init_a(inputs))])?;
-        let b = Section::replicated(named(name, "B"), &[outputs, rank], at);
-        let b = params.adapter_on_sequence(vec![(b, Init::ZEROS)])?;
-        let magnitude = match dora {
-            true => {
-                let section = Section::replicated(named(name, "magnitude_vector"), &[outputs], at);
-                let norms = row_norms(w.plain(), Some(&parallel.group));
-                Some(params.adapter_of_values(section, norms, true)?)
-            }
-            false => None,
-        };
-        Ok(Some(Self { a, b, magnitude, scale, parallel }))
-    }
-
-    /// The layer's output from `base`, its own without bias, for the layer's input `x`.
-    pub fn add(&self, base: Tensor<3>, x: (Tensor<3>, SharedInput), w: &LinearWeight) -> Tensor<3> {
-        let low = leave_tensor_parallel(Partial::new(narrow(x, &self.a)), &self.parallel);
-        let sum = add_linear(base, scaled(low, self.scale), self.b.val());
-        match &self.magnitude {
-            None => sum,
-            Some(magnitude) => {
-                let whole = merged(w.plain(), self.a.val().inner(), self.b.val().inner(), self.scale);
-                sum * divided(magnitude.val(), row_norms(whole, Some(&self.parallel.group))).unsqueeze()
-            }
-        }
-    }
-}
-
-fn scaled(low: Tensor<3>, scale: f64) -> Tensor<3> {
+pub(super) fn scaled(low: Tensor<3>, scale: f64) -> Tensor<3> {
     if scale == 1.0 { low } else { low.mul_scalar(scale) }
 }
 
 /// `x Aᵀ` of an input that the layer's own GEMM reads too.
-fn narrow((x, shared): (Tensor<3>, SharedInput), a: &Param<Tensor<2>>) -> Tensor<3> {
+pub(super) fn narrow((x, shared): (Tensor<3>, SharedInput), a: &Param<Tensor<2>>) -> Tensor<3> {
     let options = LinearOptions { shared_input: Some(shared), ..LinearOptions::default() };
     linear_with(x, Prologue::None, a.val(), None, options)
 }

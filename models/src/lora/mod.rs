@@ -22,6 +22,7 @@ mod parameters;
 mod pattern;
 mod plan;
 mod prologue;
+mod row;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub use base::BaseFormat;
 pub(crate) use base::Quantizer;
 pub use error::LoraError;
 pub(crate) use experts::ExpertAdapters;
-pub(crate) use layers::{ColumnAdapters, RowAdapter};
+pub(crate) use layers::ColumnAdapters;
 pub use module::{LowRank, adapter_gradients, explained, linear_names, module_adapter, with_adapters};
 pub use off::without_adapters;
 pub use parameters::EXPERT_PARAMETERS;
@@ -42,6 +43,7 @@ pub(crate) use plan::LayerAdapter;
 pub use plan::LoraPlan;
 use plan::Target;
 pub(crate) use prologue::apply;
+pub(crate) use row::RowAdapter;
 
 /// The word for all linear layers but the output layer, routers and routed experts.
 pub const ALL_LINEAR: &str = "all-linear";

@@ -2,6 +2,7 @@
 //! written once.
 use super::bandwidths::Bandwidths;
 use half::bf16;
+use kernels_cubecl::fp8::Format;
 use kernels_cubecl::pointwise::activation::{self, Activation};
 use kernels_cubecl::pointwise::cross_entropy::{self, LogitsShape};
 use kernels_cubecl::pointwise::dropout::{self, Drop};
@@ -10,7 +11,8 @@ use kernels_cubecl::pointwise::flat::{self, CHUNK, Copies, FloatType, Run};
 use kernels_cubecl::pointwise::gated::{self, Gating};
 use kernels_cubecl::pointwise::head_norms::{self, HeadsShape};
 use kernels_cubecl::pointwise::low_rank::{self, LowRank};
-use kernels_cubecl::pointwise::low_rank_swiglu::{self, Left};
+use kernels_cubecl::pointwise::low_rank_gradients::{self, ForFp8, LowRankGradients, OfWeight};
+use kernels_cubecl::pointwise::low_rank_swiglu::{self, GateAndUp, Left};
 use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use kernels_cubecl::pointwise::rope::{self, RopeShape};
 use kernels_cubecl::pointwise::{accumulate::accumulate, column_sum::column_sum, reduce_slices};
@@ -60,7 +62,8 @@ pub fn low_rank(clock: &Bandwidths) {
             low_rank::add::<bf16>(client, sizes, [x.at(i), w.at(i), y.at(i)]).expect("legal")
         });
     }
-    let (sizes, most) = (LowRank { rows: TOKENS, columns: FFN, inner, transposed: true }, clock.empty(4));
+    let (inner, most) = (16, clock.empty(4));
+    let sizes = GateAndUp { rows: TOKENS, half: FFN, inner, apart: true };
     clock.time("low rank swiglu", 6 * len, |client, i| {
         let tensors = [y.at(i), x.at(i), w.at(i), out.at(i)];
         low_rank_swiglu::forward::<bf16>(client, sizes, tensors, Some(most.at(0))).expect("legal")
@@ -71,9 +74,27 @@ pub fn low_rank(clock: &Bandwidths) {
     });
     clock.time("low rank swiglu gradient of a sum", 10 * len, |client, i| {
         let tensors = [y.at(i), x.at(i), w.at(i), dout.at(i), dy.at(i)];
-        let left = Left { inner: 16, x: x.at(i), w: w.at(i) };
+        let left = Left { inner, x: x.at(i), w: w.at(i) };
         low_rank_swiglu::backward::<bf16>(client, sizes, tensors, Some(left), Some(most.at(0))).expect("legal")
     });
+    for (rows, columns, blocks) in [(TOKENS, HIDDEN, 1), (TOKENS, 2 * FFN, 2), (2 * TOKENS, 2 * FFN, 2)] {
+        let sizes = LowRankGradients { rows, columns, inner, blocks };
+        let [dy, x, w, dx] = [rows * columns, rows * inner * blocks, columns * inner, rows * inner * blocks].map(half);
+        let dw = clock.empty(4 * columns * inner);
+        let (scale, to) = (clock.empty(4), clock.empty(rows * columns));
+        for cast in [false, true] {
+            let bytes = rows * columns * if cast { 3 } else { 2 };
+            clock.time(&format!("low rank gradients {rows} {columns} {blocks}, cast {cast}"), bytes, |client, i| {
+                let for_fp8 = match cast {
+                    false => ForFp8::Amax(most.at(0)),
+                    true => ForFp8::Cast { scale: scale.at(0), to: to.at(i), format: Format::E5m2 },
+                };
+                let dw = OfWeight::Sum { sum: dw.at(i), add: true };
+                let tensors = [dy.at(i), x.at(i), w.at(i), dx.at(i)];
+                low_rank_gradients::gradients::<bf16>(client, sizes, tensors, dw, for_fp8).expect("legal")
+            });
+        }
+    }
 }
 
 pub fn norms(clock: &Bandwidths) {

@@ -1,7 +1,12 @@
-//! The amax of a tensor, from the operation that writes it to the layer in FP8 that reads it.
+//! The amax of a tensor, and its cast, from the operation that writes it to the layer in FP8 that reads it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use burn::backend::{Backend, tensor::FloatTensor};
 
+use super::kernels::{Matrix, Scales};
+use crate::kernels::LocalKernels;
 use crate::stash::{HandOvers, Stash};
 
 /// The amax of one tensor, `[1]`, which its writer may have found on the way. Clones are of the same tensor, which has one
@@ -25,5 +30,28 @@ impl KnownAmax {
     /// Takes the amax, if there is one.
     pub(super) fn take<B: Backend>(&self) -> Option<FloatTensor<B>> {
         self.0.take()
+    }
+}
+
+/// The gradient of an output as its writer has cast it.
+pub(super) struct CastGradient<B: LocalKernels> {
+    pub scales: Scales<B>,
+    pub by_rows: Matrix<B>,
+}
+
+/// What the writer of an output's gradient leaves for the layer. Clones are of the same gradient.
+#[derive(Clone, Debug)]
+pub(super) struct GradientNotes {
+    pub amax: KnownAmax,
+    /// A [`CastGradient`].
+    pub cast: Stash,
+    /// The layer has computed the output in FP8, and so reads them.
+    pub is_read: Arc<AtomicBool>,
+}
+
+impl GradientNotes {
+    /// Notes that the layer does not read are counted.
+    pub fn new(hand_overs: &HandOvers) -> Self {
+        Self { amax: KnownAmax::new(hand_overs), cast: Stash::counted(hand_overs), is_read: Arc::default() }
     }
 }

@@ -10,15 +10,17 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use parking_lot::Mutex;
 
 use super::kernels::{Fp8Kernels, Matrix, Quantized, Scales, Sides};
+use super::known_amax::{CastGradient, GradientNotes, KnownAmax};
 use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::recipe::{Fp8Recipe, Number};
 use super::sharing::{Sharing, largest};
-use super::{delayed, known_amax::KnownAmax, weights::Cached};
+use super::{delayed, weights::Cached};
 use crate::kernels::LocalKernels;
 use ranks::comm::Group;
 
@@ -39,7 +41,7 @@ pub struct Fp8Linear {
     /// Of the input, if its writer may have found it.
     input_amax: Option<KnownAmax>,
     /// Of the gradient of the output.
-    gradient_amax: Option<KnownAmax>,
+    gradient: Option<GradientNotes>,
 }
 
 #[derive(Clone)]
@@ -60,7 +62,7 @@ impl Fp8Linear {
     /// [`DelayedScaling`](super::DelayedScaling) updates them.
     pub fn new(layers: &Fp8Layers, name: &str, recipe: Fp8Recipe, group: Group) -> Self {
         let (weight, slots) = (Cached::new(&layers.trained), delayed::slots(layers, name, recipe, None));
-        Self { recipe, group, weight, is_frozen: false, slots, input_amax: None, gradient_amax: None }
+        Self { recipe, group, weight, is_frozen: false, slots, input_amax: None, gradient: None }
     }
 
     /// The layer with an input whose writer may tell its amax.
@@ -68,9 +70,19 @@ impl Fp8Linear {
         Self { input_amax: Some(amax), ..self }
     }
 
-    /// The layer with an output whose gradient's writer may tell its amax.
-    pub fn with_gradient_amax(self, amax: KnownAmax) -> Self {
-        Self { gradient_amax: Some(amax), ..self }
+    /// The layer with an output whose gradient's writer may leave notes.
+    pub(super) fn with_gradient_notes(self, notes: GradientNotes) -> Self {
+        Self { gradient: Some(notes), ..self }
+    }
+
+    /// The output is computed in FP8, and its gradient will be read.
+    pub(super) fn expect_gradient(&self) {
+        self.gradient.iter().for_each(|notes| notes.is_read.store(true, Ordering::Relaxed));
+    }
+
+    /// The gradient of the output, if its writer has cast it.
+    pub(super) fn cast_gradient<B: Fp8Kernels>(&self) -> Option<CastGradient<B>> {
+        self.gradient.as_ref()?.cast.take()
     }
 
     /// The weight is frozen: while caching is on, it is quantised once and not in every step. With delayed scaling it is
@@ -93,7 +105,7 @@ impl Fp8Linear {
         let (number, told) = match operand {
             Operand::Input => (self.recipe.forward(), self.input_amax.as_ref()),
             Operand::Weight => (self.recipe.forward(), None),
-            Operand::Gradient => (self.recipe.backward(), self.gradient_amax.as_ref()),
+            Operand::Gradient => (self.recipe.backward(), self.gradient.as_ref().map(|notes| &notes.amax)),
         };
         let known = self.slots.as_ref().and_then(|slots| delayed::scales(slots, operand));
         let noting = self.slots.as_ref().filter(|_| note && !scope.sharing.is_dummy);

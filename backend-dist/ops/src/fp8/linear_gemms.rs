@@ -9,6 +9,7 @@ use burn::tensor::Shape;
 use ranks::comm::Group;
 
 use super::kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
+use super::known_amax::CastGradient;
 use super::layers::Operand;
 use super::linear::{Fp8Linear, MULTIPLE, ScaleScope};
 use super::sharing::Sharing;
@@ -55,6 +56,7 @@ pub(crate) fn forward<B: Fp8Kernels>(
     if ![rows, out, inner].iter().all(|&n: &usize| n > 0 && n.is_multiple_of(MULTIPLE)) {
         return None;
     }
+    layer.expect_gradient();
     let number = layer.recipe.forward();
     let weight = layer.weight::<B>(w);
     let is_sharded = !matches!(collectives.entry, InputCollective::Copy(_));
@@ -152,6 +154,11 @@ fn quantized_gradient<B: Fp8Kernels>(
     sides: Sides,
 ) -> Quantized<B> {
     let number = layer.recipe.backward();
+    if let Some(CastGradient { scales, by_rows }) = layer.cast_gradient::<B>() {
+        let by_columns = || B::fp8_cast(grad, &scales, number, Sides { by_rows: false, by_columns: true }).by_columns;
+        let by_columns = sides.by_columns.then(by_columns).flatten();
+        return Quantized { by_rows: Some(by_rows), by_columns };
+    }
     let scales = layer.scales::<B>(grad.clone(), Operand::Gradient, scope, true);
     let Some(group) = scattered else { return B::fp8_cast(grad, &scales, number, sides) };
     let rows = B::fp8_cast(grad, &scales, number, Sides { by_rows: true, by_columns: false });

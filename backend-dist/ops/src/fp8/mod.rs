@@ -17,6 +17,7 @@ mod linear_gemms;
 mod node;
 mod recipe;
 mod sharing;
+mod told_gradient;
 mod weights;
 
 pub use delayed::{DelayedScaling, LayerHistory};
@@ -30,3 +31,4 @@ pub(super) use linear_gemms::{Fp8Weight, Purpose, SavedFp8, backward, forward};
 pub use node::{grouped_activated_linear, grouped_linear};
 pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, Number};
 pub use sharing::Sharing;
+pub use told_gradient::ToldGradient;

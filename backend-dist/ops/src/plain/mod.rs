@@ -56,7 +56,7 @@ fn scale<B: Backend>(x: FloatTensor<B>, factor: f64) -> FloatTensor<B> {
 }
 
 /// Elements `from..to` of dimension `dim`.
-fn narrow<B: Backend>(x: FloatTensor<B>, dim: usize, from: usize, to: usize) -> FloatTensor<B> {
+pub fn narrow<B: Backend>(x: FloatTensor<B>, dim: usize, from: usize, to: usize) -> FloatTensor<B> {
     let slices: Vec<Slice> = dims(&x)
         .into_iter()
         .enumerate()
