@@ -28,11 +28,9 @@ pub trait FusedAdamW {
 
 impl FusedAdamW for AdamWConfig {
     fn init_fused(&self) -> ModuleOptimizer {
-        // Burn keeps the fields to itself, and says them in a configuration's file.
-        let settings = serde_json::to_value(self).and_then(serde_json::from_value);
-        let settings: Settings = settings.expect("a configuration can be written and read");
-        let clipping = settings.grad_clipping.clone();
-        let optimizer = ModuleOptimizer::from(Fused { settings, adamw: self.build() });
+        let fused = Fused::of(self);
+        let clipping = fused.settings.grad_clipping.clone();
+        let optimizer = ModuleOptimizer::from(fused);
         match clipping {
             Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
             None => optimizer,
@@ -56,6 +54,14 @@ struct Settings {
 struct Fused {
     settings: Settings,
     adamw: AdamW,
+}
+
+impl Fused {
+    fn of(config: &AdamWConfig) -> Self {
+        // Burn keeps the fields to itself, and says them in a configuration's file.
+        let settings = serde_json::to_value(config).and_then(serde_json::from_value);
+        Self { settings: settings.expect("a configuration can be written and read"), adamw: config.build() }
+    }
 }
 
 impl Optimizer for Fused {
@@ -98,11 +104,14 @@ impl Optimizer for Fused {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh_backend::{LogicalDevice, explain};
+    use crate::logical::Placement;
+    use crate::mesh_backend::local::Known;
+    use crate::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, explain};
     use crate::parallelize::{Plan, parallelize};
     use burn::module::{Module, ModuleVisitor, Param};
     use burn::nn::{SwiGlu, SwiGluConfig};
     use burn::optim::GradientsParams;
+    use burn::tensor::{DType, TensorData};
     use ranks::launch::{Rank, launch};
     use ranks::mesh::{Axis, Mesh};
 
@@ -166,5 +175,118 @@ mod tests {
                 .unwrap();
             }
         }
+    }
+
+    fn fusing(rank: &Rank) -> Device {
+        rank.logical_device_with(&[Axis::Tp], LogicalOptions { fusion: Some(true), ..Default::default() })
+    }
+
+    fn matrix([rows, columns]: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
+        let values: Vec<f64> = (0..rows * columns).map(|i| ((i + 7 * seed) as f64 * 0.37).sin()).collect();
+        Tensor::from_data(TensorData::new(values, [rows, columns]), (device, DType::F64))
+    }
+
+    fn bits(x: &Tensor<2>) -> Vec<u64> {
+        x.to_data().iter::<f64>().map(f64::to_bits).collect()
+    }
+
+    fn kernels(device: &Device) -> usize {
+        explain(device).kernels.get("fused kernel").copied().unwrap_or(0)
+    }
+
+    /// Bits of matrices and of their moments after some steps of `step`, of which one is read early, and the kernels that
+    /// the steps took.
+    fn stepped_apart<O: Optimizer<State<2> = AdamWState<2>>>(rank: &Rank, optimizer: &O) -> (Vec<u64>, usize) {
+        let device = fusing(rank);
+        let matrix = |shape, seed| matrix(shape, seed, &device);
+        // Neighbours are not of one size.
+        let shapes = [[4, 3], [1, 6], [3, 4], [2, 3], [4, 3], [1, 7], [6, 2], [6, 1]];
+        let mut all: Vec<_> = shapes.iter().enumerate().map(|(i, shape)| (matrix(*shape, i), None)).collect();
+        let mut found = Vec::new();
+        let before = kernels(&device);
+        for step in 0..STEPS {
+            let one = |(i, (x, state)): (usize, (Tensor<2>, Option<AdamWState<2>>))| {
+                let gradient = matrix(shapes[i], 100 * step + i);
+                optimizer.step(1e-2, x, gradient, state)
+            };
+            all = all.into_iter().enumerate().map(one).collect();
+            found.extend(bits(&all[step].0));
+        }
+        for (x, state) in &all {
+            let moments = &state.as_ref().unwrap().momentum;
+            found.extend([x, &moments.moment_1, &moments.moment_2].into_iter().flat_map(bits));
+        }
+        (found, kernels(&device) - before)
+    }
+
+    #[test]
+    fn steps_of_one_size_are_one_kernel_with_the_same_bits() {
+        for layout in ["TP1", "TP2"] {
+            launch(&Mesh::new(layout.parse().unwrap()).unwrap(), &[Device::flex()], |rank| {
+                let config = AdamWConfig::new().with_weight_decay(0.1);
+                let (expected, apart) = stepped_apart(&rank, &config.build());
+                let (found, together) = stepped_apart(&rank, &Fused::of(&config));
+                assert_eq!(found, expected, "{layout}");
+                assert!(3 * together < 2 * apart, "{layout}: {together} kernels, {apart} without");
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+
+    /// A weight and its state after a step, in memory.
+    fn after_one(weight: Tensor<2>, gradient: Tensor<2>, optimizer: &Fused) -> (Tensor<2>, Option<AdamWState<2>>) {
+        let (weight, state) = optimizer.step(1e-2, weight, gradient, None);
+        let moments = &state.as_ref().unwrap().momentum;
+        for read in [&weight, &moments.moment_1, &moments.moment_2] {
+            bits(read);
+        }
+        (weight, state)
+    }
+
+    #[test]
+    fn a_step_like_no_other_waits_until_the_next_gemm_or_flush() {
+        launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[Device::flex()], |rank| {
+            let (device, optimizer) = (fusing(&rank), Fused::of(&AdamWConfig::new()));
+            let matrix = |seed| matrix([4, 4], seed, &device);
+            let (mut weight, mut state) = after_one(matrix(0), matrix(1), &optimizer);
+            let x = matrix(2);
+            for with_gemm in [true, false] {
+                let gradient = matrix(3);
+                let before = kernels(&device);
+                (weight, state) = optimizer.step(1e-2, weight, gradient, state);
+                assert_eq!(kernels(&device), before, "it waits");
+                // Of other tensors.
+                let _product = match with_gemm {
+                    true => Some(x.clone().matmul(x.clone())),
+                    false => device.flush().map(|()| None)?,
+                };
+                assert_eq!(kernels(&device), before + 1, "with a GEMM: {with_gemm}");
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn what_takes_the_place_of_a_parameter_is_one_wherever_its_gradient_is() {
+        launch(&Mesh::new("TP2".parse().unwrap()).unwrap(), &[Device::flex()], |rank| {
+            let (device, optimizer) = (fusing(&rank), Fused::of(&AdamWConfig::new()));
+            // A matrix of one row is taken for an activation where operations make it.
+            let matrix = |seed| matrix([1, 4], seed, &device);
+            let known = |x: &Tensor<2>| Known::of(x).unwrap().is_weight();
+            for at in [Placement::Replicate, Placement::Shard(1)] {
+                let weight = matrix(0).redistribute_parameter(&rank, Axis::Tp, Placement::Replicate);
+                let (weight, state) = after_one(weight, matrix(1), &optimizer);
+                let weight = weight.redistribute_parameter(&rank, Axis::Tp, Placement::Replicate);
+                let gradient = matrix(2).redistribute(&rank, Axis::Tp, at);
+                let (weight, state) = optimizer.step(1e-2, weight, gradient, state);
+                let moments = state.unwrap().momentum;
+                let are = [&weight, &moments.moment_1, &moments.moment_2].map(known);
+                assert_eq!(are, [true, false, false], "a gradient in {at}");
+            }
+            Ok(())
+        })
+        .unwrap();
     }
 }

@@ -1,19 +1,22 @@
 //! Mixed precision: close to f32, with f32 parameters and gradients.
 
+use backend_dist::fused_adamw::FusedAdamW;
 use backend_dist::launch::launch;
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{Count, LogicalDevice, LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::optim::{AdamWConfig, GradientsParams};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, module::attention, ops::AttentionModuleOptions};
 
 /// The losses of some steps on the same batch.
 fn losses(model: TransformerEncoder, device: &Device, steps: usize) -> Vec<f64> {
-    let mut model = model;
-    let mut optimizer = AdamWConfig::new().init();
+    losses_by(AdamWConfig::new().init(), model, device, steps)
+}
+
+fn losses_by(mut optimizer: ModuleOptimizer, mut model: TransformerEncoder, device: &Device, steps: usize) -> Vec<f64> {
     let values: Vec<f32> = (0..4 * 8 * 16).map(|i| (i as f32 * 0.37).sin()).collect();
     let x = Tensor::<3>::from_data(TensorData::new(values, [4, 8, 16]), (device, DType::F32));
     let mut losses = Vec::new();
@@ -55,6 +58,34 @@ fn autocast_trains_as_f32_does() {
             assert_ne!(losses, expected, "{layout}: nothing was rounded");
             assert!(losses[5] < 0.9 * losses[0], "{layout}: {losses:?}");
         }
+    }
+}
+
+/// Also where the steps of parameters of one size run together: their copies in half precision come with them.
+#[test]
+fn the_fused_optimizer_trains_as_burns() {
+    for layout in ["TP1", "TP2"] {
+        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+        launch(&mesh, &[Device::flex()], |rank| {
+            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
+            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+            let model = parallelize(config().init(&device), &rank, &Plan::auto())?;
+            let count = |kernel| explain(&device).kernels.get(kernel).copied().unwrap_or(0);
+            let by = |optimizer, model| {
+                let before = ["cast", "fused kernel"].map(count);
+                let losses = losses_by(optimizer, model, &device, 4);
+                let [casts, kernels] = ["cast", "fused kernel"].map(count);
+                (losses, casts - before[0], kernels - before[1])
+            };
+            let (expected, casts, kernels) = by(AdamWConfig::new().init(), model.clone());
+            let (found, fused_casts, fused_kernels) = by(AdamWConfig::new().init_fused(), model);
+            let is_near = |(x, y): (&f64, &f64)| (x - y).abs() <= 1e-3 * y.abs();
+            assert!(found.iter().zip(&expected).all(is_near), "{layout}: {found:?} and {expected:?}");
+            assert!(fused_casts <= casts, "{layout}: {fused_casts} casts, {casts} with Burn's");
+            assert!(fused_kernels < kernels, "{layout}: {fused_kernels} kernels, {kernels} with Burn's");
+            Ok(())
+        })
+        .unwrap();
     }
 }
 

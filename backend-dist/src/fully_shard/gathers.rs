@@ -165,7 +165,7 @@ impl Gathers {
         let mut state = self.state.lock();
         *(if backward { &mut state.counts.backward } else { &mut state.counts.forward }) += 1;
         if !state.in_pass {
-            return self.start(index, base(), false).wait();
+            return self.whole_of(index, base());
         }
         if state.is_backward != backward {
             // A block that runs again in a backward pass goes forward in between.
@@ -195,6 +195,12 @@ impl Gathers {
             state.coming.extend(of_unit.iter().copied().zip(coming));
         }
         value
+    }
+
+    /// What the owner of parameter `index` gives as `base`, flat, on every rank: something of the parameter's size that is not its
+    /// value in a pass. A collective, which is not counted.
+    pub fn whole_of(&self, index: usize, base: Tensor<1>) -> Tensor<1> {
+        if self.owned.group.size() == 1 { base } else { self.start(index, base, false).wait() }
     }
 
     /// The mean of the members' gradients of parameter `index`, in the field `path`, on its owner; of the others, something to throw away. `None`

@@ -10,7 +10,7 @@
 //! use burn::module::Module;
 //! use burn::nn::LinearConfig;
 //! use burn::optim::{GradientsParams, SgdConfig};
-//! use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+//! use burn::tensor::{Device, Tensor};
 //!
 //! let device = Device::flex().autodiff().gradient_checkpointing();
 //! let model = LinearConfig::new(4, 3).init(&device);
@@ -39,11 +39,13 @@ mod logical;
 mod op;
 mod owned;
 mod owners;
+mod place;
 mod reductions;
 mod sequence;
 mod states;
 #[cfg(test)]
 mod tests;
+mod together;
 mod units;
 
 use std::collections::HashMap;
@@ -51,7 +53,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, Param, ParamId, Reparameterization, Reparameterizer};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{Device, Tensor};
 
 use crate::gradients::{average_gradients_of, clip_grad_norm};
 use crate::local::Placements;
@@ -59,6 +61,7 @@ pub use gathers::Counts;
 use gathers::Gathers;
 use op::{Sharding, unshard};
 pub use owners::Owners;
+use place::{moved, stand_in};
 use ranks::comm::Group;
 pub use states::running_states;
 pub use units::Units;
@@ -74,7 +77,7 @@ pub use units::Units;
 ///   burn-nn's `Linear` does, keep the gathered weight until the backward pass.
 /// - A parameter with a reparameterization of its own, as those of Burn's `Lora`, stays whole; the adapter is sharded.
 /// - A `ModuleMapper` may change values, on their owners. `Param::map` of a field drops what gathers it: ranks that do not own
-///   it compute with NaN then. `LBFGS`, which steps all parameters together, is not for shards.
+///   it compute with NaN then. `LBFGS`, which steps all parameters together, needs [`FullyShard::gather_gradients`].
 ///
 /// # Panics
 /// If such a parameter is trained: nothing would average its gradients. [`FullyShard::end_pass`] does.
@@ -117,13 +120,18 @@ pub struct FullyShard {
 impl FullyShard {
     /// Decides who owns which parameter of `module`, the same on every rank.
     pub fn new<M: Module>(module: &M, group: &Group, units: &Units) -> Self {
-        Self::of_some(module, group, units, |_| true)
+        Self::of_some(module, group, units, (|_| true, |_| None))
     }
 
-    /// [`new`](Self::new) of the parameters `of`; the others stay whole.
-    pub fn of_some<M: Module>(module: &M, group: &Group, units: &Units, of: impl Fn(ParamId) -> bool) -> Self {
+    /// [`new`](Self::new) of the parameters `of`, and those for which `given` has an owner have that; the others stay whole.
+    pub fn of_some<M: Module>(
+        module: &M,
+        group: &Group,
+        units: &Units,
+        (of, given): (impl Fn(ParamId) -> bool, impl Fn(ParamId) -> Option<usize>),
+    ) -> Self {
         let found = units::Find::of(module, units, &of);
-        let owners = Owners::of_found(&found, group.size());
+        let owners = Owners::of_found(&found, group.size(), given);
         let indices = found.paths;
         let params = found.params.into_iter().map(|param| owned::Gathered {
             owner: owners.owner(param.id).expect("every parameter found has an owner"),
@@ -238,42 +246,6 @@ impl Reparameterizer for FullyShard {
                 }
             });
         (param, Some(Sharded { sharding }))
-    }
-}
-
-/// What a rank holds of a value that is another's: the shape, by one element that is not a number, so that whoever takes it
-/// for the value learns of it.
-fn stand_in<const D: usize>(value: &Tensor<D>, device: Option<&Device>) -> Tensor<D> {
-    let device = device.cloned().unwrap_or_else(|| value.device());
-    let nothing = |device: &Device| Tensor::<D>::full([1; D], f64::NAN, (device, value.dtype()));
-    let placements = Placements::of(value);
-    let nothing = if placements.is_logical() {
-        let share = nothing(&device.inner()).expand(placements.local_shape(value.shape()));
-        as_leaf(placements.from_local(share), value.gradient_checkpointing_strategy())
-    } else {
-        nothing(&device).expand(value.shape())
-    };
-    if value.is_require_grad() { nothing.require_grad() } else { nothing }
-}
-
-/// `value` on `device`, as a leaf with the device's gradient checkpointing.
-fn moved<const D: usize>(value: Tensor<D>, device: &Device) -> Tensor<D> {
-    let tracked = value.is_require_grad();
-    let value = value.without_autodiff();
-    if !device.is_autodiff() {
-        return value.to_device(device);
-    }
-    let strategy = Tensor::<1>::zeros([1], device).gradient_checkpointing_strategy();
-    let leaf = as_leaf(value.to_device(&device.clone().inner()), strategy);
-    if tracked { leaf.require_grad() } else { leaf }
-}
-
-/// `value` on its device with autodiff.
-fn as_leaf<const D: usize>(value: Tensor<D>, strategy: Option<GradientCheckpointingStrategy>) -> Tensor<D> {
-    let leaf = Tensor::from_inner(value);
-    match strategy {
-        Some(strategy) => leaf.with_gradient_checkpointing_strategy(strategy),
-        None => leaf,
     }
 }
 

@@ -18,24 +18,29 @@ impl Owners {
     pub fn of<M: Module>(module: &M, ranks: usize) -> Self {
         let mut trained = Trained { seen: HashSet::new(), params: Vec::new() };
         module.visit(&mut trained);
-        Self::assign(trained.params, ranks)
+        Self::assign(trained.params, ranks, |_| None)
     }
 
     /// Assigns the parameters of `module` that [`fully_shard`](super::fully_shard) shards to `ranks` ranks.
     pub fn of_units<M: Module>(module: &M, ranks: usize, units: &Units) -> Self {
-        Self::of_found(&Find::of(module, units, &|_| true), ranks)
+        Self::of_found(&Find::of(module, units, &|_| true), ranks, |_| None)
     }
 
-    /// Assigns the parameters that were found to `ranks` ranks.
-    pub(super) fn of_found(found: &Find, ranks: usize) -> Self {
+    /// Assigns the parameters that were found to `ranks` ranks, those of `given` to that.
+    pub(super) fn of_found(found: &Find, ranks: usize, given: impl Fn(ParamId) -> Option<usize>) -> Self {
         let mut seen = HashSet::new();
         let once = found.params.iter().filter(|param| seen.insert(param.id));
-        Self::assign(once.map(|param| (param.id, param.length)), ranks)
+        Self::assign(once.map(|param| (param.id, param.length)), ranks, given)
     }
 
-    /// Assigns parameters of these lengths to `ranks` ranks.
-    pub(super) fn assign(params: impl IntoIterator<Item = (ParamId, usize)>, ranks: usize) -> Self {
-        let (ids, lengths): (Vec<ParamId>, Vec<usize>) = params.into_iter().unzip();
+    /// Assigns parameters of these lengths to `ranks` ranks, those of `given` to that.
+    fn assign(
+        params: impl IntoIterator<Item = (ParamId, usize)>,
+        ranks: usize,
+        given: impl Fn(ParamId) -> Option<usize>,
+    ) -> Self {
+        let (ids, lengths): (Vec<ParamId>, Vec<_>) =
+            params.into_iter().map(|(id, length)| (id, (length, given(id)))).unzip();
         Self { owners: ids.into_iter().zip(assign(&lengths, ranks)).collect(), ranks }
     }
 
@@ -50,18 +55,17 @@ impl Owners {
     }
 }
 
-/// A rank for every parameter: the one with the fewest elements so far, the lowest of several. So no two ranks differ
-/// by more than the largest parameter.
-fn assign(lengths: &[usize], ranks: usize) -> Vec<usize> {
+/// A rank for every parameter: the given one, else the one with the fewest elements so far, the lowest of several. So without
+/// given ones no two ranks differ by more than the largest parameter.
+fn assign(params: &[(usize, Option<usize>)], ranks: usize) -> Vec<usize> {
     let mut loads = vec![0; ranks];
-    lengths
-        .iter()
-        .map(|length| {
-            let lightest = (0..ranks).min_by_key(|rank| loads[*rank]).expect("a group has ranks");
-            loads[lightest] += length;
-            lightest
-        })
-        .collect()
+    let mut rank_of = |(length, given): &(usize, Option<usize>)| {
+        let lightest = || (0..ranks).min_by_key(|rank| loads[*rank]).expect("a group has ranks");
+        let rank = given.unwrap_or_else(lightest);
+        loads[rank] += length;
+        rank
+    };
+    params.iter().map(&mut rank_of).collect()
 }
 
 struct Trained {
@@ -85,8 +89,9 @@ mod tests {
 
     #[test]
     fn parameters_go_to_the_lightest_rank_in_order() {
-        assert_eq!(assign(&[6, 2, 3, 1, 4], 2), [0, 1, 1, 1, 0]);
-        assert_eq!(assign(&[5, 5], 4), [0, 1]);
+        assert_eq!(assign(&[6, 2, 3, 1, 4].map(|length| (length, None)), 2), [0, 1, 1, 1, 0]);
+        assert_eq!(assign(&[5, 5].map(|length| (length, None)), 4), [0, 1]);
+        assert_eq!(assign(&[(5, Some(1)), (2, None), (2, None), (2, None), (9, Some(0))], 2), [1, 0, 0, 0, 0]);
     }
 
     proptest! {
@@ -96,7 +101,8 @@ mod tests {
             ranks in 1usize..9,
         ) {
             let mut loads = vec![0; ranks];
-            for (rank, length) in assign(&lengths, ranks).into_iter().zip(&lengths) {
+            let params: Vec<_> = lengths.iter().map(|length| (*length, None)).collect();
+            for (rank, length) in assign(&params, ranks).into_iter().zip(&lengths) {
                 loads[rank] += length;
             }
             let spread = loads.iter().max().unwrap() - loads.iter().min().unwrap();

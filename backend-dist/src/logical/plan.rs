@@ -10,7 +10,7 @@ use burn_ir::{
     TensorStatus,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Where a tensor is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +54,8 @@ pub struct OpPlan {
 pub struct Homes {
     at: HashMap<(usize, Shape), Placement>,
     sequence: bool,
+    /// Shapes of parameters of three dimensions.
+    parameters: HashSet<Shape>,
 }
 
 /// Dimensions of tokens in activations `[batch, sequence, features]`. The first is tried first: what ranks hold of it lies
@@ -66,6 +68,20 @@ impl Homes {
     pub fn with_sequence(mut self, sequence: bool) -> Self {
         self.sequence = sequence;
         self
+    }
+
+    /// Sums of this shape may be gradients of a parameter.
+    pub fn note_parameter(&mut self, shape: &Shape) {
+        if shape.num_dims() == 3 && !self.parameters.contains(shape) {
+            self.parameters.insert(shape.clone());
+        }
+    }
+
+    /// Whether sums of this shape are activations for sequence parallelism, and `ranks` ranks divide neither their samples nor
+    /// their sequence.
+    pub fn leaves_whole(&self, shape: &Shape, ranks: usize) -> bool {
+        let is_activation = shape.num_dims() == 3 && !self.parameters.contains(shape);
+        self.sequence && ranks > 1 && is_activation && token_shard(shape, ranks).is_none()
     }
 
     /// Where sequence parallelism places the output of `op` if that is a table's rows, on an axis of `ranks` ranks.

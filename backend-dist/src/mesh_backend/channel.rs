@@ -128,11 +128,14 @@ impl RouterClient for MeshClient {
             OperationIr::Init(_) => {}
             op => {
                 let command = command::take();
-                let mut worker = self.worker();
                 if command.is_some() {
                     let first = op.inputs().chain(op.outputs()).next().expect("a carrier has a tensor");
                     command::answer(first.id);
                 }
+                if command == Some(Command::Name) {
+                    return;
+                }
+                let mut worker = self.worker();
                 // Others leave their inputs where they are.
                 if matches!(command, None | Some(Command::Step(_))) {
                     self.shared.states.lock().is_of_now = false;

@@ -21,7 +21,7 @@ pub(super) enum Command {
         /// Whether it is a parameter.
         weight: bool,
     },
-    /// The output is the input.
+    /// Nothing but to say what the device calls the input. There is no output, which the caller drops.
     Name,
     /// The outputs are weight and moments after a step. The inputs are those before it, and the gradient three times.
     Step(AdamWStep),

@@ -84,9 +84,9 @@ impl Followers {
 /// waking a thread takes as long.
 const BRIEFLY: Duration = Duration::from_micros(50);
 
-/// What comes next; `None` when nobody is there to send. Before a longer wait `flush` hands over what is queued, for
+/// What comes next; `None` when nobody is there to send. Before a longer wait `hand_over` gives the device what is queued, for
 /// which others may wait.
-pub(super) fn next<T>(queue: &Receiver<T>, flush: impl FnOnce()) -> Option<T> {
+pub(super) fn next<T>(queue: &Receiver<T>, hand_over: impl FnOnce()) -> Option<T> {
     let mut since = None;
     loop {
         match queue.try_recv() {
@@ -96,7 +96,7 @@ pub(super) fn next<T>(queue: &Receiver<T>, flush: impl FnOnce()) -> Option<T> {
                 std::thread::yield_now();
             }
             Err(TryRecvError::Empty) => {
-                flush();
+                hand_over();
                 return queue.recv().ok();
             }
         }
@@ -112,12 +112,12 @@ pub(super) enum Leader {
 }
 
 impl Leader {
-    fn next(&mut self, flush: impl FnOnce()) -> Option<Message> {
+    fn next(&mut self, hand_over: impl FnOnce()) -> Option<Message> {
         match self {
-            Self::Here(queue) => next(queue, flush),
+            Self::Here(queue) => next(queue, hand_over),
             Self::Elsewhere(group, arrived) => {
                 if arrived.is_empty() {
-                    flush();
+                    hand_over();
                     *arrived = group.receive_host::<Vec<Message>>(0).into();
                 }
                 arrived.pop_front()
@@ -142,7 +142,7 @@ pub(super) fn forward(queue: &Receiver<Message>, to: usize, group: &Group) {
 /// Does what the leader says until its program ends. Whether that ended well.
 pub(super) fn follow(interpreter: &mut dyn Interpret, mut leader: Leader) -> bool {
     loop {
-        match leader.next(|| interpreter.flush()) {
+        match leader.next(|| interpreter.hand_over()) {
             Some(Message::End) => return true,
             Some(Message::Failed) | None => return false,
             Some(message) => message.obey(interpreter),

@@ -21,6 +21,18 @@ pub(crate) struct AdamWStep {
 }
 
 impl AdamWStep {
+    /// Its numbers, in the order of [`operations`](Self::operations).
+    pub fn numbers(self) -> [f64; 9] {
+        let Self { decays, rests, corrections, epsilon, keep, rate } = self;
+        [decays[0], rests[0], decays[1], rests[1], corrections[0], corrections[1], epsilon, keep, rate]
+    }
+
+    /// The step of these [`numbers`](Self::numbers).
+    pub fn of_numbers([decay_1, rest_1, decay_2, rest_2, first, second, epsilon, keep, rate]: [f64; 9]) -> Self {
+        let (decays, rests, corrections) = ([decay_1, decay_2], [rest_1, rest_2], [first, second]);
+        Self { decays, rests, corrections, epsilon, keep, rate }
+    }
+
     /// The weight, both moments, and the gradient become weight and moments. Inputs that may be written over are, by the
     /// operation that reads them last.
     pub fn operations(

@@ -39,6 +39,11 @@ impl Known {
         Self { state: client.state(name(x)), ranks }
     }
 
+    #[cfg(test)]
+    pub fn is_weight(&self) -> bool {
+        self.state.weight
+    }
+
     /// What a rank holds of a tensor of this shape.
     pub fn local_shape(&self, shape: Shape) -> Shape {
         self.scaled(shape, |size, ranks| size / ranks)

@@ -34,6 +34,9 @@ pub struct Report {
     /// Operations that every rank ran whole although an input was sharded, because there is no rule for them, or none
     /// for these shapes; bytes are those of the gathered inputs.
     pub fallbacks: BTreeMap<String, Count>,
+    /// Shapes of activations, and of their gradients, that sequence parallelism left whole, because the ranks divide neither the
+    /// samples nor the sequence; bytes are those of the sums. Not those in the shape of a parameter, which may be its gradient.
+    pub whole: BTreeMap<Vec<usize>, Count>,
 }
 
 impl Report {
@@ -43,6 +46,10 @@ impl Report {
 
     pub(super) fn fallback(&mut self, operation: String, bytes: usize) {
         self.fallbacks.entry(operation).or_default().add(bytes);
+    }
+
+    pub(super) fn whole(&mut self, shape: &[usize], bytes: usize) {
+        self.whole.entry(shape.to_vec()).or_default().add(bytes);
     }
 
     /// How often a collective ran: `all-reduce`, `all-gather`, `reduce-scatter` or `all-to-all`.
@@ -70,6 +77,7 @@ impl Report {
                 .map(|(&name, n)| (name, n - earlier.kernels.get(name).unwrap_or(&0)))
                 .collect(),
             fallbacks: left(&self.fallbacks, &earlier.fallbacks),
+            whole: left(&self.whole, &earlier.whole),
         }
     }
 }
@@ -85,6 +93,10 @@ impl fmt::Display for Report {
         }
         for (name, Count { times, bytes }) in &self.fallbacks {
             writeln!(f, "{name} ran whole on every rank: {times}, {bytes} bytes gathered")?;
+        }
+        for (shape, Count { times, bytes }) in &self.whole {
+            let why = "the ranks divide neither samples nor sequence";
+            writeln!(f, "{shape:?} stayed whole under sequence parallelism, because {why}: {times}, {bytes} bytes")?;
         }
         Ok(())
     }

@@ -106,7 +106,7 @@ impl<T> Asked<T> {
 }
 
 fn work(interpreter: &mut dyn Interpret, queue: &Receiver<Job>) {
-    while let Some(job) = next(queue, || interpreter.flush()) {
+    while let Some(job) = next(queue, || interpreter.hand_over()) {
         match job {
             Job::Obey(message) => message.obey(interpreter),
             Job::Answer(question) => question(interpreter),

@@ -125,7 +125,7 @@ fn with_batch<const SAMPLES: usize, const TOKENS: usize>() -> (Report, Placement
 #[test]
 fn samples_that_the_ranks_do_not_divide_are_sharded_along_the_sequence() {
     let (report, at) = with_batch::<3, 8>();
-    assert!(at == Shard(1) && report.fallbacks.is_empty(), "{report}");
+    assert!(at == Shard(1) && report.fallbacks.is_empty() && report.whole.is_empty(), "{report}");
     assert_eq!((report.times("all-gather"), report.times("reduce-scatter")), (7, 8), "{report}");
 }
 
@@ -133,4 +133,35 @@ fn samples_that_the_ranks_do_not_divide_are_sharded_along_the_sequence() {
 fn tokens_that_the_ranks_do_not_divide_stay_whole() {
     let (report, at) = with_batch::<3, 7>();
     assert!(!at.is_shard() && report.times("all-reduce") == 8, "{report}");
+    assert_eq!(
+        report.whole.iter().map(|(shape, count)| (&shape[..], count.times)).collect::<Vec<_>>(),
+        [(&[3, 7, 16][..], 8)]
+    );
+    assert!(report.to_string().contains("[3, 7, 16] stayed whole under sequence parallelism"), "{report}");
+}
+
+#[test]
+fn the_gradient_of_a_parameter_is_no_activation_that_stayed_whole() {
+    let mesh = Mesh::new("TP2 SP".parse().unwrap()).unwrap();
+    let teams = Teams::new(&mesh, Axis::Tp).sequence_parallel(true);
+    let led = launch(&mesh, &[cpu()], |rank| {
+        teams.run(&rank, |device| {
+            let of = |is_parameter: bool| {
+                let scale = tensor([1, 1, if is_parameter { 16 } else { 8 }], 1, &device);
+                let scale = if is_parameter {
+                    scale.redistribute_parameter(&rank, Axis::Tp, Placement::Replicate)
+                } else {
+                    scale
+                };
+                let x = tensor([4, 8, scale.dims()[2]], 3, &device).redistribute(&rank, Axis::Tp, Shard(0));
+                let gradient = (x * scale).sum_dim(0).sum_dim(1);
+                assert_eq!(gradient.placement(Axis::Tp), Placement::Partial);
+                let before = explain(&device);
+                drop(gradient.powf_scalar(2.0));
+                explain(&device).since(&before).whole.len()
+            };
+            Ok([true, false].map(of))
+        })
+    });
+    assert_eq!(led.unwrap().swap_remove(0), Some([0, 1]));
 }

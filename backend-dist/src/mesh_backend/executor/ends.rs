@@ -9,6 +9,7 @@ impl<B: Inner> Executor<B> {
     /// Nobody reads the tensor any more.
     pub fn drop_tensor(&mut self, id: TensorId) {
         self.settle_late(id);
+        self.run_step(id);
         let waits = self.gemms.remove(&id).is_some()
             || self.value_gradients.remove(&id).is_some()
             || self.deferred.remove(&id).is_some()

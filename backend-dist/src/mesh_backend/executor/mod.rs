@@ -14,6 +14,7 @@ mod lazy;
 mod precision;
 mod scores;
 mod softmax;
+mod steps;
 mod storage;
 mod views;
 
@@ -23,12 +24,13 @@ use super::ids::{ById, Ids};
 use super::inner::Inner;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape};
-use burn_ir::{FloatOperationIr, HandleKind, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_ir::{FloatOperationIr, HandleKind, OperationIr, TensorId, TensorStatus};
 use burn_router::TensorInterpreter;
 use chain::{Chain, Deferred};
 use lazy::{Gemm, Name, Source, ValueGradient};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
+use steps::Steps;
 use views::{View, view};
 
 type Float<B> = burn::backend::tensor::FloatTensor<B>;
@@ -70,6 +72,8 @@ pub(super) struct Executor<B: Inner> {
     /// What tensors are transposes of.
     names: ById<Name>,
     value_gradients: ById<ValueGradient<B>>,
+    /// Optimizer steps that wait for others like them.
+    steps: Steps<B>,
 }
 
 impl<B: Inner> Executor<B> {
@@ -97,6 +101,7 @@ impl<B: Inner> Executor<B> {
             transposed: ById::default(),
             names: ById::default(),
             value_gradients: ById::default(),
+            steps: Steps::default(),
         }
     }
 
@@ -105,6 +110,10 @@ impl<B: Inner> Executor<B> {
         debug_assert!(!matches!(op, OperationIr::Drop(_)), "tensors end by `drop_tensor`");
         if !self.fuses {
             return self.run_at_once(op);
+        }
+        if matches!(op, OperationIr::Module(_) | OperationIr::Float(_, FloatOperationIr::Matmul(_))) {
+            // No AdamW has these: the optimizer's last step has come, and what steps read is not to be memory in a pass.
+            self.run_steps();
         }
         match op {
             _ if self.transpose(op) => {}
@@ -132,18 +141,17 @@ impl<B: Inner> Executor<B> {
     }
 
     fn run(&mut self, op: &OperationIr) {
-        let inputs: Vec<TensorIr> = op.inputs().cloned().collect();
-        inputs.iter().for_each(|x| self.settle(x.id));
+        op.inputs().for_each(|x| self.settle(x.id));
         if let Some((x, out, view)) = view(op) {
             self.count("view");
-            self.link(x, out.id, view.clone());
+            self.link(x, out.id, &view);
             self.apply_view(x, out.id, view);
         } else if !self.sum_columns(op) {
             self.count(kind(op));
-            inputs.iter().for_each(|x| self.widen(x));
+            op.inputs().for_each(|x| self.widen(x));
             self.inner.register_op(op.clone());
         }
-        inputs.iter().filter(|x| x.status == TensorStatus::ReadWrite).for_each(|x| self.forget(x.id));
+        op.inputs().filter(|x| x.status == TensorStatus::ReadWrite).for_each(|x| self.forget(x.id));
     }
 
     /// Lets nothing wait that computes this tensor.
@@ -166,6 +174,7 @@ impl<B: Inner> Executor<B> {
 
     /// Lets nothing wait that computes this tensor, but for the chain.
     fn settle_before(&mut self, id: TensorId) {
+        self.run_step(id);
         self.run_gemm(id);
         self.run_value_gradient(id);
         self.run_deferred(id);
@@ -240,6 +249,7 @@ impl<B: Inner> Executor<B> {
     fn flush_all(&mut self) {
         let gemms: Vec<_> = self.gemms.keys().copied().collect();
         gemms.into_iter().for_each(|id| self.run_gemm(id));
+        self.run_steps();
         self.flush();
     }
 

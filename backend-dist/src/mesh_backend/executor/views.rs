@@ -29,12 +29,12 @@ pub(super) fn view(op: &OperationIr) -> Option<(&TensorIr, &TensorIr, View)> {
 
 impl<B: Inner> Executor<B> {
     /// The output of a view is stored as its input is, and knows where to find a copy in half precision.
-    pub(super) fn link(&mut self, x: &TensorIr, out: TensorId, view: View) {
+    pub(super) fn link(&mut self, x: &TensorIr, out: TensorId, view: &View) {
         if self.halves.contains(&x.id) {
             self.halves.insert(out);
         } else if self.half.is_some() {
             let (root, mut views) = self.views.get(&x.id).cloned().unwrap_or((x.id, Vec::new()));
-            views.push(view);
+            views.push(view.clone());
             self.views.insert(out, (root, views));
         }
     }

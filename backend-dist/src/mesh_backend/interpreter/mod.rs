@@ -56,8 +56,10 @@ pub(super) trait Interpret: Send {
     fn seed(&mut self, seed: u64);
     /// Waits for the inner device.
     fn sync(&mut self) -> Result<(), ExecutionError>;
-    /// Hands what is queued to the inner device.
-    fn flush(&self);
+    /// Lets no optimizer step wait, and [hands over](Self::hand_over) what is queued.
+    fn flush(&mut self);
+    /// Hands what is queued to the inner device. It changes nothing else, so that it may come at any time.
+    fn hand_over(&self);
     /// What the inner device can do with a type.
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet;
     /// What has happened.
@@ -170,7 +172,8 @@ impl<B: Inner> Interpret for Interpreter<B> {
             (OperationIr::Drop(tensor), _) => self.drop_tensor(tensor.id),
             (_, Some(Command::Adopt(id))) => self.adopt(id, op),
             (_, Some(Command::Step(step))) => self.step(step, op),
-            (_, Some(command)) => self.carry(command, op),
+            (_, Some(Command::Move { axis, to, weight })) => self.move_along((axis, to, weight), op),
+            (_, Some(Command::Name)) => unreachable!("the client answers that"),
             (
                 OperationIr::Float(_, FloatOperationIr::Random(random))
                 | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)),
@@ -256,7 +259,12 @@ impl<B: Inner> Interpret for Interpreter<B> {
         self.executor.sync()
     }
 
-    fn flush(&self) {
+    fn flush(&mut self) {
+        self.executor.run_steps();
+        self.hand_over();
+    }
+
+    fn hand_over(&self) {
         B::hand_over(&self.device);
     }
 

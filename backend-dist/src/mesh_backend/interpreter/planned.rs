@@ -2,7 +2,7 @@
 
 use super::inputs::{Local, Locals};
 use super::{super::inner::Inner, Interpreter, plans::Names};
-use crate::logical::Placement::{self, Replicate};
+use crate::logical::Placement::{self, Partial, Replicate};
 use crate::logical::{TensorState, makes_weights};
 use burn_ir::{FloatOperationIr, NumericOperationIr, OperationIr, ScalarIr, ScalarOpIr, TensorIr, TensorStatus};
 
@@ -70,7 +70,13 @@ impl<B: Inner> Interpreter<B> {
             let entry = self.table.get(id);
             locals.push(match entry.state.at == *wanted {
                 true => Local { id: entry.local, is_temporary: false, is_consumed },
-                false => self.place(&TensorIr { id, ..x.clone() }, wanted, is_consumed, half),
+                false => {
+                    let is_summed = entry.state.at.first() == Some(&Partial) && wanted.first() == Some(&Replicate);
+                    if is_summed && self.homes.leaves_whole(&x.shape, self.axes[0].ranks) {
+                        self.report.whole(x.shape.as_slice(), x.shape.num_elements() * x.dtype.size());
+                    }
+                    self.place(&TensorIr { id, ..x.clone() }, wanted, is_consumed, half)
+                }
             });
         }
         names.give(op, &[]);

@@ -176,15 +176,12 @@ impl Meta {
         }
     }
 
-    fn carry(&mut self, command: Command, carrier: &OperationIr) {
+    fn move_along(&mut self, (axis, to, weight): (usize, Placement, bool), carrier: &OperationIr) {
         let (x, out) = (carrier.inputs().next().cloned(), carrier.outputs().next().map(|out| out.id));
-        let (Some(x), Some(out)) = (x, out) else { panic!("{command:?} was carried by {carrier:?}") };
+        let (Some(x), Some(out)) = (x, out) else { panic!("a move to {to:?} was carried by {carrier:?}") };
         let mut state = self.table[&x.id].state.clone();
         let from = state.at.clone();
-        if let Command::Move { axis, to, weight } = command {
-            state.at[axis] = to;
-            state.weight = weight;
-        }
+        (state.at[axis], state.weight) = (to, weight);
         let own = self.table[&x.id].share;
         let share = if from == state.at { self.share(own) } else { self.moved(&x, &from, &state.at, own.is_half) };
         if x.status == TensorStatus::ReadWrite {
@@ -213,7 +210,8 @@ impl Interpret for Meta {
                 let operations = step.operations(inputs, outputs, || TensorId::new(self.new_number()));
                 operations.iter().for_each(|op| self.run_planned(op));
             }
-            (_, Some(command)) => self.carry(command, op),
+            (_, Some(Command::Move { axis, to, weight })) => self.move_along((axis, to, weight), op),
+            (_, Some(Command::Name)) => unreachable!("the client answers that"),
             (
                 OperationIr::Float(_, FloatOperationIr::Random(random))
                 | OperationIr::NumericInt(_, NumericOperationIr::IntRandom(random)),
@@ -278,7 +276,9 @@ impl Interpret for Meta {
         Ok(())
     }
 
-    fn flush(&self) {}
+    fn flush(&mut self) {}
+
+    fn hand_over(&self) {}
 
     fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
         self.flex.dtype_usage(dtype)
