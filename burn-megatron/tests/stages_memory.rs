@@ -33,8 +33,16 @@ struct Chain {
     seen: Seen,
 }
 
-/// What each rank held when it began a micro-batch.
-type Seen = Arc<Mutex<Vec<[u64; 2]>>>;
+/// What each rank held when it began a micro-batch, and when its forward pass had ended.
+type Seen = Arc<Mutex<[Vec<[u64; 2]>; 2]>>;
+
+impl Chain {
+    fn note(&self, at: usize, batch: &Batch) {
+        let item = batch.x.clone().slice([0..1, 0..1]).into_data().iter::<f64>().next().unwrap() as usize;
+        let rank = item / SHARE;
+        self.seen.lock()[at].push([rank as u64, live(rank)]);
+    }
+}
 
 #[derive(Module, Debug)]
 struct Batch {
@@ -53,17 +61,17 @@ impl Stages for Chain {
     }
 
     fn first(&self, batch: &Batch) -> Tensor<2> {
-        let item = batch.x.clone().slice([0..1, 0..1]).into_data().iter::<f64>().next().unwrap() as usize;
-        let rank = item / SHARE;
-        self.seen.lock().push([rank as u64, live(rank)]);
+        self.note(0, batch);
         batch.x.clone()
     }
 
     fn block(&self, index: usize, x: Tensor<2>, _: &Batch) -> Tensor<2> {
-        self.blocks[index].forward(x)
+        // Of sequences, as in a transformer: the graph has a view of the weight.
+        self.blocks[index].forward(x.unsqueeze::<3>()).squeeze_dim(0)
     }
 
-    fn last(&self, x: Tensor<2>, _: &Batch) -> (Tensor<1>, RegressionOutput) {
+    fn last(&self, x: Tensor<2>, batch: &Batch) -> (Tensor<1>, RegressionOutput) {
+        self.note(1, batch);
         let loss = x.clone().powi_scalar(2).mean();
         (loss.clone(), RegressionOutput::new(loss, x.clone(), x))
     }
@@ -82,8 +90,8 @@ impl Batcher<usize, Batch> for Numbers {
     }
 }
 
-/// What both ranks held before the last micro-batch of the first step.
-fn held(zero: u8) -> [f64; 2] {
+/// What both ranks held before the last micro-batch of the first step, and after its forward pass.
+fn held(zero: u8, reshard: bool) -> [[f64; 2]; 2] {
     let device = Device::flex().autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&device);
     let model = Chain { blocks: (0..BLOCKS).map(linear).collect(), seen: Seen::default() };
@@ -93,26 +101,33 @@ fn held(zero: u8) -> [f64; 2] {
         DataLoaderBuilder::new(Numbers).batch_size(SHARE / MICRO_BATCHES).build(InMemDataset::new(items))
     };
     let layout = format!("DP2 ZeRO{zero}").parse().unwrap();
+    let strategy = MegatronStrategy::mesh(layout).reshard_after_forward(reshard);
     let directory = tempfile::tempdir().unwrap();
     let result = SupervisedTraining::new(directory.path(), loader(2 * SHARE), loader(2))
         .with_application_logger(None)
         .renderer(Box::new(CliMetricsRenderer::new()))
         .num_epochs(1)
-        .with_training_strategy(MegatronStrategy::mesh(layout).micro_batches(MICRO_BATCHES).stages().into())
+        .with_training_strategy(strategy.micro_batches(MICRO_BATCHES).stages().into())
         .launch(Learner::new(model, SgdConfig::new().init(), 1e-4));
     assert!(result.error.is_none(), "{}", result.error.unwrap());
     let seen = seen.lock();
-    [0, 1].map(|rank| seen.iter().filter(|[of, _]| *of == rank).nth(MICRO_BATCHES - 1).unwrap()[1] as f64)
+    let last = |at: &Vec<[u64; 2]>, rank| at.iter().filter(|[of, _]| *of == rank).nth(MICRO_BATCHES - 1).unwrap()[1];
+    seen.each_ref().map(|at| [0, 1].map(|rank| last(at, rank) as f64))
 }
 
 /// One test, because the counts are of the process.
 #[test]
 fn gradients_and_then_values_are_on_their_owners_only() {
-    let [one, two, three] = [1, 2, 3].map(held);
+    let [[one, _], [two, _], [three, after]] = [1, 2, 3].map(|zero| held(zero, true));
+    let [_, gathered] = held(3, false);
     for rank in 0..2 {
         println!("rank {rank}: {} bytes with ZeRO 1, {} with 2, {} with 3", one[rank], two[rank], three[rank]);
         // Half of the gradients, then half of the values too.
         assert!(((one[rank] - two[rank]) / WEIGHTS - 0.5).abs() < 0.05, "rank {rank}: {one:?}, {two:?}");
         assert!(((two[rank] - three[rank]) / WEIGHTS - 0.5).abs() < 0.05, "rank {rank}: {two:?}, {three:?}");
+        println!("rank {rank}: {} bytes after a forward pass, {} that keeps values", after[rank], gathered[rank]);
+        // All but those of the first block, whose input has no gradient.
+        let kept = (BLOCKS - 1) as f64 / BLOCKS as f64;
+        assert!(((gathered[rank] - after[rank]) / WEIGHTS - kept).abs() < 0.05, "rank {rank}: {after:?}, {gathered:?}");
     }
 }

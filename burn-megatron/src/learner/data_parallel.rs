@@ -12,7 +12,8 @@ use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel};
 use parking_lot::Mutex;
 
-use super::devices::{has_checkpointing, host, like};
+use super::devices::{has_checkpointing, host, host_of, like};
+use super::exchange::Exchange;
 use super::frozen::has_untrained;
 use super::items::Items;
 use super::one_memory::in_one_memory;
@@ -74,8 +75,7 @@ impl<M: LearnerModel> Fit<M> for DataParallel<M> {
 impl<M: LearnerModel> DataParallel<M> {
     fn fit_together(&self, training: Training<M>, (together, devices): (&Together, Vec<Device>)) -> Fitted<M> {
         let Training { mut components, mut learner, train, valid, starting_epoch, told } = training;
-        // Moving the parameters also draws the values of lazily initialised ones, once, before the model is cloned. With
-        // ZeRO 3, or sharded, the model may be too large for a device.
+        // Draws lazily initialised values too, once. With ZeRO 3, or sharded, the model may be too large for a device.
         if self.zero < 3 && !self.is_logical() {
             learner.fork(&devices[0]);
         }
@@ -84,7 +84,7 @@ impl<M: LearnerModel> DataParallel<M> {
             Err(error) => return Fitted::failed(learner.model().fork(&devices[0]), components, error),
         };
         // The stages of a pipeline have owners of their own.
-        let is_checkpointed = self.pipeline.is_none() && devices.iter().any(has_checkpointing);
+        let is_checkpointed = devices.iter().any(has_checkpointing);
         let zero = if self.pipeline.is_none() { self.zero(&learner, is_checkpointed) } else { None };
         let resumed = (starting_epoch > 1).then_some(&*components.event_store);
         let learners = match self.learner_of_each_rank(&mut learner, &zero, resumed) {
@@ -96,15 +96,16 @@ impl<M: LearnerModel> DataParallel<M> {
         let start = has_states.then(|| with_own_states(&learner.model()));
         let train = split(&train, equal_shares(train.num_items(), self.ranks));
         let mesh = self.mesh();
-        // Outputs cannot leave their process, and all of the validation set is to be in the metrics.
+        // Outputs of a validation do not leave their process, and all of the set is to be in the metrics.
         let ParallelLayout { tp, pp, .. } = *mesh.layout();
         let reporting = (mesh.world_size() / together.processes().count()).div_ceil(tp * pp);
         // A forward pass is a collective, so a rank without a batch takes the first item and nobody looks at the result.
         let has_filler = self.zero == 3 && valid.num_items() > 0;
         let fillers: Vec<_> = (0..self.ranks).map(|_| has_filler.then(|| valid.slice(0, 1))).collect();
         let valid = split(&valid, shares_of_first(valid.num_items(), reporting, self.ranks));
-        let on_several = self.is_logical() || devices.iter().any(|device| *device != devices[0]);
-        let processor = in_one_memory::<M>(components.event_processor, reporting > 1 && on_several);
+        let apart = self.is_logical() || devices.iter().any(|device| *device != devices[0]);
+        let exchange = if told.is_none() { Exchange::between(together.processes().count()) } else { None };
+        let processor = in_one_memory::<M>(components.event_processor, exchange.is_some() || reporting > 1 && apart);
 
         let shared = Shared {
             epochs: starting_epoch..=components.num_epochs,
@@ -115,6 +116,8 @@ impl<M: LearnerModel> DataParallel<M> {
             trained: Items::new(self.ranks),
             validated: Items::new(self.ranks),
             reports: together.processes().is_first(),
+            reporting,
+            exchange,
             checkpoints: components.checkpointer.is_some(),
             seed,
             ids: ids.clone(),
@@ -144,9 +147,7 @@ impl<M: LearnerModel> DataParallel<M> {
             Some(_) => devices.iter().map(|device| device.clone().inner()).collect(),
             None => devices.clone(),
         };
-        // Activations between stages come without.
-        let like_user =
-            |device: Device| if is_checkpointed { device.autodiff().gradient_checkpointing() } else { device };
+        let like_user = |at: Device| if is_checkpointed { at.autodiff().gradient_checkpointing() } else { at };
         // Their devices live until nobody reads what they have computed.
         let ranks = Mutex::new(Vec::new());
         let result = together.processes().launch(&launched, |rank| {
@@ -161,7 +162,7 @@ impl<M: LearnerModel> DataParallel<M> {
                 if let Some(pipeline) = &self.pipeline {
                     // Batches go from the host to every stage.
                     let lead = pipeline.lead(of_stages(), device, &rank)?;
-                    return setup.run_as(lead, &host(), &rank.group(Axis::Dp), &shared);
+                    return setup.run_as(lead, &host_of(device), &rank.group(Axis::Dp), &shared);
                 }
                 let placing = self.tensor.as_ref().map(|tensor| tensor.on(&rank));
                 setup.run(device, &rank.group(Axis::Dp), placing.as_ref(), &shared)
@@ -229,8 +230,8 @@ impl<M> DataParallel<M> {
     /// `device` with what this training asks of autodiff.
     pub(super) fn training_device(&self, device: Device) -> Device {
         let device = if device.is_autodiff() { device } else { device.autodiff() };
-        // Else operations that keep a view of a gathered weight keep the weight. Activations between stages come without.
-        let frees_gathered = self.zero == 3 && self.pipeline.is_none() && !self.keeps_gathered;
+        // Else operations that keep a view of a gathered weight keep the weight.
+        let frees_gathered = self.zero == 3 && !self.keeps_gathered;
         if frees_gathered { device.gradient_checkpointing() } else { device }
     }
 }

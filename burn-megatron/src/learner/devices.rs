@@ -17,6 +17,11 @@ pub(super) fn has_checkpointing(device: &Device) -> bool {
     device.gradient_checkpointing_strategy() == Some(GradientCheckpointingStrategy::Balanced)
 }
 
+/// [`host`] for what is computed with on `device`: tensors keep their gradient checkpointing when they move.
+pub(super) fn host_of(device: &Device) -> Device {
+    if has_checkpointing(device) { host().gradient_checkpointing() } else { host() }
+}
+
 /// A device for each rank of a model that is on `device`: these GPUs of the host if it is a GPU, else all ranks share it.
 pub(super) fn like(device: Device, ranks: Range<usize>) -> Result<Vec<Device>, String> {
     let is_gpu = gpu::index(&device.clone().inner()).is_some();

@@ -10,6 +10,7 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use burn::train::{Learner, LearnerModel};
 
 use super::integers::{Changed, Integers};
+use super::plain_fields::PlainFields;
 use super::same::is_same;
 
 /// Whether a model has parameters that nothing but its own `TrainStep::optimize` changes.
@@ -43,9 +44,17 @@ pub(super) struct Changes {
 }
 
 /// An optimizer step of a model in host memory. What else of it has changed than trained parameters.
-pub(super) fn optimizer_step<M: LearnerModel>(learner: &mut Learner<M>, grads: GradientsParams) -> (Changes, Changed) {
+///
+/// # Panics
+/// If plain fields have, as `watch` sees.
+pub(super) fn optimizer_step<M: LearnerModel>(
+    learner: &mut Learner<M>,
+    grads: GradientsParams,
+    watch: &mut PlainFields<M>,
+) -> (Changes, Changed) {
     let model = learner.model();
     let (before, integers) = (Before::default().walk(&model), Integers::of(&model));
+    watch.begin(&model);
     drop(model);
     learner.optimizer_step(grads);
     let Before { frozen, trained, are_trained } = before;
@@ -53,7 +62,10 @@ pub(super) fn optimizer_step<M: LearnerModel>(learner: &mut Learner<M>, grads: G
     let (before, are_trained) = (frozen.into_iter(), are_trained.into_iter());
     let compare = Compare { before, trained, are_trained, seen: HashSet::new(), at: 0, changes };
     let model = learner.model();
-    (compare.walk(&model).changes, integers.changed_in(&model))
+    let changed = (compare.walk(&model).changes, integers.changed_in(&model));
+    // Of the same parameters, as that has found.
+    watch.refuse_changed(model);
+    changed
 }
 
 impl Changes {

@@ -19,6 +19,7 @@ mod bert;
 mod data_parallel;
 mod devices;
 mod dp_rank;
+mod exchange;
 mod frozen;
 mod ids;
 mod integers;
@@ -32,6 +33,7 @@ mod module_training;
 mod on_host;
 mod on_mesh;
 mod one_memory;
+mod plain_fields;
 mod processes;
 mod rank_loop;
 mod report;
@@ -86,10 +88,11 @@ pub use vit::{VitBatch, VitTraining};
 ///
 /// - All processes run the same program. They begin with the first one's parameters, and end with the trained ones; the
 ///   devices that a strategy names are those of the ranks of one process.
-/// - The first process alone feeds metrics, writes checkpoints, and decides on early stopping. Outputs cannot leave their
-///   process, so training metrics are those of its ranks; they read the whole validation set.
+/// - The first process alone feeds metrics, writes checkpoints, and decides on early stopping. Training metrics are those of all
+///   ranks if outputs are of burn-train's own types and the first ones have at most 262,144 scores, else those of its ranks, as the
+///   log says. Its ranks read the whole validation set.
 /// - A process that fails or dies ends the training in all of them, with its message.
-/// - The ranks of a pipeline must be in one process.
+/// - The ranks of a pipeline must be in one process, unless [`StagesStrategy::across_processes`] says otherwise.
 ///
 /// ```no_run
 /// use burn::tensor::Device;

@@ -10,6 +10,7 @@ use burn::train::{
 };
 
 use super::dp_rank::DpRank;
+use super::exchange::Outbox;
 use super::rounds::{aggregate, next, uneven};
 use super::shared::Shared;
 use super::tensor_parallel::Placing;
@@ -55,7 +56,8 @@ impl<M: LearnerModel> RankSetup<M> {
         let inference = device.clone().inner();
         let (train, valid) = (self.train.to_device(device), self.valid.to_device(&inference));
         let filler = self.filler.map(|filler| filler.to_device(&inference));
-        RankLoop { trained, train, valid, filler, checkpointer, early_stopping }.run(group, shared)
+        let outbox = Outbox::default();
+        RankLoop { trained, train, valid, filler, checkpointer, early_stopping, outbox }.run(group, shared)
     }
 }
 
@@ -66,7 +68,10 @@ struct RankLoop<M: LearnerModel> {
     filler: Option<ValidLoader<M>>,
     checkpointer: Option<LearningCheckpointer<M>>,
     early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
+    outbox: Outbox<<M as TrainStep>::Output>,
 }
+
+type Item<M> = TrainingItem<<M as TrainStep>::Output>;
 
 impl<M: LearnerModel> RankLoop<M> {
     fn run(mut self, group: &Group, shared: &Shared<M>) -> Result<M, BoxError> {
@@ -104,20 +109,19 @@ impl<M: LearnerModel> RankLoop<M> {
             let (Some(batch), false) = (batch, round.stop) else { break };
             taken.push((iteration, round.progress, batch));
             if taken.len() == at_once {
-                pushed = taken.len();
-                accumulated = self.train(std::mem::take(&mut taken), accumulated, group, shared);
+                (accumulated, pushed) = self.train(std::mem::take(&mut taken), accumulated, group, shared);
             }
         }
+        // Before the metrics are waited for, which may stop the training.
+        self.report_late(0, group, shared);
         if first {
             shared.flush();
         }
         let stop = agree_on_stop(group, shared);
         if !taken.is_empty() && !stop {
             // As many on every rank.
-            let pushed = taken.len();
-            accumulated = self.train(taken, accumulated, group, shared);
-            group.barrier();
-            self.report_train(pushed, first, shared);
+            (accumulated, pushed) = self.train(taken, accumulated, group, shared);
+            self.report_late(pushed, group, shared);
         }
         if accumulated > 0 && !stop {
             self.trained.step();
@@ -136,14 +140,14 @@ impl<M: LearnerModel> RankLoop<M> {
     }
 
     /// Trains on the batches of some iterations, and steps after as many as an optimizer step takes, of which `accumulated`
-    /// came before. How many have come since the last step.
+    /// came before. How many have come since the last step, and how many outputs are pushed.
     fn train(
         &mut self,
         taken: Vec<(usize, Progress, <M as TrainStep>::Input)>,
         accumulated: usize,
         group: &Group,
         shared: &Shared<M>,
-    ) -> usize {
+    ) -> (usize, usize) {
         let mut accumulated = accumulated + taken.len();
         let (facts, batches): (Vec<_>, _) =
             taken.into_iter().map(|(at, progress, batch)| ((at, progress), batch)).unzip();
@@ -152,15 +156,27 @@ impl<M: LearnerModel> RankLoop<M> {
             self.trained.step();
             accumulated = 0;
         }
-        for ((iteration, progress), output) in facts.into_iter().zip(outputs) {
-            let lr = self.trained.learning_rate();
+        let item = |((iteration, progress), output)| {
             let output = if let Some(told) = shared.told { told(output, group) } else { output };
-            let item = TrainingItem::new(output, progress, Some(iteration), Some(lr));
-            if shared.reports {
-                shared.trained.push(group.rank(), item);
-            }
+            TrainingItem::new(output, progress, Some(iteration), Some(self.trained.learning_rate()))
+        };
+        let items: Vec<Item<M>> = facts.into_iter().zip(outputs).map(item).collect();
+        let items = self.outbox.pass(items, shared.exchange.as_ref(), !shared.waits_in_operations, group);
+        let pushed = items.len();
+        shared.push(items, self.outbox.travels(), group);
+        (accumulated, pushed)
+    }
+
+    /// Hands outputs to the metrics that were kept, after `pushed` others.
+    fn report_late(&mut self, pushed: usize, group: &Group, shared: &Shared<M>) {
+        let late = self.outbox.take();
+        let pushed = pushed + late.len();
+        shared.push(late, self.outbox.travels(), group);
+        if pushed > 0 {
+            // Every rank of this process has pushed its own.
+            group.barrier();
+            self.report_train(pushed, group.rank() == 0, shared);
         }
-        accumulated
     }
 
     /// Hands the oldest `pushed` outputs of every rank to the metrics.

@@ -31,8 +31,8 @@ pub(super) struct Training<M: LearnerModel> {
     pub told: Option<Told<M>>,
 }
 
-/// Makes of a data-parallel rank's output of training what goes to the metrics, which are those of the first process: outputs
-/// cannot leave theirs, but their mean loss can. All ranks of the group call it together.
+/// Makes of a data-parallel rank's output of training what goes to the metrics, which are those of the first process: large outputs
+/// stay in theirs, but their mean loss does not. All ranks of the group call it together.
 pub(super) type Told<M> = fn(<M as TrainStep>::Output, &Group) -> <M as TrainStep>::Output;
 
 impl<M: LearnerModel> Training<M> {
@@ -90,7 +90,8 @@ const ADVICE: [(&str, &str); 3] = [
         "The provided tensors are not on the same device",
         "a rank has a device of its own: make tensors on `x.device()`, and constants as fields without #[module(skip)], which \
          Burn moves with the module; metrics that add up outputs of several ranks, as precision, recall and AUROC, need them in \
-         one memory: make outputs `OnHost`; `TrainStep::optimize` may use frozen parameters only without tensor parallelism",
+         one memory: make outputs `OnHost`; `TrainStep::optimize` may use frozen parameters only without tensor parallelism, and on \
+         GPUs without ZeRO, overlap and running statistics",
     ),
 ];
 

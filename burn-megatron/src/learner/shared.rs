@@ -11,6 +11,7 @@ use burn::train::{
 };
 use parking_lot::Mutex;
 
+use super::exchange::Exchange;
 use super::ids::FirstIds;
 use super::items::Items;
 use super::report::Told;
@@ -30,6 +31,10 @@ pub(super) struct Shared<M: LearnerModel> {
     pub checkpoints: bool,
     /// Whether rank 0 is in this process, where it takes outputs.
     pub reports: bool,
+    /// Ranks of that process.
+    pub reporting: usize,
+    /// How outputs come from other processes, if there are any and they can.
+    pub exchange: Option<Exchange<<M as TrainStep>::Output>>,
     /// Of random numbers on logical devices.
     pub seed: u64,
     pub ids: FirstIds,
@@ -50,6 +55,30 @@ impl<M: LearnerModel> Shared<M> {
     /// Waits until the metrics have all events.
     pub fn flush(&self) {
         flush(&mut *self.processor.lock(), |error| self.interrupter.fail(error));
+    }
+
+    /// Hands outputs of a rank to the first, of every rank as many: through this process's memory, or if they `travel` from another
+    /// one.
+    pub fn push(&self, items: Vec<TrainingItem<<M as TrainStep>::Output>>, travel: bool, group: &Group) {
+        for item in items {
+            match self.exchange.as_ref().filter(|_| travel) {
+                Some(exchange) if !self.reports => {
+                    exchange.send(item.item, group);
+                    continue;
+                }
+                Some(exchange) if group.rank() == 0 => {
+                    for from in self.reporting..group.size() {
+                        let output = exchange.receive(from, group);
+                        let item = TrainingItem::new(output, item.progress.clone(), item.iteration, item.lr.clone());
+                        self.trained.push(from, item);
+                    }
+                }
+                _ => {}
+            }
+            if self.reports {
+                self.trained.push(group.rank(), item);
+            }
+        }
     }
 
     /// All outputs are read before any rank computes further, where ranks wait for each other within operations.

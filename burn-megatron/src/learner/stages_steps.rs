@@ -83,7 +83,10 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
             let gradients = stages.learner().model().notes.notebook.take();
             Ok((rank.coords.dp, ModuleTrace { losses, gradients, parameters }))
         };
-        let traces = launch(&mesh, devices, |rank| teams.run(&rank, |logical| train(&rank, &logical.autodiff())));
+        // As a training has it.
+        let checkpointed = |device: Device| if layout.zero == 3 { device.gradient_checkpointing() } else { device };
+        let train = |rank: &Rank, logical: Device| train(rank, &checkpointed(logical.autodiff()));
+        let traces = launch(&mesh, devices, |rank| teams.run(&rank, |logical| train(&rank, logical)));
         let mut ranks = vec![ModuleTrace::default(); layout.dp];
         for (dp, trace) in traces.map_err(|error| error.to_string())?.into_iter().flatten() {
             let rank = &mut ranks[dp];

@@ -89,12 +89,12 @@ impl T5Hidden {
 }
 
 impl Activation for T5Hidden {
-    fn untracked(self) -> Self {
-        Self::of_list(self.to_list().untracked())
+    fn untracked(self, device: &Device) -> Self {
+        Self::of_list(self.to_list().untracked(device))
     }
 
-    fn leaf(self) -> Self {
-        Self::of_list(self.to_list().leaf())
+    fn leaf(self, device: &Device) -> Self {
+        Self::of_list(self.to_list().leaf(device))
     }
 
     fn inner(self) -> Self {

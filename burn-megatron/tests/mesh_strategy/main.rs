@@ -4,6 +4,9 @@
 #[path = "../support/says.rs"]
 mod says;
 
+#[path = "../support/panics.rs"]
+mod panics;
+
 mod batch_norm;
 mod classifier;
 mod clip_grad_norm;

@@ -165,7 +165,6 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
         (mesh("PP4"), "4 stages of a model with 2 blocks; nearest legal: pipeline-parallel 2"),
         (mesh("PP2 ZeRO3"), "nearest legal: PP2"),
         (mesh("PP2").overlap_grad_reduce(), "no other rank has gradients of the same parameters"),
-        (mesh("PP2 DP2 ZeRO3").reshard_after_forward(false), "reshard_after_forward(false) with stages"),
         (mesh("PP2").schedule(ScheduleKind::ZbH1), "nearest legal: 1f1b"),
         (mesh("PP2").micro_batches(0), "micro_batches 0: a step takes at least 1 batch; nearest legal: 1"),
         (MegatronStrategy::mesh_on("PP2".parse().unwrap(), vec![cpu(); 3]), "nearest legal: 2"),

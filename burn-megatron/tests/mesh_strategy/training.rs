@@ -137,15 +137,21 @@ fn gradients_reduced_during_the_backward_pass_train_as_those_reduced_after_it() 
 }
 
 #[test]
-fn gradient_checkpointing_of_the_users_device_reaches_tensor_parallel_ranks() {
-    for layout in ["TP2", "TP2 SP DP2 ZeRO1", "DP2 ZeRO2", "TP2 DP2 ZeRO3"] {
+fn gradient_checkpointing_of_the_users_device_reaches_all_ranks() {
+    let layouts = "TP2, TP2 SP DP2 ZeRO1, DP2 ZeRO2, TP2 DP2 ZeRO3, PP2, PP2 VPP2 DP2 ZeRO2, PP2 DP2 ZeRO3, TP2 SP PP2";
+    for layout in layouts.split(", ").chain(["PP2 recomputed"]) {
+        let recompute = layout.contains("recomputed");
+        let (layout, stages) = (layout.trim_end_matches(" recomputed"), layout.contains("PP2"));
         let ranks = layout.parse::<ParallelLayout>().unwrap().world_size();
-        let setup = || Setup { dropout: 0.1, seed: Some(5), norm: true, ..Setup::default() };
+        let setup = || Setup { dropout: 0.1, seed: Some(5), norm: !recompute, layers: 4, ..Setup::default() };
         let run = |device: Device| {
             let setup = setup();
             let checkpointed = setup.trap.checkpointed.clone();
             let strategy = mesh(layout).seeded().reshard_after_forward(!layout.contains("ZeRO3"));
-            (setup.numbers(strategy.devices(vec![device; ranks]).into()), checkpointed.load(Ordering::SeqCst))
+            let strategy = strategy.devices(vec![device; ranks]);
+            let strategy = if recompute { strategy.recompute(Recompute::full()) } else { strategy };
+            let strategy = if stages { strategy.micro_batches(2).stages().into() } else { strategy.into() };
+            (setup.numbers(strategy), checkpointed.load(Ordering::SeqCst))
         };
         let (plain, none) = run(cpu());
         let (checkpointed, steps) = run(cpu().autodiff().gradient_checkpointing());

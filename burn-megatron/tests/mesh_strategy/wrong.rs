@@ -1,11 +1,16 @@
 //! What cannot run, or fails, ends with an error that says why.
 
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
 use burn::tensor::Device;
 use burn::train::TrainingStrategy;
 use burn_megatron::prelude::*;
 
 use crate::classifier::{Classifier, Trap};
 use crate::cpu;
+use crate::panics::Panics;
 use crate::setup::Setup;
 
 fn error_of(setup: &Setup, strategy: impl Into<TrainingStrategy<Classifier>>) -> String {
@@ -92,4 +97,24 @@ fn a_training_that_fails_returns_the_model_that_it_began_with() {
     assert!(result.error.is_some());
     let _ = cpu();
     assert_eq!(result.model.numbers(), Classifier::new(0.0, Trap::default()).numbers());
+}
+
+#[test]
+fn a_metric_that_panics_ends_the_training_with_its_message() {
+    // The third is the last iteration of an epoch of two ranks, after which the first waits.
+    for layout in ["PP2 DP2", "TP2 PP2 DP2 ZeRO3", "TP2 DP2", "DP2"] {
+        let (ended, until) = channel();
+        thread::spawn(move || {
+            let strategy = match layout.contains("PP") {
+                true => mesh(layout).stages().into(),
+                false => mesh(layout).into(),
+            };
+            let directory = tempfile::tempdir().unwrap();
+            let (training, learner) = Setup::default().training(directory.path(), strategy);
+            let result = training.metric_train(Panics { at: 3 }).launch(learner);
+            ended.send(result.error.map(|error| error.to_string())).unwrap();
+        });
+        let error = until.recv_timeout(Duration::from_secs(60)).expect("the training ends");
+        says!(error.expect(layout), "the metric ran into a wall");
+    }
 }

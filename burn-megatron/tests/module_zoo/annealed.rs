@@ -35,6 +35,8 @@ struct Annealed {
     /// Whether steps are counted by what the weights say.
     #[module(skip)]
     by_weights: bool,
+    /// Counts steps too, as a plain field, if there are any to begin with.
+    plain: usize,
 }
 
 #[derive(Module, Debug)]
@@ -55,6 +57,7 @@ impl Annealed {
             used: Param::initialized(ParamId::new(), Tensor::from_data([false; WIDTH], &device)),
             center: RunningState::new(Tensor::zeros([WIDTH], &device)),
             by_weights: false,
+            plain: 0,
         };
         model.map(&mut Known(0))
     }
@@ -127,6 +130,7 @@ impl TrainStep for Annealed {
         let of_weights = model.head.weight.val().sum().into_scalar::<f64>() * 1e9;
         let more = if model.by_weights { of_weights as i64 } else { 1 };
         model.steps = model.steps.map(|steps| steps + more);
+        model.plain += model.plain.min(1);
         let at = model.steps.val().into_scalar::<i64>() as usize % WIDTH;
         model.used = model.used.map(|used| {
             let here = Tensor::<1, Int>::arange(0..WIDTH as i64, &used.device()).equal_scalar(at as i64);
@@ -245,4 +249,18 @@ fn counts_that_follow_from_weights_are_refused_where_a_rank_does_not_have_all() 
     let model = Annealed { by_weights: true, ..Annealed::new() };
     let error = train(model, folder.path(), (8, 2, false), mesh("DP2 ZeRO1").into()).unwrap_err();
     assert!(error.contains("changes integers or booleans of the model, and on each rank to other values"), "{error}");
+}
+
+#[test]
+fn plain_fields_that_change_are_refused_where_the_forward_pass_would_not_see_it() {
+    let error = |strategy: TrainingStrategy<Annealed>| {
+        let (folder, model) = (tempfile::tempdir().unwrap(), Annealed { plain: 1, ..Annealed::new() });
+        train(model, folder.path(), (8, 2, false), strategy).err()
+    };
+    assert_eq!(error(ExecutionStrategy::single(Device::flex()).into()), None);
+    let meshes = ["TP2", "DP2 ZeRO1"].map(|layout| mesh(layout).into());
+    for strategy in meshes.into_iter().chain([mesh("PP2").stages().into()]) {
+        let text = error(strategy).expect("it is refused");
+        assert!(text.contains("changes plain fields of the model, from `plain: 1` to `plain: 2`"), "{text}");
+    }
 }

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 ///
 /// Burn moves them with what they know of autodiff, and refuses an operation on two tensors of which one alone has gradient
 /// checkpointing. A tensor without autodiff is a constant to the others, whatever they have.
-pub(super) fn with_plain_constants<M: Module>(module: &M) -> M {
+pub(in crate::learner) fn with_plain_constants<M: Module>(module: &M) -> M {
     let mut training = Training::default();
     module.visit(&mut training);
     // A validation copy is without autodiff, and its layers do not train.

@@ -1,6 +1,6 @@
 //! One rank's model and optimizer, whole or with ZeRO.
 
-mod constants;
+pub(super) mod constants;
 mod own;
 
 use backend_dist::comm::Group;
@@ -19,6 +19,7 @@ use super::devices::host;
 use super::frozen::optimizer_step;
 use super::ids::FirstIds;
 use super::loading::{load, loaded};
+use super::plain_fields::PlainFields;
 use super::processes::gather_to_first;
 use super::states::average_states;
 use super::tensor_parallel::Placing;
@@ -39,6 +40,7 @@ pub(super) struct DpRank<M: LearnerModel> {
     /// Of a model on a logical device: the group along whose axis its parameters are sharded.
     within: Option<Group>,
     ids: FirstIds,
+    watch: PlainFields<M>,
 }
 
 impl<M: LearnerModel> DpRank<M> {
@@ -63,7 +65,8 @@ impl<M: LearnerModel> DpRank<M> {
         }
         let (device, within) = (device.clone(), placing.map(Placing::group));
         let (accumulator, group, ids) = (GradientsAccumulator::new(), group.clone(), FirstIds::default());
-        Ok(Self { learner, own, accumulator, group, device, max_grad_norm: None, within, ids })
+        let watch = PlainFields::default();
+        Ok(Self { learner, own, accumulator, group, device, max_grad_norm: None, within, ids, watch })
     }
 
     /// In a process whose model has other ids than the first's.
@@ -166,7 +169,7 @@ impl<M: LearnerModel> DpRank<M> {
         };
         let grads = self.clipped(&model, grads);
         let Some(own) = &mut self.own else { return self.learner.optimizer_step(grads) };
-        let (changes, integers) = optimizer_step(&mut self.learner, grads);
+        let (changes, integers) = optimizer_step(&mut self.learner, grads, &mut self.watch);
         let (stepped, rank) = (self.learner.model(), self.group.rank());
         let model = match (own.shards(), own.zero.stage) {
             (Some(shards), _) => {

@@ -32,7 +32,8 @@ impl<M: CausalLm, R> ModelParallel<M, R> {
         (restarts, placement): (&mut Restarts, &mut Placement),
         coordinator: &mut Coordinator,
     ) -> Result<Option<Arc<Checkpoint>>, String> {
-        if coordinator.interrupter.should_stop() {
+        // A metric that has panicked has no thread to begin again on.
+        if coordinator.interrupter.should_stop() || coordinator.metrics_ended {
             return Err(String::new());
         }
         let left = restarts.next(coordinator.step + 1, failure)?;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use backend_dist::launch::BoxError;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    CloneEarlyStoppingStrategy, EventProcessorError, EventProcessorTraining, Interrupter, Learner, LearnerEvent,
-    LearningCheckpointer, SupervisedTrainingEventProcessor,
+    CloneEarlyStoppingStrategy, EventProcessorTraining, Interrupter, Learner, LearnerEvent, LearningCheckpointer,
+    SupervisedTrainingEventProcessor,
 };
 
 use super::burn_train_bridge::SaveRequest;
@@ -17,11 +17,14 @@ use super::placeholder::Megatron;
 use super::save_costs::SaveCosts;
 use super::saving::Newest;
 use crate::checkpoint::{Checkpoint, SaveReport};
+use crate::learner::shared::flush;
 use crate::metrics::{EvalStats, LoadStats, LogFiles, RunLog, SaveStats, Sinks, StepStats};
 
 /// Everything that only rank 0 does.
 pub(super) struct Coordinator {
     pub processor: SupervisedTrainingEventProcessor<Megatron>,
+    /// Whether a metric has panicked, with which burn-train's thread of the metrics ended.
+    pub metrics_ended: bool,
     pub interrupter: Interrupter,
     pub early_stopping: Option<Box<dyn CloneEarlyStoppingStrategy>>,
     pub store: Arc<EventStoreClient>,
@@ -47,8 +50,7 @@ type Event<T> = LearnerEvent<T>;
 
 impl Coordinator {
     pub fn train(&mut self, event: Event<StepStats>) {
-        let sent = self.processor.process_train(event);
-        self.check(sent);
+        self.send(|processor, interrupter| interrupter.fail_on_error(processor.process_train(event)));
     }
 
     /// The run continues within `epoch`, from which the displays count steps. They know an epoch by the end of the one before.
@@ -57,18 +59,18 @@ impl Coordinator {
     }
 
     pub fn valid(&mut self, event: Event<EvalStats>) {
-        let sent = self.processor.process_valid(event);
-        self.check(sent);
+        self.send(|processor, interrupter| interrupter.fail_on_error(processor.process_valid(event)));
     }
 
     pub fn flush(&mut self) {
-        let flushed = self.processor.flush();
-        self.check(flushed);
+        self.send(|processor, interrupter| flush(processor, |error| interrupter.fail(error)));
     }
 
-    /// A metric that fails stops the training through the interrupter.
-    fn check(&self, result: Result<(), EventProcessorError>) {
-        self.interrupter.fail_on_error(result);
+    /// To the thread of the metrics. One that fails stops the training through the interrupter, the panic of one is this rank's.
+    fn send(&mut self, send: impl FnOnce(&mut SupervisedTrainingEventProcessor<Megatron>, &Interrupter)) {
+        self.metrics_ended = true;
+        send(&mut self.processor, &self.interrupter);
+        self.metrics_ended = false;
     }
 
     /// Early stopping: whether this epoch is the last.

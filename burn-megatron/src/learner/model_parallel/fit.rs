@@ -57,6 +57,7 @@ impl<M: CausalLm, R: Send> Fit<Megatron> for ModelParallel<M, R> {
         let interrupter = components.interrupter.clone();
         let coordinator = Mutex::new(Coordinator {
             processor: components.event_processor,
+            metrics_ended: false,
             interrupter: components.interrupter,
             early_stopping: components.early_stopping,
             store: components.event_store,

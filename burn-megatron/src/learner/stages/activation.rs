@@ -2,7 +2,7 @@
 
 use backend_dist::collective::{recv, send};
 use backend_dist::comm::Group;
-use burn::tensor::{DType, Device, Gradients, Tensor};
+use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Gradients, Tensor};
 
 use crate::engine::p2p_communicator::Link;
 use crate::schedule::Transfer;
@@ -20,11 +20,11 @@ use crate::schedule::Transfer;
 /// is_activation::<Vec<Tensor<4>>>();
 /// ```
 pub trait Activation: Clone + Send + 'static {
-    /// With autodiff, and no gradient.
-    fn untracked(self) -> Self;
+    /// With the autodiff of `device`, where it is, and no gradient.
+    fn untracked(self, device: &Device) -> Self;
 
-    /// The leaf of a new graph.
-    fn leaf(self) -> Self;
+    /// The leaf of a new graph, with the gradient checkpointing of `device`, where it is.
+    fn leaf(self, device: &Device) -> Self;
 
     /// Without autodiff.
     fn inner(self) -> Self;
@@ -44,12 +44,12 @@ pub trait Activation: Clone + Send + 'static {
 }
 
 impl<const D: usize> Activation for Tensor<D> {
-    fn untracked(self) -> Self {
-        Tensor::from_inner(self.inner())
+    fn untracked(self, device: &Device) -> Self {
+        with_autodiff(self.without_autodiff(), device.gradient_checkpointing_strategy())
     }
 
-    fn leaf(self) -> Self {
-        Tensor::from_inner(self.inner()).require_grad()
+    fn leaf(self, device: &Device) -> Self {
+        self.untracked(device).require_grad()
     }
 
     fn inner(self) -> Self {
@@ -61,7 +61,8 @@ impl<const D: usize> Activation for Tensor<D> {
     }
 
     fn root(self, gradient: Self) -> Option<Tensor<1>> {
-        self.is_tracked().then(|| (self * Tensor::from_inner(gradient)).sum())
+        let gradient = with_autodiff(gradient, self.gradient_checkpointing_strategy());
+        self.is_tracked().then(|| (self * gradient).sum())
     }
 
     fn send(self, to: usize, group: &Group) {
@@ -78,12 +79,12 @@ impl<const D: usize> Activation for Tensor<D> {
 }
 
 impl<A: Activation, B: Activation> Activation for (A, B) {
-    fn untracked(self) -> Self {
-        (self.0.untracked(), self.1.untracked())
+    fn untracked(self, device: &Device) -> Self {
+        (self.0.untracked(device), self.1.untracked(device))
     }
 
-    fn leaf(self) -> Self {
-        (self.0.leaf(), self.1.leaf())
+    fn leaf(self, device: &Device) -> Self {
+        (self.0.leaf(device), self.1.leaf(device))
     }
 
     fn inner(self) -> Self {
@@ -109,12 +110,12 @@ impl<A: Activation, B: Activation> Activation for (A, B) {
 }
 
 impl<A: Activation> Activation for Vec<A> {
-    fn untracked(self) -> Self {
-        self.into_iter().map(A::untracked).collect()
+    fn untracked(self, device: &Device) -> Self {
+        self.into_iter().map(|x| x.untracked(device)).collect()
     }
 
-    fn leaf(self) -> Self {
-        self.into_iter().map(A::leaf).collect()
+    fn leaf(self, device: &Device) -> Self {
+        self.into_iter().map(|x| x.leaf(device)).collect()
     }
 
     fn inner(self) -> Self {
@@ -152,6 +153,15 @@ impl<A: Activation> Link<A> for (Group, Device) {
 
     fn receive(&self, transfer: &Transfer, (): ()) -> A {
         A::receive(transfer.peer, &self.1, &self.0)
+    }
+}
+
+/// `x` with autodiff, and this gradient checkpointing: Burn refuses an operation on tensors of which one alone has some.
+fn with_autodiff<const D: usize>(x: Tensor<D>, strategy: Option<GradientCheckpointingStrategy>) -> Tensor<D> {
+    let x = Tensor::from_inner(x);
+    match strategy {
+        Some(strategy) => x.with_gradient_checkpointing_strategy(strategy),
+        None => x,
     }
 }
 

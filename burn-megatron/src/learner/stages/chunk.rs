@@ -102,13 +102,13 @@ impl<M: Stages> Chunk<M> {
             if piece.recompute {
                 let frozen = run.frozen.as_ref().expect("a rank that recomputes has a model without gradients");
                 let input = x.take();
-                let value = run.piece(frozen, piece, input.clone().map(Activation::untracked));
+                let value = run.piece(frozen, piece, input.clone().map(|x| x.untracked(run.device)));
                 let Value::Activation(y) = value else { unreachable!("the last part is not recomputed") };
                 saved.push(Saved::Input(input));
                 x = Some(y.inner());
                 continue;
             }
-            let leaf = x.take().map(Activation::leaf);
+            let leaf = x.take().map(|x| x.leaf(run.device));
             match run.piece(run.model, piece, leaf.clone()) {
                 Value::Activation(y) => {
                     x = Some(y.clone().inner());
@@ -141,7 +141,7 @@ impl<M: Stages> Chunk<M> {
                 Saved::Loss { leaf, loss } => (leaf, loss.is_tracked().then_some(loss)),
                 Saved::Graph { leaf, y } => (leaf, y.root(dy_taken())),
                 Saved::Input(input) => {
-                    let leaf = input.map(Activation::leaf);
+                    let leaf = input.map(|x| x.leaf(run.device));
                     let value = run.piece(run.model, piece, leaf.clone());
                     let Value::Activation(y) = value else { unreachable!("the last part is not recomputed") };
                     (leaf, y.root(dy_taken()))

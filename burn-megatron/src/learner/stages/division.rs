@@ -40,6 +40,8 @@ pub(in crate::learner) struct Division {
     recompute: Recompute,
     owners: HashMap<ParamId, Part>,
     paths: HashMap<String, Part>,
+    /// The parameters that several parts use, in the order of the model.
+    shared: Vec<ParamId>,
 }
 
 impl Division {
@@ -52,7 +54,7 @@ impl Division {
             let nearest = Nearest::where_legal(ranks, ranks, |ranks| ranks * chunks <= blocks);
             return Err(StagesError::Blocks { ranks, chunks, blocks, nearest });
         }
-        let (owners, paths) = owners(model, blocks)?;
+        let (owners, paths, shared) = owners(model, blocks)?;
         match wanted.recompute.granularity {
             Granularity::Selective => return Err(StagesError::Selective),
             Granularity::Full if wanted.recompute.cpu_offload => return Err(StagesError::CpuOffload),
@@ -66,7 +68,7 @@ impl Division {
             Granularity::None => {}
         }
         let stages = StageLayout::balanced(blocks, placement.stages()).stages().to_vec();
-        Ok(Self { spec, stages, recompute: wanted.recompute.clone(), owners, paths })
+        Ok(Self { spec, stages, recompute: wanted.recompute.clone(), owners, paths, shared })
     }
 
     /// The schedule of so many micro-batches. The last step of an epoch may have fewer than the schedule can take; then
@@ -157,6 +159,11 @@ impl Division {
         self.paths.get(path).cloned()
     }
 
+    /// Which of `ranks` data-parallel ranks owns a parameter that several parts use, the same in each of their stages.
+    pub fn shared_owner(&self, id: ParamId, ranks: usize) -> Option<usize> {
+        self.shared.iter().position(|shared| *shared == id).map(|at| at % ranks)
+    }
+
     /// The ranks that hold this parameter together, the first of them first, if they are several.
     pub fn sharers(&self, id: ParamId) -> Option<Vec<usize>> {
         let part = self.owners.get(&id).filter(|part| matches!(part, Part::Tied | Part::Shared(_)))?;
@@ -180,11 +187,11 @@ fn spec(layout: &ParallelLayout, wanted: &Wanted) -> Result<ScheduleSpec, Stages
     Ok(spec)
 }
 
-type Owned = (HashMap<ParamId, Part>, HashMap<String, Part>);
+type Owned = (HashMap<ParamId, Part>, HashMap<String, Part>, Vec<ParamId>);
 
-/// The part of every parameter, by id and by path.
+/// The part of every parameter, by id and by path, and the parameters that several parts use.
 fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
-    let (mut owners, mut paths): Owned = Default::default();
+    let (mut owners, mut paths, mut shared): Owned = Default::default();
     let mut names: HashMap<ParamId, String> = HashMap::new();
     let mut nearest = Part::First;
     for (path, id) in Parameters::default().walk(model).0 {
@@ -198,10 +205,12 @@ fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
         }
         nearest = part.clone();
         names.insert(id, path.clone());
-        owners.insert(id, part.clone());
+        if owners.insert(id, part.clone()).is_none() && matches!(part, Part::Tied | Part::Shared(_)) {
+            shared.push(id);
+        }
         paths.insert(path, part);
     }
-    Ok((owners, paths))
+    Ok((owners, paths, shared))
 }
 
 /// The paths and ids of a module's float parameters and running states, in its order.

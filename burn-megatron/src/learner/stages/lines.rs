@@ -3,6 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender};
 
 use backend_dist::comm::Group;
+use burn::tensor::Device;
 use burn::train::TrainStep;
 
 use super::orders::{Order, Reply};
@@ -37,8 +38,16 @@ impl<M: TrainStep> Line<M> {
 
 /// Another rank's line to the first.
 pub(super) enum Follower<M: TrainStep> {
-    Threads { orders: Receiver<Order<M::Input>>, replies: Sender<Reply<M::Output>> },
-    Processes { wire: Wire<M>, pipeline: Group },
+    Threads {
+        orders: Receiver<Order<M::Input>>,
+        replies: Sender<Reply<M::Output>>,
+    },
+    /// Batches come on the device `at`.
+    Processes {
+        wire: Wire<M>,
+        pipeline: Group,
+        at: Device,
+    },
 }
 
 impl<M: TrainStep> Follower<M> {
@@ -46,7 +55,7 @@ impl<M: TrainStep> Follower<M> {
     pub fn order(&self) -> Option<Order<M::Input>> {
         match self {
             Self::Threads { orders, .. } => orders.recv().ok(),
-            Self::Processes { wire, pipeline } => Some((wire.receive_order)(pipeline)),
+            Self::Processes { wire, pipeline, at } => Some((wire.receive_order)(pipeline, at)),
         }
     }
 
@@ -54,7 +63,7 @@ impl<M: TrainStep> Follower<M> {
     pub fn reply(&self, reply: Reply<M::Output>) {
         match self {
             Self::Threads { replies, .. } => drop(replies.send(reply)),
-            Self::Processes { wire, pipeline } => (wire.send_reply)(reply, pipeline),
+            Self::Processes { wire, pipeline, .. } => (wire.send_reply)(reply, pipeline),
         }
     }
 }

@@ -17,6 +17,7 @@ use super::lines::{Follower, Line, ended_early};
 use super::orders::{Order, Reply};
 use super::wire::Wire;
 use super::{Division, StageRank, StagesModel};
+use crate::learner::devices::host_of;
 use crate::learner::ids::FirstIds;
 use crate::learner::trained::Trained;
 use crate::learner::zero::Units;
@@ -141,7 +142,7 @@ impl<M: StagesModel> OnRank<M> for Pipeline<M> {
 
     fn follow(&self, start: Start<M>, device: &Device, rank: &Rank, store: &EventStoreClient) -> Result<M, BoxError> {
         let follower = match self.wire {
-            Some(wire) => Some(Follower::Processes { wire, pipeline: rank.group(Axis::Pp) }),
+            Some(wire) => Some(Follower::Processes { wire, pipeline: rank.group(Axis::Pp), at: host_of(device) }),
             None => self.followers.lock().remove(&(rank.coords.dp, rank.coords.pp)),
         };
         let follower = follower.expect("every rank of a pipeline starts once");

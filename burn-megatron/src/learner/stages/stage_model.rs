@@ -1,13 +1,37 @@
 //! The model of one rank of a pipeline: the parameters of other stages are stand-ins of one element.
 
-use burn::module::{Module, Param, Reparameterization, Reparameterizer};
-use burn::tensor::Tensor;
+use backend_dist::launch::Rank;
+use backend_dist::parallelize::{Plan, PlanError, parallelize_part};
+use burn::module::{Module, ModuleDisplay, Param, Reparameterization, Reparameterizer};
+use burn::tensor::{Device, Tensor};
 
+use super::groups::Groups;
 use super::{Division, Part};
+use crate::learner::devices::has_checkpointing;
+use crate::learner::dp_rank::constants::with_plain_constants;
+use crate::learner::states::with_own_states;
+use crate::learner::zero::running_states;
 
-/// `model` with stand-ins for the parameters that pipeline rank `rank` does not hold.
-pub(super) fn stage_model<M: Module>(model: M, division: &Division, rank: usize) -> M {
-    model.apply_reparameterization(StandIns { division, rank })
+/// `model`, with states of its own, on the logical device `device` as `plan` places it over tensor-parallel ranks, with stand-ins
+/// for the parameters that the pipeline rank does not hold. Fails if the plan does not fit it.
+pub(super) fn stage_model<M: Module + ModuleDisplay>(
+    model: M,
+    division: &Division,
+    device: &Device,
+    (rank, plan): (&Rank, &Plan),
+) -> Result<M, PlanError> {
+    let Groups { pp, tp, .. } = Groups::of(rank);
+    let whole = if has_checkpointing(device) {
+        with_plain_constants(&model)
+    } else if !running_states(&model).is_empty() {
+        with_own_states(&model)
+    } else {
+        model
+    };
+    let part = whole.clone().apply_reparameterization(StandIns { division, rank: pp.rank() });
+    let of_one = Plan::default();
+    let plan = if tp.size() == 1 { &of_one } else { plan };
+    parallelize_part((&whole, part), device, rank, plan, |path| division.is_path_on(path, pp.rank()))
 }
 
 struct StandIns<'a> {

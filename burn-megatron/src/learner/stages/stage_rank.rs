@@ -5,7 +5,7 @@ use std::sync::Arc;
 use backend_dist::gradients::place_gradients;
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::local::Recent;
-use backend_dist::parallelize::{Plan, parallelize_part};
+use backend_dist::parallelize::Plan;
 use burn::module::{Module, ModuleDisplay, ParamId};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::{Bytes, Device};
@@ -22,9 +22,10 @@ use super::{Activation, Division, Stages};
 use crate::engine::p2p_communicator::P2pCommunicator;
 use crate::learner::frozen::optimizer_step;
 use crate::learner::ids::FirstIds;
-use crate::learner::states::{average_states, with_own_states};
+use crate::learner::plain_fields::PlainFields;
+use crate::learner::states::average_states;
+use crate::learner::zero::Units;
 use crate::learner::zero::records::{only, optimizer_record};
-use crate::learner::zero::{Units, running_states};
 use crate::schedule::{Action, Pass, Work};
 
 type Input<M> = <M as TrainStep>::Input;
@@ -50,6 +51,7 @@ pub(in crate::learner) struct StageRank<M: LearnerModel + Stages> {
     /// Whether ranks of a stage begin each pass together.
     in_step: bool,
     ids: FirstIds,
+    watch: PlainFields<M>,
     seed: Seed,
 }
 
@@ -65,15 +67,9 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
         division: Arc<Division>,
     ) -> Result<Self, BoxError> {
         let groups = Groups::of(rank);
-        let (whole, here) = (learner.model(), groups.pp.rank());
-        let whole = if running_states(&whole).is_empty() { whole } else { with_own_states(&whole) };
-        let part = stage_model(whole.clone(), &division, here);
-        let model = match groups.tp.size() {
-            1 => part.fork(device),
-            _ => parallelize_part((&whole, part), device, rank, plan, |path| division.is_path_on(path, here))?,
-        };
+        let model = stage_model(learner.model(), &division, device, (rank, plan))?;
         let (zero, model) = StageZero::new((zero, units), model, &division, &groups);
-        let chunks = division.chunks(here);
+        let chunks = division.chunks(groups.pp.rank());
         let recomputes = chunks.iter().flatten().any(|piece| piece.recompute);
         let seed = Seed { base: 0, micro_batch: 0 };
         let mut rank = Self {
@@ -89,6 +85,7 @@ impl<M: LearnerModel + Stages + ModuleDisplay> StageRank<M> {
             max_grad_norm: None,
             in_step: false,
             ids: FirstIds::default(),
+            watch: PlainFields::default(),
             seed,
         };
         rank.seed(0, 0);
@@ -239,14 +236,15 @@ impl<M: LearnerModel + Stages> StageRank<M> {
         let model = self.model.clone();
         let grads = place_gradients(&model, self.accumulator.grads(), tp);
         let inner = self.device.clone().inner();
-        let grads = sum_tied(&model, grads, &self.division, (pp, &inner));
+        let is_kept = |id| self.zero.keeps(id, dp);
+        let grads = sum_tied(&model, grads, (&self.division, is_kept), (pp, &inner));
         let grads = self.zero.reduced(&model, grads, dp);
         let grads = match self.max_grad_norm {
             Some(max_norm) => self.zero.clipped(&model, grads, max_norm, &self.groups),
             None => grads,
         };
         self.learner.lr_step();
-        let (changes, integers) = optimizer_step(&mut self.learner, grads);
+        let (changes, integers) = optimizer_step(&mut self.learner, grads, &mut self.watch);
         changes.refuse();
         let model = self.zero.stepped(model, &self.learner.model(), &self.device, &self.groups);
         self.model = integers.made_in(model, &[dp, pp]);

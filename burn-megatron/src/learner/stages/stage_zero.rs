@@ -42,9 +42,10 @@ impl StageZero {
             let owners = Owners::of(&model, if stage > 0 { groups.dp.size() } else { 1 }).into();
             return (Self { stage, division, owners, shards: None, overlap: None, states }, model);
         }
-        // Several stages have a shared parameter, and would have to agree on its owner.
-        let is_sharded = |id| division.is_on(id, here) && division.sharers(id).is_none();
-        let shards = FullyShard::of_some(&model, &groups.dp, units, is_sharded).recomputing();
+        // All stages that have a shared parameter agree on its owner.
+        let given = |id| division.shared_owner(id, groups.dp.size());
+        let shards = FullyShard::of_some(&model, &groups.dp, units, (|id| division.is_on(id, here), given));
+        let shards = shards.recomputing();
         let model = shards.shard(model);
         (Self { stage, owners: shards.owners().clone(), division, shards: Some(shards), overlap: None, states }, model)
     }
@@ -147,10 +148,14 @@ impl StageZero {
         self.division.saver(id) == groups.pp.rank() && self.is_first_of(id, groups.dp.rank())
     }
 
+    /// Whether this rank keeps the gradient of a parameter of its stages from one micro-batch to the next, and its value.
+    pub fn keeps(&self, id: ParamId, dp: &Group) -> bool {
+        self.stage < 3 || self.owners.owner(id).is_none_or(|owner| owner == dp.rank())
+    }
+
     /// Whether this rank has the value of a parameter or running state; of others it has stand-ins.
     pub fn has_value(&self, id: ParamId, groups: &Groups) -> bool {
-        let is_own = self.stage < 3 || self.owners.owner(id).is_none_or(|owner| owner == groups.dp.rank());
-        is_own && self.division.is_on(id, groups.pp.rank())
+        self.keeps(id, &groups.dp) && self.division.is_on(id, groups.pp.rank())
     }
 
     /// Whether this rank saves the value of a parameter or running state.

@@ -49,7 +49,7 @@ impl MeshStrategy {
     ///   are the same in every pipeline, and with recomputation.
     /// - ZeRO is that of [`zero_on`](crate::learner::MegatronStrategy::zero_on), 0 to 3, among the ranks with the same stages. From 2
     ///   on gradients are reduced after each backward pass of a stage, and only their owners keep sums. With 3 a pass gathers
-    ///   the values of its stage; those of [`Part::Tied`](super::Part::Tied) and `Part::Shared` stay whole.
+    ///   the values of its stage, and with gradient checkpointing nothing of them waits for the backward pass.
     /// - The ranks of a pipeline are next to each other (Megatron-LM's `--use-tp-pp-dp-mapping`), in one process unless
     ///   [`across_processes`](StagesStrategy::across_processes) follows, and activations go through host memory.
     pub fn stages(self) -> StagesStrategy {
@@ -120,12 +120,6 @@ impl<M: StagesModel> OnStages<M> {
         let MeshStrategy { layout, plan, micro_batches, schedule, recompute, .. } = &self.mesh;
         for_stages(layout)?;
         self.mesh.check_states(model)?;
-        if self.mesh.keeps_gathered {
-            let why = "a pass of a stage always frees what it has gathered";
-            return Err(format!(
-                "reshard_after_forward(false) with stages: {why}; nearest legal: without .stages(), or without it"
-            ));
-        }
         self.mesh.check()?;
         let micro_batches = micro_batches.or(accumulation);
         let wanted = Wanted { schedule: *schedule, micro_batches, recompute: recompute.clone() };
@@ -153,6 +147,8 @@ impl<M: StagesModel> Fit<M> for OnStages<M> {
                 let pipeline = pipeline.overlapping(overlap).in_step(sync_batch_norm).over(self.wire);
                 let pipeline = Some(Arc::new(pipeline) as Arc<_>);
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
+                let keeps_gathered = self.mesh.keeps_gathered;
+                let inner = DataParallel { keeps_gathered, ..inner };
                 DataParallel { devices, tensor, autocast, pipeline, overlap, sync_batch_norm, seed, ..inner }
                     .fit(training)
             }

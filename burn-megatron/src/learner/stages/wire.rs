@@ -116,8 +116,8 @@ impl Sendable for SequenceOutput {
 /// How orders and replies with a model's batches and outputs go between processes.
 pub(super) struct Wire<M: TrainStep> {
     pub send_order: fn(Order<M::Input>, usize, &Group),
-    /// With batches in host memory, as data loaders make them: with autodiff, but for evaluation.
-    pub receive_order: fn(&Group) -> Order<M::Input>,
+    /// With batches on this device, as data loaders make them: with its autodiff, but for evaluation.
+    pub receive_order: fn(&Group, &Device) -> Order<M::Input>,
     pub send_reply: fn(Reply<M::Output>, &Group),
     pub receive_reply: fn(usize, &Group) -> Reply<M::Output>,
 }
@@ -134,9 +134,9 @@ impl<M: TrainStep<Input: Sendable, Output: Sendable>> Wire<M> {
     pub fn new() -> Self {
         Self {
             send_order: |order, to, group| group.send_host(order.map(M::Input::to_host), to),
-            receive_order: |group| match group.receive_host::<Order<<M::Input as Sendable>::Host>>(0) {
-                Order::Evaluate(batch) => Order::Evaluate(Sendable::from_host(batch, &host().inner())),
-                order => order.map(|batch| Sendable::from_host(batch, &host())),
+            receive_order: |group, at| match group.receive_host::<Order<<M::Input as Sendable>::Host>>(0) {
+                Order::Evaluate(batch) => Order::Evaluate(Sendable::from_host(batch, &at.clone().inner())),
+                order => order.map(|batch| Sendable::from_host(batch, at)),
             },
             send_reply: |reply, group| group.send_host(reply.map(M::Output::to_host), 0),
             receive_reply: |from, group| {

@@ -7,6 +7,7 @@ mod fp8_experts;
 mod frozen_bias;
 mod logs;
 mod lost_devices;
+mod metrics;
 mod offload;
 mod restarts;
 mod resume;
