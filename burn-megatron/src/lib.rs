@@ -24,7 +24,8 @@
 
 #[doc(inline)]
 pub use host::{
-    batch, block_pool, checkpoint, data, dcp, element, flops, grpo, lr, preference, quantise, schedule, trace,
+    batch, block_pool, checkpoint, data, dcp, element, flops, grpo, json_grammar, logits, lr, preference, quantise,
+    schedule, trace,
 };
 use host::{host_memory, local_time, positioned, refusal, safetensors_header};
 #[doc(inline)]

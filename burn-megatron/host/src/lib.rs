@@ -20,8 +20,10 @@ pub mod flops;
 pub mod grpo;
 #[doc(hidden)]
 pub mod host_memory;
+pub mod json_grammar;
 #[doc(hidden)]
 pub mod local_time;
+pub mod logits;
 pub mod lr;
 #[doc(hidden)]
 pub mod partial_file;

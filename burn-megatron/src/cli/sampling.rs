@@ -1,7 +1,10 @@
 //! The flags that choose the next token.
 
-use crate::generate::Sampling;
+use std::sync::Arc;
+
+use crate::generate::{GenerateOptions, Sampling};
 use crate::hf::GenerationConfig;
+use crate::logits::LogitsProcessors;
 
 /// How tokens are drawn.
 #[derive(clap::Args, Clone, Debug)]
@@ -26,6 +29,12 @@ pub(super) struct SamplingArgs {
     /// also with --greedy. Default: the model's, or 1
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     repetition_penalty: Option<f64>,
+    /// No sequence of N tokens comes twice in prompt and text; 0 is no rule. Default: the model's, or 0
+    #[arg(long, value_name = "N")]
+    no_repeat_ngram_size: Option<usize>,
+    /// New tokens before one that ends the text may come. Default: the model's, or 0
+    #[arg(long, alias = "min-tokens", value_name = "N")]
+    min_new_tokens: Option<usize>,
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     seed: u64,
@@ -34,7 +43,7 @@ pub(super) struct SamplingArgs {
 impl SamplingArgs {
     /// The flags over the model's own defaults over transformers': a model whose `generation_config.json` does not say
     /// `do_sample` is greedy, and one that is drawn from without more words has temperature 1 and top-k 50.
-    pub fn over(&self, generation: &GenerationConfig) -> Sampling {
+    fn over(&self, generation: &GenerationConfig) -> Sampling {
         let of = suggested(generation);
         let repetition_penalty = self.repetition_penalty.unwrap_or(of.repetition_penalty);
         let flags = [self.temperature, self.top_p, self.min_p];
@@ -49,7 +58,25 @@ impl SamplingArgs {
             min_p: self.min_p.or(of.min_p),
             repetition_penalty,
             seed: self.seed,
+            ..of
         }
+    }
+
+    /// So many new tokens, chosen as [`over`](Self::over) says, by the model's rules and those of the flags.
+    pub fn options(
+        &self,
+        generation: &GenerationConfig,
+        max_new_tokens: usize,
+        stop_tokens: Vec<i64>,
+    ) -> GenerateOptions {
+        let of = &generation.processors;
+        let processors = LogitsProcessors {
+            no_repeat_ngram_size: self.no_repeat_ngram_size.unwrap_or(of.no_repeat_ngram_size),
+            min_new_tokens: self.min_new_tokens.unwrap_or(of.min_new_tokens),
+            ..of.clone()
+        };
+        let processors = Arc::new(processors);
+        GenerateOptions { stop_tokens, processors, ..GenerateOptions::new(max_new_tokens, self.over(generation)) }
     }
 }
 
@@ -61,6 +88,10 @@ pub(super) fn suggested(generation: &GenerationConfig) -> Sampling {
         // 0 leaves the likeliest token.
         top_p: generation.top_p.map(|p| if p == 0.0 { f64::MIN_POSITIVE } else { p }),
         min_p: generation.min_p,
+        top_h: generation.top_h,
+        typical_p: generation.typical_p,
+        epsilon_cutoff: generation.epsilon_cutoff.unwrap_or(0.0),
+        eta_cutoff: generation.eta_cutoff.unwrap_or(0.0),
         repetition_penalty: generation.repetition_penalty.unwrap_or(1.0),
         seed: 0,
     }

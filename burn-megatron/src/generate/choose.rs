@@ -1,10 +1,13 @@
 //! The next tokens and their log-probabilities, from the logits of a step.
 
+use std::sync::Arc;
+
 use backend_dist::ops::decode::likeliest;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use super::Sampling;
+use super::error::NoChoice;
+use super::{Sampling, TextRules};
 
 /// A token and its log-probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,15 +30,15 @@ pub struct TokenLogprobs {
 
 /// What is wanted of one line of logits.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Choice {
+pub(crate) enum Choice {
     /// Nothing: more of the prompt follows.
     None,
     /// The next token, as new token number `index`, and log-probabilities if there is a number of likeliest tokens.
     Next {
         /// How it is chosen.
         sampling: Sampling,
-        /// The tokens before it, if the choice depends on them.
-        tokens: Vec<i64>,
+        /// What else changes its logits, with the tokens before it.
+        rules: Option<Arc<TextRules>>,
         /// Which draw this is.
         index: u64,
         /// Log-probabilities of it and so many of the likeliest.
@@ -54,34 +57,37 @@ pub enum Choice {
 pub(crate) type Chosen = (i64, Option<TokenLogprobs>);
 
 impl Choice {
-    /// The token after these of prompt and text, as new token number `index`.
-    pub(crate) fn next(sampling: Sampling, tokens: &[i64], index: usize, logprobs: Option<usize>) -> Self {
-        let tokens = if sampling.penalises() { tokens.to_vec() } else { Vec::new() };
-        Self::Next { sampling, tokens, index: index as u64, logprobs }
+    /// New token number `index` of a text.
+    pub fn next(sampling: Sampling, rules: &Option<Arc<TextRules>>, index: usize, logprobs: Option<usize>) -> Self {
+        Self::Next { sampling, rules: rules.clone(), index: index as u64, logprobs }
     }
 
     /// The likeliest token is all that is wanted, or nothing.
     fn is_argmax(&self) -> bool {
-        matches!(self, Self::Next { sampling, logprobs: None, .. } if sampling.is_argmax()) || *self == Self::None
+        matches!(self, Self::Next { sampling, rules: None, logprobs: None, .. } if sampling.is_argmax())
+            || *self == Self::None
     }
 
-    fn of(&self, logits: &[f64]) -> Result<Chosen, f64> {
+    fn of(&self, logits: &[f64]) -> Result<Chosen, NoChoice> {
         if let Some(&value) = logits.iter().find(|logit| !logit.is_finite()) {
-            return Err(value);
+            return Err(NoChoice::NotFinite(value));
         }
         Ok(match self {
             Self::None => (0, None),
             Self::Known { token, top } => (*token, Some(logprobs(logits, *token, *top))),
-            Self::Next { sampling, tokens, index, logprobs: top } => {
-                let token = sampling.choose(logits, tokens, *index) as i64;
+            Self::Next { sampling, rules, index, logprobs: top } => {
+                let token = match rules {
+                    None => sampling.choose(logits, &[], *index),
+                    Some(rules) => rules.choose(logits, sampling, *index)?,
+                } as i64;
                 (token, top.map(|top| logprobs(logits, token, top)))
             }
         })
     }
 }
 
-/// One choice for each line of `logits [lines, vocab]`; the error is a logit that is not a number.
-pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen, f64>> {
+/// One choice for each line of `logits [lines, vocab]`.
+pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen, NoChoice>> {
     if choices.iter().all(Choice::is_argmax)
         && let Some(tokens) = likeliest(&logits)
     {
@@ -119,6 +125,7 @@ mod tests {
     use burn::tensor::{DType, Device, TensorData};
 
     use super::*;
+    use crate::logits::{LogitsProcessors, Seen};
 
     fn lines(values: &[[f64; 4]]) -> Tensor<2> {
         let data = TensorData::new(values.concat(), [values.len(), 4]);
@@ -126,7 +133,7 @@ mod tests {
     }
 
     fn greedy(logprobs: Option<usize>) -> Choice {
-        Choice::next(Sampling::greedy(), &[], 0, logprobs)
+        Choice::next(Sampling::greedy(), &None, 0, logprobs)
     }
 
     #[test]
@@ -134,8 +141,37 @@ mod tests {
         let values = [[0.5, 2.0, 2.0, -1.0], [3.0, f64::NAN, 0.0, 0.0], [0.0, 1.0, f64::INFINITY, 0.0], [0.0; 4]];
         let chosen = choose(lines(&values), &[greedy(None), greedy(None), greedy(Some(1)), Choice::None]);
         assert_eq!(chosen[0], Ok((1, None)));
-        assert!(chosen[1].as_ref().is_err_and(|value| value.is_nan()) && chosen[2] == Err(f64::INFINITY));
+        assert!(matches!(chosen[1], Err(NoChoice::NotFinite(value)) if value.is_nan()));
+        assert_eq!(chosen[2], Err(NoChoice::NotFinite(f64::INFINITY)));
         assert_eq!(chosen[3], Ok((0, None)), "nothing is wanted");
+    }
+
+    /// A token that no rule leaves is not chosen, and the rules are named; each text has its own.
+    #[test]
+    fn rules_that_leave_no_token_are_named() {
+        let processors = Arc::new(LogitsProcessors {
+            allowed_token_ids: vec![1, 2],
+            no_repeat_ngram_size: 1,
+            ..LogitsProcessors::default()
+        });
+        for sampling in [Sampling::greedy(), Sampling::default()] {
+            let mut rules = TextRules::new(&processors, &sampling, || Seen::new(&[0], &[0], &[], 9));
+            let mut next = || -> Result<i64, NoChoice> {
+                let choice = Choice::next(sampling, &rules, 0, None);
+                let chosen = choose(lines(&[[5.0, 1.0, -2.0, 0.0]]), &[choice]).remove(0)?;
+                TextRules::push(&mut rules, chosen.0);
+                Ok(chosen.0)
+            };
+            let mut both = [next().unwrap(), next().unwrap()];
+            both.sort_unstable();
+            assert_eq!(both, [1, 2]);
+            let none = next();
+            assert_eq!(none, Err(NoChoice::Forbidden("no_repeat_ngram_size, allowed_token_ids".into())));
+            let error = none.unwrap_err().after(3).to_string();
+            assert_eq!(error, "after 3 tokens no token may come: no_repeat_ngram_size, allowed_token_ids forbid all");
+        }
+        let neutral = Arc::new(LogitsProcessors::default());
+        assert_eq!(TextRules::new(&neutral, &Sampling::greedy(), || unreachable!("nothing is counted")), None);
     }
 
     #[test]

@@ -36,6 +36,31 @@ pub enum GenerateError {
         "after {position} tokens the model gives a logit of {value}: its weights are broken or overflow in its precision"
     )]
     NotFinite { position: usize, value: f64 },
+    /// A rule on logits has a number that leaves no logits.
+    #[error("{0}")]
+    Processors(String),
+    /// What is asked for contradicts itself.
+    #[error("after {position} tokens no token may come: {rules} forbid all")]
+    Forbidden { position: usize, rules: String },
+}
+
+/// Why no token can be chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum NoChoice {
+    /// The model's logit is this.
+    NotFinite(f64),
+    /// Rules of these names leave no token.
+    Forbidden(String),
+}
+
+impl NoChoice {
+    /// The error of a text of so many tokens.
+    pub fn after(self, position: usize) -> GenerateError {
+        match self {
+            Self::NotFinite(value) => GenerateError::NotFinite { position, value },
+            Self::Forbidden(rules) => GenerateError::Forbidden { position, rules },
+        }
+    }
 }
 
 fn shorter(prompt: usize, positions: usize) -> String {

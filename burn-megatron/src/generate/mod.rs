@@ -6,6 +6,7 @@ mod error;
 mod module;
 mod options;
 mod ranks;
+mod rules;
 mod run;
 mod sampling;
 #[cfg(test)]
@@ -13,13 +14,15 @@ mod tests;
 mod text;
 mod texts;
 
-pub use choose::{Choice, Likely, TokenLogprobs};
-pub(crate) use choose::{Chosen, choose};
+pub(crate) use choose::{Choice, Chosen, choose};
+pub use choose::{Likely, TokenLogprobs};
 pub use error::GenerateError;
+pub(crate) use error::NoChoice;
 pub(crate) use module::write_by;
 pub use module::{ModulePrompt, generate_module, module_images};
 pub use options::GenerateOptions;
 pub(crate) use ranks::ModelRanks;
+pub(crate) use rules::TextRules;
 pub(crate) use run::generate_by;
 pub use run::{Generated, generate, generate_batch};
 pub(crate) use sampling::PENALTIES;

@@ -13,13 +13,14 @@ use models::T5;
 use models::hf::{ImageInput, WritingModule};
 use models::images::Llava;
 
-use super::GenerateError;
 use super::choose::{Choice, choose};
 use super::options::GenerateOptions;
 use super::run::Generated;
 use super::texts::Ended;
+use super::{GenerateError, TextRules};
 use crate::forward::{Settings, read_module};
 use crate::hf::ModuleFolder;
+use crate::logits::Seen;
 
 /// What a module continues, or answers.
 #[derive(Clone, Debug, PartialEq)]
@@ -83,7 +84,7 @@ fn write<M: WritingModule + Sync + 'static>(
     on_token: OnToken,
 ) -> Result<Generated, BoxError> {
     let config = folder.config::<M>()?;
-    options.sampling.check()?;
+    options.check_choices()?;
     check(prompt, M::vocabulary(&config), M::images(&config))?;
     let (module, _) = read_module::<M>(folder, settings)?;
     let mesh = Mesh::new(settings.layout.clone())?;
@@ -147,6 +148,8 @@ pub(crate) fn write_by<M: WritingModule>(
     let ids = |ids: &[i64]| Tensor::<2, Int>::from_data(TensorData::new(ids.to_vec(), [1, ids.len()]), device);
     let (mut clock, mut prompt_seconds) = (Instant::now(), 0.0);
     let mut seen = module.before(prompt);
+    let before = || Seen::new(&seen, prompt, &options.stop_tokens, options.max_new_tokens);
+    let mut rules = TextRules::new(&options.processors, &options.sampling, before);
     let (first, mut ended, mut cache) = (seen.len(), Ended::Length, None);
     for index in 0..options.max_new_tokens {
         let logits = match (&mut cache, seen.last()) {
@@ -157,12 +160,13 @@ pub(crate) fn write_by<M: WritingModule>(
                 logits
             }
         };
-        let chosen = choose(logits, &[Choice::next(options.sampling, &seen, index, None)]).remove(0);
-        let (token, _) = chosen.map_err(|value| GenerateError::NotFinite { position: prompt.len() + index, value })?;
+        let chosen = choose(logits, &[Choice::next(options.sampling, &rules, index, None)]).remove(0);
+        let (token, _) = chosen.map_err(|why| why.after(prompt.len() + index))?;
         if index == 0 {
             (prompt_seconds, clock) = (clock.elapsed().as_secs_f64(), Instant::now());
         }
         seen.push(token);
+        TextRules::push(&mut rules, token);
         let reader = on_token(token);
         if options.stop_tokens.contains(&token) {
             ended = Ended::StopToken;

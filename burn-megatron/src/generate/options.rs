@@ -1,8 +1,11 @@
 //! What is asked of a text, and whether a model can write it.
 
+use std::sync::Arc;
+
 use models::ModelConfig;
 
 use super::{GenerateError, Sampling};
+use crate::logits::LogitsProcessors;
 
 /// How much is written, and how.
 ///
@@ -26,6 +29,8 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<i64>,
     /// How each token is chosen.
     pub sampling: Sampling,
+    /// What changes the logits before.
+    pub processors: Arc<LogitsProcessors>,
     /// Most tokens that the model sees at once. A text that gets longer resumes from its last half window, which is
     /// read anew. `None`: the model sees everything, and one with learned positions must have enough of them.
     pub window: Option<usize>,
@@ -40,8 +45,15 @@ pub struct GenerateOptions {
 impl GenerateOptions {
     /// So many tokens, without a stop and without a window.
     pub fn new(max_new_tokens: usize, sampling: Sampling) -> Self {
-        let (stop_tokens, window) = (Vec::new(), None);
-        Self { max_new_tokens, stop_tokens, sampling, window, enable_prefix_caching: true, enforce_eager: false }
+        Self {
+            max_new_tokens,
+            stop_tokens: Vec::new(),
+            sampling,
+            processors: Arc::default(),
+            window: None,
+            enable_prefix_caching: true,
+            enforce_eager: false,
+        }
     }
 
     /// Whether a model of this configuration can continue this prompt.
@@ -49,7 +61,7 @@ impl GenerateOptions {
     /// # Errors
     /// Names what it cannot do, and the limit.
     pub fn check(&self, config: &impl ModelConfig, prompt: &[i64]) -> Result<(), GenerateError> {
-        self.sampling.check()?;
+        self.check_choices()?;
         let vocab_size = config.vocab_size();
         if prompt.is_empty() {
             return Err(GenerateError::EmptyPrompt);
@@ -67,6 +79,12 @@ impl GenerateOptions {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether tokens can be chosen so.
+    pub(super) fn check_choices(&self) -> Result<(), GenerateError> {
+        self.sampling.check()?;
+        self.processors.check().map_err(GenerateError::Processors)
     }
 
     /// Whether the keys and values of all positions fit into `available` bytes, of which a position takes `each`.

@@ -9,6 +9,7 @@ use models::layers::paged::{Chunk, Outputs, Step};
 use models::{CausalLm, PagedKvCache};
 
 use super::choose::{self, Choice, Chosen};
+use super::error::NoChoice;
 use super::options::GenerateOptions;
 use super::ranks::ModelRanks;
 use super::texts::{BLOCK_SIZE, Ended, Text};
@@ -85,7 +86,7 @@ pub(crate) fn generate_by(
     options: &GenerateOptions,
     on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>, GenerateError> {
-    options.sampling.check()?;
+    options.check_choices()?;
     if prompts.iter().any(|(prompt, _)| prompt.is_empty()) {
         return Err(GenerateError::EmptyPrompt);
     }
@@ -114,7 +115,7 @@ pub(crate) fn generate_by(
         }
         let choices = ranks.chosen(logits, |logits| choose(logits, (&texts, &at), options, on_token))?;
         for (at, (token, ended)) in at.into_iter().zip(choices) {
-            texts[at].tokens.push(token);
+            texts[at].push(token);
             texts[at].ended = ended;
         }
         if index == 0 {
@@ -140,13 +141,13 @@ fn choose(
     on_token: &mut impl FnMut(usize, i64) -> ControlFlow<()>,
 ) -> Result<Vec<(i64, Option<Ended>)>, GenerateError> {
     let choice = |at: &usize| {
-        let Text { seed, tokens, prompt, .. } = &texts[*at];
+        let Text { seed, rules, tokens, prompt, .. } = &texts[*at];
         let sampling = Sampling { seed: *seed, ..options.sampling };
-        Choice::next(sampling, tokens, tokens.len() - prompt, None)
+        Choice::next(sampling, rules, tokens.len() - prompt, None)
     };
     let choices: Vec<Choice> = at.iter().map(choice).collect();
-    let next = |(at, chosen): (&usize, Result<Chosen, f64>)| {
-        let (token, _) = chosen.map_err(|value| GenerateError::NotFinite { position: texts[*at].read.len(), value })?;
+    let next = |(at, chosen): (&usize, Result<Chosen, NoChoice>)| {
+        let (token, _) = chosen.map_err(|why| why.after(texts[*at].read.len()))?;
         let reader = on_token(*at, token);
         let end = match options.stop_tokens.contains(&token) {
             true => Some(Ended::StopToken),

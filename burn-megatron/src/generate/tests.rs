@@ -2,6 +2,7 @@
 
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use backend_dist::launch::{Rank, launch};
 use backend_dist::mesh::Mesh;
@@ -10,6 +11,7 @@ use models::layers::paged::Step;
 use models::{CausalLm, Gpt, GptConfig, Llama, LlamaConfig, PagedKvCache, ParamBuilder};
 
 use super::*;
+use crate::logits::LogitsProcessors;
 
 const PROMPT: [i64; 5] = [7, 3, 60, 3, 11];
 
@@ -202,6 +204,28 @@ fn what_cannot_be_written_is_refused_before_anything_runs() {
     assert_eq!(refuse(&options(1), &[0, 61]), "the prompt has token 61, the model knows 0..61");
     let cold = GenerateOptions::new(1, Sampling { temperature: -0.5, ..Sampling::default() });
     assert!(refuse(&cold, &PROMPT).starts_with("temperature -0.5"));
+    let nan = GenerateOptions { processors: never(f64::NAN), ..options(1) };
+    assert!(refuse(&nan, &PROMPT).starts_with("sequence_bias = NaN of [1] is not"));
+}
+
+fn never(bias: f64) -> Arc<LogitsProcessors> {
+    Arc::new(LogitsProcessors { sequence_bias: vec![(vec![1], bias)], ..LogitsProcessors::default() })
+}
+
+/// Also without a check before.
+#[test]
+fn rules_that_leave_no_logits_or_no_token_are_named() {
+    let rank = Rank::single(Device::flex());
+    let model = Llama::build(&llama(), ParamBuilder::new(&rank, FloatDType::F32, SEED).without_autodiff()).unwrap();
+    let error = |processors| {
+        let options = GenerateOptions { processors, ..GenerateOptions::new(4, Sampling::greedy()) };
+        generate(&rank, &model, &PROMPT, &options, |_| ControlFlow::Continue(())).unwrap_err()
+    };
+    assert!(matches!(error(never(f64::NEG_INFINITY)), GenerateError::Processors(_)));
+    let once =
+        LogitsProcessors { allowed_token_ids: vec![1, 2], no_repeat_ngram_size: 1, ..LogitsProcessors::default() };
+    let rules = "no_repeat_ngram_size, allowed_token_ids".to_string();
+    assert_eq!(error(Arc::new(once)), GenerateError::Forbidden { position: 7, rules });
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! The texts of a batch, and the blocks of the cache that each has. No tensors.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use models::layers::paged::{Chunk, Outputs};
 use serde::{Deserialize, Serialize};
 
+use super::TextRules;
 use super::options::GenerateOptions;
 use crate::block_pool::BlockPool;
+use crate::logits::Seen;
 
 /// Positions of a block of the cache.
 pub(super) const BLOCK_SIZE: usize = 64;
@@ -28,6 +31,7 @@ pub(super) struct Text {
     pub tokens: Vec<i64>,
     pub prompt: usize,
     pub seed: u64,
+    pub rules: Option<Arc<TextRules>>,
     /// The tokens in the cache.
     pub read: Range<usize>,
     /// Most tokens in the cache.
@@ -56,12 +60,20 @@ impl Text {
             if is_whole {
                 pool.keep((0, prompt), &blocks, &mut 0);
             }
+            let seen = || Seen::new(prompt, prompt, &options.stop_tokens, options.max_new_tokens);
+            let rules = TextRules::new(&options.processors, &options.sampling, seen);
             let unread = prompt.len() - prompt.len().min(capacity);
             let (tokens, prompt, read) = (prompt.to_vec(), prompt.len(), unread..unread + cached);
-            Self { tokens, prompt, seed: *seed, read, capacity, blocks, ended: None }
+            Self { tokens, prompt, seed: *seed, rules, read, capacity, blocks, ended: None }
         };
         let texts = prompts.iter().map(text).collect();
         (texts, (most - pool.available()) as u32)
+    }
+
+    /// Another token.
+    pub fn push(&mut self, token: i64) {
+        self.tokens.push(token);
+        TextRules::push(&mut self.rules, token);
     }
 
     /// What is read next: what is not in the cache, or, if there is no room for it, the last half window.

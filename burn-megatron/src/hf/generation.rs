@@ -1,5 +1,6 @@
 //! `generation_config.json`: how a model's author suggests to sample from it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -9,6 +10,7 @@ use tokenizers::Tokenizer;
 
 use super::error::HfFolderError;
 use crate::data::chat::{ChatError, special_token};
+use crate::logits::LogitsProcessors;
 
 /// What a generation may take from `generation_config.json`; absent keys are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -27,40 +29,34 @@ pub struct GenerationConfig {
     pub top_p: Option<f64>,
     /// Only tokens are drawn that are at least so many times as likely as the likeliest.
     pub min_p: Option<f64>,
+    /// Only the likeliest tokens are drawn from whose terms stay within this share of the entropy.
+    pub top_h: Option<f64>,
+    /// Only the tokens are drawn from whose surprise is nearest to the entropy, and that make up this share together.
+    pub typical_p: Option<f64>,
+    /// Only tokens are drawn that have at least this probability.
+    pub epsilon_cutoff: Option<f64>,
+    /// The same, less where the entropy is high.
+    pub eta_cutoff: Option<f64>,
     /// Logits of tokens in prompt and text are divided by this, negative ones multiplied.
     pub repetition_penalty: Option<f64>,
+    /// What else changes logits.
+    pub processors: LogitsProcessors,
     /// Other keys with which transformers chooses other tokens, and their values.
     pub unsupported: Vec<(&'static str, Value)>,
 }
 
 /// Keys of transformers' `GenerationConfig` (5.24) that change its tokens and are not supported, with the number that changes
 /// nothing, if there is one. Nor do `null`, `false` and empty lists.
-const UNSUPPORTED: [(&str, Option<f64>); 26] = [
-    ("bad_words_ids", None),
-    ("begin_suppress_tokens", None),
+const UNSUPPORTED: [(&str, Option<f64>); 10] = [
     ("diversity_penalty", Some(0.0)),
-    ("encoder_no_repeat_ngram_size", Some(0.0)),
-    ("encoder_repetition_penalty", Some(1.0)),
-    ("epsilon_cutoff", Some(0.0)),
-    ("eta_cutoff", Some(0.0)),
-    ("exponential_decay_length_penalty", None),
     ("force_words_ids", None),
-    ("forced_bos_token_id", None),
     ("forced_decoder_ids", None),
-    ("forced_eos_token_id", None),
     ("guidance_scale", Some(1.0)),
-    ("min_length", Some(0.0)),
-    ("min_new_tokens", Some(0.0)),
-    ("no_repeat_ngram_size", Some(0.0)),
     ("num_beam_groups", Some(1.0)),
     ("num_beams", Some(1.0)),
     ("penalty_alpha", Some(0.0)),
-    ("sequence_bias", None),
     ("stop_strings", None),
-    ("suppress_tokens", None),
     ("token_healing", None),
-    ("top_h", None),
-    ("typical_p", Some(1.0)),
     ("watermarking_config", None),
 ];
 
@@ -123,20 +119,59 @@ impl GenerationConfig {
         let ids = value::<Ids>(path, keys, "eos_token_id", "a token id or a list of them")?;
         Ok(Self {
             bos_token_id: value(path, keys, "bos_token_id", "a token id")?,
-            eos_token_id: match ids {
-                None => Vec::new(),
-                Some(Ids::One(id)) => vec![id],
-                Some(Ids::More(ids)) => ids,
-            },
+            eos_token_id: ids.map(Ids::all).unwrap_or_default(),
             do_sample: value(path, keys, "do_sample", "true or false")?,
             temperature: value(path, keys, "temperature", "a number")?,
             top_k: value(path, keys, "top_k", "a number of tokens")?,
             top_p: value(path, keys, "top_p", "a number")?,
             min_p: value(path, keys, "min_p", "a number")?,
+            top_h: value(path, keys, "top_h", "a number")?,
+            typical_p: value(path, keys, "typical_p", "a number")?,
+            epsilon_cutoff: value(path, keys, "epsilon_cutoff", "a number")?,
+            eta_cutoff: value(path, keys, "eta_cutoff", "a number")?,
             repetition_penalty: value(path, keys, "repetition_penalty", "a number")?,
+            processors: processors(path, keys)?,
             unsupported: unsupported(keys),
         })
     }
+}
+
+/// The rules of transformers' logits processors.
+fn processors(path: &Path, keys: &Map<String, Value>) -> Result<LogitsProcessors, HfFolderError> {
+    let count = |key| Ok::<usize, HfFolderError>(value(path, keys, key, "a number of tokens")?.unwrap_or_default());
+    let tokens = |key| -> Result<Vec<i64>, HfFolderError> {
+        let ids: Option<Ids> = value(path, keys, key, "a token id or a list of them")?;
+        Ok(ids.map(Ids::all).unwrap_or_default().into_iter().map(i64::from).collect())
+    };
+    let sequences = "a list of lists of token ids";
+    let decay: Option<(usize, f64)> =
+        value(path, keys, "exponential_decay_length_penalty", "a number of tokens and a factor, [start, factor]")?;
+    let rules = LogitsProcessors {
+        sequence_bias: match keys.get("sequence_bias") {
+            Some(Value::Object(empty)) if empty.is_empty() => Vec::new(),
+            _ => last_of_each(value(path, keys, "sequence_bias", "a list of [token ids, bias]")?.unwrap_or_default()),
+        },
+        encoder_repetition_penalty: value(path, keys, "encoder_repetition_penalty", "a number")?
+            .filter(|by| *by != 1.0),
+        no_repeat_ngram_size: count("no_repeat_ngram_size")?,
+        encoder_no_repeat_ngram_size: count("encoder_no_repeat_ngram_size")?,
+        bad_words_ids: value(path, keys, "bad_words_ids", sequences)?.unwrap_or_default(),
+        min_length: count("min_length")?,
+        min_new_tokens: count("min_new_tokens")?,
+        forced_bos_token_id: value(path, keys, "forced_bos_token_id", "a token id")?,
+        forced_eos_token_id: tokens("forced_eos_token_id")?,
+        exponential_decay_length_penalty: decay,
+        suppress_tokens: tokens("suppress_tokens")?,
+        begin_suppress_tokens: tokens("begin_suppress_tokens")?,
+        ..LogitsProcessors::default()
+    };
+    rules.check().map_err(|what| HfFolderError::file(path, what))?;
+    Ok(rules)
+}
+
+/// As in transformers, of a sequence that is there twice the last bias counts.
+fn last_of_each(sequences: Vec<(Vec<i64>, f64)>) -> Vec<(Vec<i64>, f64)> {
+    sequences.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect()
 }
 
 fn unsupported(keys: &Map<String, Value>) -> Vec<(&'static str, Value)> {
@@ -157,6 +192,15 @@ fn unsupported(keys: &Map<String, Value>) -> Vec<(&'static str, Value)> {
 enum Ids {
     One(u32),
     More(Vec<u32>),
+}
+
+impl Ids {
+    fn all(self) -> Vec<u32> {
+        match self {
+            Self::One(id) => vec![id],
+            Self::More(ids) => ids,
+        }
+    }
 }
 
 /// The value of a key; `null` is the same as absent.
@@ -212,13 +256,42 @@ mod tests {
             "token_healing": false, "max_new_tokens": 2048, "use_cache": true, "sequence_bias": {},
         }));
         assert_eq!((neutral.repetition_penalty, neutral.min_p, neutral.note()), (Some(1.2), Some(0.1), None));
-        let found = read(serde_json::json!({
-            "typical_p": 0.9, "suppress_tokens": [1, 2], "forced_bos_token_id": 0, "num_beams": 4, "min_new_tokens": 5,
-        }));
+        let found = read(serde_json::json!({ "guidance_scale": 1.5, "num_beams": 4, "stop_strings": ["."] }));
         assert_eq!(
             found.note().unwrap(),
-            "note: generation_config.json has forced_bos_token_id = 0, min_new_tokens = 5, num_beams = 4, suppress_tokens = [1,2], \
-             typical_p = 0.9, by which transformers writes other texts: no effect here"
+            "note: generation_config.json has guidance_scale = 1.5, num_beams = 4, stop_strings = [\".\"], \
+             by which transformers writes other texts: no effect here"
         );
+        assert_eq!((found.processors, neutral.processors), Default::default());
+    }
+
+    #[test]
+    fn rules_of_logits_processors_are_read_or_refused_by_name() {
+        let read = |keys: Value| GenerationConfig::of(Path::new("generation_config.json"), keys.as_object().unwrap());
+        let found = read(serde_json::json!({
+            "sequence_bias": [[[1, 2], 9.0], [[1, 2], -3.5]], "bad_words_ids": [[7], [8, 9]], "forced_eos_token_id": 2,
+            "suppress_tokens": [4, 5], "exponential_decay_length_penalty": [15, 1.6], "min_new_tokens": 3,
+            "typical_p": 0.9, "forced_bos_token_id": 0,
+        }));
+        let found = found.unwrap();
+        let rules = LogitsProcessors {
+            sequence_bias: vec![(vec![1, 2], -3.5)],
+            bad_words_ids: vec![vec![7], vec![8, 9]],
+            forced_eos_token_id: vec![2],
+            suppress_tokens: vec![4, 5],
+            exponential_decay_length_penalty: Some((15, 1.6)),
+            min_new_tokens: 3,
+            forced_bos_token_id: Some(0),
+            ..LogitsProcessors::default()
+        };
+        assert_eq!((found.processors, found.typical_p, found.unsupported), (rules, Some(0.9), Vec::new()));
+        let refused = |keys| read(keys).unwrap_err().to_string();
+        says!(
+            refused(serde_json::json!({"bad_words_ids": [3]})),
+            "bad_words_ids = [3] is not a list of lists of token ids"
+        );
+        says!(refused(serde_json::json!({"min_length": -1})), "min_length = -1 is not a number of tokens");
+        let penalty = refused(serde_json::json!({"encoder_repetition_penalty": 0}));
+        says!(penalty, "encoder_repetition_penalty = 0 is not a number above 0");
     }
 }

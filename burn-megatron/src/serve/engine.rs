@@ -145,7 +145,7 @@ impl First {
                 false => queue.receiver.try_recv().map_err(|_| RecvTimeoutError::Timeout),
             };
             match message {
-                Ok(Message::Request(submitted)) => sequences.add(submitted),
+                Ok(Message::Request(submitted)) => sequences.add(*submitted),
                 Ok(Message::Finish) => *is_last = true,
                 Err(RecvTimeoutError::Disconnected) => *is_last = true,
                 Ok(Message::Stop) => {
@@ -170,7 +170,7 @@ impl First {
     fn take(&mut self, pass: &Pass, logits: Tensor<2>) {
         let (places, choices): (Vec<_>, Vec<_>) = self.sequences.choices(pass).into_iter().unzip();
         let chosen = choose(logits, &choices);
-        for ((place, choice), chosen) in places.into_iter().zip(&choices).zip(chosen) {
+        for ((place, choice), chosen) in places.into_iter().zip(choices).zip(chosen) {
             self.sequences.take(place, choice, chosen);
         }
     }

@@ -28,7 +28,7 @@ pub struct Queue {
 pub(super) type OnEvent = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 
 pub(super) enum Message {
-    Request(Submitted),
+    Request(Box<Submitted>),
     Finish,
     Stop,
 }
@@ -110,7 +110,7 @@ impl Requests {
         let cancelled = Arc::new(AtomicBool::new(false));
         let ticket = Ticket { cancelled: Arc::clone(&cancelled) };
         let submitted = Submitted { request, on_event: Box::new(on_event), cancelled };
-        self.sender.send(Message::Request(submitted)).map_err(|_| Stopped)?;
+        self.sender.send(Message::Request(Box::new(submitted))).map_err(|_| Stopped)?;
         Ok(ticket)
     }
 
@@ -139,7 +139,7 @@ pub(super) fn locked(statistics: &Mutex<Statistics>) -> MutexGuard<'_, Statistic
 impl std::fmt::Debug for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Request(Submitted { request, .. }) => f.debug_tuple("Request").field(request).finish(),
+            Self::Request(submitted) => f.debug_tuple("Request").field(&submitted.request).finish(),
             Self::Finish => f.write_str("Finish"),
             Self::Stop => f.write_str("Stop"),
         }

@@ -1,8 +1,11 @@
 //! What is asked of a server's ranks, and what they answer. Tokens, no text.
 
+use std::sync::Arc;
+
 use thiserror::Error;
 
 use crate::generate::{GenerateError, Sampling, TokenLogprobs};
+use crate::logits::LogitsProcessors;
 
 /// One sequence to continue.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +20,8 @@ pub struct Request {
     pub stop_tokens: Vec<i64>,
     /// How each token is chosen.
     pub sampling: Sampling,
+    /// What changes the logits before.
+    pub processors: Arc<LogitsProcessors>,
     /// Log-probabilities of the chosen tokens, and of so many of the likeliest.
     pub logprobs: Option<usize>,
     /// Log-probabilities of the prompt's tokens too.
@@ -27,8 +32,8 @@ impl Request {
     /// The likeliest tokens after a prompt, so many at most.
     pub fn greedy(prompt: Vec<i64>, max_tokens: usize) -> Self {
         let sampling = Sampling::greedy();
-        let (stop_tokens, logprobs, prompt_logprobs) = (Vec::new(), None, false);
-        Self { model: 0, prompt, max_tokens, stop_tokens, sampling, logprobs, prompt_logprobs }
+        let (stop_tokens, processors, logprobs) = (Vec::new(), Arc::default(), None);
+        Self { model: 0, prompt, max_tokens, stop_tokens, sampling, processors, logprobs, prompt_logprobs: false }
     }
 
     /// Whether a server for sequences of at most `max_model_len` tokens of a vocabulary can answer this. The error
@@ -41,6 +46,7 @@ impl Request {
             return Err(GenerateError::UnknownToken { token, vocab_size }.into());
         }
         self.sampling.check()?;
+        self.processors.check().map_err(GenerateError::Processors)?;
         if self.max_tokens == 0 {
             return Err(RequestError::NoTokens);
         }
@@ -104,4 +110,6 @@ pub enum Event {
     },
     /// There is no more, for this reason.
     Failed(String),
+    /// There is no more, because what the request asks for contradicts itself in this way.
+    Refused(String),
 }

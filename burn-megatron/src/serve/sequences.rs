@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::queue::{OnEvent, Statistics, Submitted};
 use super::request::{Event, Finish, Request};
 use super::scheduler::{Scheduled, Scheduler};
-use crate::generate::{Choice, Chosen, TokenLogprobs};
+use crate::generate::{Choice, Chosen, NoChoice, TextRules, TokenLogprobs};
+use crate::logits::Seen;
 
 /// What one model reads in a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,6 +33,7 @@ pub(super) struct Place {
 
 struct Sequence {
     request: Request,
+    rules: Option<Arc<TextRules>>,
     on_event: OnEvent,
     cancelled: Arc<AtomicBool>,
     /// Prompt and new tokens.
@@ -54,7 +56,7 @@ impl Sequence {
     fn choice(&self, position: usize) -> Choice {
         let Request { sampling, logprobs, .. } = self.request;
         match self.tokens.get(position + 1) {
-            None => Choice::next(sampling, &self.tokens, self.new_tokens(), logprobs),
+            None => Choice::next(sampling, &self.rules, self.new_tokens(), logprobs),
             // After a preemption some are known.
             Some(&token) if self.reads_logprobs() && position >= self.prompt_logprobs.len() => {
                 Choice::Known { token, top: logprobs.unwrap_or(0) }
@@ -98,14 +100,18 @@ impl Sequences {
             true => self.scheduler.add_to_read_all(self.next_id, request.model, &tokens),
             false => self.scheduler.add(self.next_id, request.model, &tokens),
         }
-        let sequence = Sequence { request, on_event, cancelled, tokens, cached: None, prompt_logprobs: Vec::new() };
+        let Request { prompt, stop_tokens, max_tokens, .. } = &request;
+        let seen = || Seen::new(prompt, prompt, stop_tokens, *max_tokens);
+        let rules = TextRules::new(&request.processors, &request.sampling, seen);
+        let (cached, prompt_logprobs) = (None, Vec::new());
+        let sequence = Sequence { request, rules, on_event, cancelled, tokens, cached, prompt_logprobs };
         self.all.insert(self.next_id, sequence);
         self.next_id += 1;
     }
 
     pub fn fail_all(&mut self, why: &str) {
         let ids: Vec<u64> = self.all.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.fail(id, why.into()));
+        ids.into_iter().for_each(|id| self.fail(id, Event::Failed(why.into())));
     }
 
     /// What each model reads next, without those that nobody waits for any more.
@@ -154,21 +160,23 @@ impl Sequences {
     }
 
     /// Takes what was chosen at a place, and tells who waits for it.
-    pub fn take(&mut self, Place { id, position }: Place, choice: &Choice, chosen: Result<Chosen, f64>) {
+    pub fn take(&mut self, Place { id, position }: Place, choice: Choice, chosen: Result<Chosen, NoChoice>) {
         let Some(sequence) = self.all.get_mut(&id) else { return };
         let (token, logprobs) = match chosen {
             Ok(chosen) => chosen,
-            Err(value) => {
-                let what = "its weights are broken or overflow in its precision";
-                let why = format!("after {} tokens the model gives a logit of {value}: {what}", position + 1);
-                return self.fail(id, why);
+            Err(why) => {
+                let is_refused = matches!(why, NoChoice::Forbidden(_));
+                let why = why.after(position + 1).to_string();
+                return self.fail(id, if is_refused { Event::Refused(why) } else { Event::Failed(why) });
             }
         };
-        match choice {
+        match &choice {
             Choice::None => return,
             Choice::Known { .. } => return sequence.prompt_logprobs.extend(logprobs),
             Choice::Next { .. } => {}
         }
+        // The sequence alone has its rules again.
+        drop(choice);
         if sequence.new_tokens() == 0 {
             self.totals.prompt_tokens += sequence.request.prompt.len() as u64;
             if let Some(cached) = sequence.cached.filter(|cached| *cached > 0) {
@@ -181,6 +189,7 @@ impl Sequences {
             }
         }
         sequence.tokens.push(token);
+        TextRules::push(&mut sequence.rules, token);
         self.totals.generation_tokens += 1;
         let finish = match () {
             () if sequence.request.stop_tokens.contains(&token) => Some(Finish::Stop),
@@ -197,10 +206,10 @@ impl Sequences {
         self.remove(id);
     }
 
-    fn fail(&mut self, id: u64, why: String) {
+    fn fail(&mut self, id: u64, why: Event) {
         if let Some(sequence) = self.all.get_mut(&id) {
             // It ends whether or not somebody listens.
-            let _ = (sequence.on_event)(Event::Failed(why));
+            let _ = (sequence.on_event)(why);
             self.totals.failed += 1;
         }
         self.remove(id);

@@ -9,10 +9,13 @@
 /// assert_eq!(stop.push("one E"), ("one ".to_string(), false));
 /// assert_eq!(stop.push("very EN"), ("Every ".to_string(), false));
 /// assert_eq!(stop.push("D of it"), (String::new(), true));
+/// let mut shown = StopStrings::new(vec!["END".into()]).shown(true);
+/// assert_eq!(shown.push("The END of it"), ("The END".to_string(), true));
 /// ```
 #[derive(Clone, Debug)]
 pub struct StopStrings {
     strings: Vec<String>,
+    is_shown: bool,
     held: String,
 }
 
@@ -20,14 +23,20 @@ impl StopStrings {
     /// The strings; empty ones stop nothing.
     pub fn new(mut strings: Vec<String>) -> Self {
         strings.retain(|string| !string.is_empty());
-        Self { strings, held: String::new() }
+        Self { strings, is_shown: false, held: String::new() }
+    }
+
+    /// The stop string that ends the text is shown too, or not.
+    pub fn shown(self, is_shown: bool) -> Self {
+        Self { is_shown, ..self }
     }
 
     /// Takes more of the text; gives what can be shown of it, and whether a stop string has ended it.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         self.held += text;
-        if let Some(end) = self.strings.iter().filter_map(|string| self.held.find(string.as_str())).min() {
-            self.held.truncate(end);
+        let find = |string: &String| Some((self.held.find(string.as_str())?, string.len()));
+        if let Some((start, len)) = self.strings.iter().filter_map(find).min() {
+            self.held.truncate(if self.is_shown { start + len } else { start });
             return (std::mem::take(&mut self.held), true);
         }
         let is_open = |at: &usize| self.strings.iter().any(|string| string.starts_with(&self.held[*at..]));

@@ -2,6 +2,7 @@
 //! Face's and from a checkpoint, in every layout; and what it refuses.
 
 mod module;
+mod rules;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -146,42 +147,6 @@ fn stop_tokens_come_from_the_folder_or_a_flag() {
     assert_eq!(greedy(&folder, &[]), all[..=end]);
     assert_eq!(greedy(&folder, &["--stop-token", "300"]), all);
     assert_eq!(greedy(&folder, &["--stop-token", "300", "--stop-token", &all[0].to_string()]), all[..1]);
-}
-
-/// What transformers 5.24 writes in f64 (torch 2.15): `generate(PROMPT, max_new_tokens=24, do_sample=False,
-/// repetition_penalty=1.3, eos_token_id=None)`.
-const PENALISED: [(&str, [i64; 24]); 2] = [
-    (
-        "qwen3",
-        [220, 189, 158, 23, 59, 93, 93, 194, 189, 182, 165, 192, 161, 167, 162, 50, 116, 50, 50, 148, 93, 162, 13, 50],
-    ),
-    (
-        "gpt2",
-        [
-            61, 61, 177, 151, 16, 16, 193, 252, 78, 178, 236, 236, 236, 236, 236, 236, 236, 236, 236, 236, 236, 236,
-            236, 236,
-        ],
-    ),
-];
-
-#[test]
-fn repeated_tokens_are_penalised_as_in_transformers_and_other_keys_are_named() {
-    for (name, expected) in PENALISED {
-        let greedy = |generation: serde_json::Value, more: &[&str]| {
-            let (folder, prompt) = (with_tokenizer(name, &generation), list(&PROMPT));
-            let dir = folder.path().to_str().unwrap();
-            let flags = ["--hf", dir, "--tokens", &prompt, "--max-new-tokens", "24", "--dtype", "f64"];
-            let output = run(&[&flags[..], more].concat());
-            let [text, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
-            (text, said.contains("generation_config.json has no_repeat_ngram_size = 3,"))
-        };
-        let expected = format!("{}\n", list(&expected));
-        assert_eq!(greedy(json!({"repetition_penalty": 1.3}), &[]), (expected.clone(), false), "{name}");
-        assert_eq!(greedy(json!({}), &["--repetition-penalty", "1.3"]), (expected.clone(), false), "{name}");
-        let layout = ["--repetition-penalty", "1.3", "--tensor-parallel", "2"];
-        assert_eq!(greedy(json!({"no_repeat_ngram_size": 3}), &layout), (expected.clone(), true), "{name}");
-        assert_ne!(greedy(json!({}), &[]).0, expected, "{name}");
-    }
 }
 
 /// One writer, the whole of every tensor in f64.

@@ -90,10 +90,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if stop_tokens.is_empty() {
         eprintln!("no end-of-sequence token is known: an answer ends after {max_new_tokens} tokens");
     }
-    let options = GenerateOptions {
-        stop_tokens,
-        ..GenerateOptions::new(max_new_tokens, args.sampling.over(folder.generation()))
-    };
+    let options = args.sampling.options(folder.generation(), max_new_tokens, stop_tokens);
     options.check(folder.config(), &[0])?;
     folder.generation().note().into_iter().for_each(|note| eprintln!("{note}"));
     // A conversation may need all positions, as far as there is memory for their keys and values.

@@ -198,14 +198,9 @@ fn options(args: &Args, source: &Source, prompt: usize) -> Result<GenerateOption
     let stop_tokens = stop_tokens(args, &source.generation, vocabulary, source.tokenizer.as_ref())?;
     let positions = source.config.cached_positions().filter(|_| args.window.is_none());
     let room = positions.map_or(128, |positions| (positions + 1).saturating_sub(prompt).clamp(1, 128));
-    Ok(GenerateOptions {
-        max_new_tokens: args.max_new_tokens.unwrap_or(room),
-        stop_tokens,
-        sampling: args.sampling.over(&source.generation),
-        window: args.window,
-        enable_prefix_caching: true,
-        enforce_eager: false,
-    })
+    let max_new_tokens = args.max_new_tokens.unwrap_or(room);
+    let options = args.sampling.options(&source.generation, max_new_tokens, stop_tokens);
+    Ok(GenerateOptions { window: args.window, ..options })
 }
 
 /// A note if the text may outgrow the positions that a model with rotary angles was trained with.

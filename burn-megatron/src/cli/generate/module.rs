@@ -16,7 +16,7 @@ use crate::cli::refused;
 use crate::data::images::{ImageProcessor, RgbImage};
 use crate::data::readable_tokenizer;
 use crate::forward::Settings;
-use crate::generate::{GenerateOptions, ModulePrompt, generate_module, module_images};
+use crate::generate::{ModulePrompt, generate_module, module_images};
 use crate::hf::{GenerationConfig, ModuleFolder};
 use crate::refusal::Access;
 
@@ -51,10 +51,8 @@ pub(super) fn run(args: &Args, dir: &Path, cluster: &Cluster) -> Result<ExitCode
             (tokens, writer)
         }
     };
-    let options = GenerateOptions {
-        stop_tokens: stop_tokens(args, &generation, None, tokenizer.as_ref())?,
-        ..GenerateOptions::new(args.max_new_tokens.unwrap_or(128), args.sampling.over(&generation))
-    };
+    let stop_tokens = stop_tokens(args, &generation, None, tokenizer.as_ref())?;
+    let options = args.sampling.options(&generation, args.max_new_tokens.unwrap_or(128), stop_tokens);
     let layout = ParallelLayout { tp: args.tensor_parallel, ..ParallelLayout::default() };
     layout.check()?;
     let folder = if let Some(adapter) = &args.adapter { folder.with_adapter(adapter) } else { folder };

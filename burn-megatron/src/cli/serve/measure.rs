@@ -173,7 +173,7 @@ impl Play {
                             return ended.send(Ok(timeline)).map_or(ControlFlow::Break(()), ControlFlow::Continue);
                         }
                     }
-                    Event::Failed(why) => drop(ended.send(Err(why))),
+                    Event::Failed(why) | Event::Refused(why) => drop(ended.send(Err(why))),
                     Event::Prompt(_) | Event::Cached(_) => {}
                 }
                 ControlFlow::Continue(())

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::launch::BoxError;
@@ -186,8 +186,10 @@ fn app(
         tokenizer,
         chat,
         defaults,
+        processors: folder.generation().processors.clone(),
         stop_tokens,
         vocab_size: folder.config().vocab_size(),
+        token_texts: OnceLock::new(),
         max_model_len: scheduler.max_model_len,
         ready: AtomicBool::new(false),
         count: AtomicU64::new(0),

@@ -1,12 +1,14 @@
-//! The choice of the next token from the model's logits, in transformers' order: repetition penalty, temperature, top-k,
-//! top-p, min-p, draw (`transformers/generation/logits_process.py`).
+//! The choice of the next token from the model's logits, in transformers' order: repetition penalty, temperature, top-h,
+//! top-k, top-p, min-p, typical-p, cutoffs, draw (`transformers/generation/logits_process.py`).
 
+mod filters;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
+use self::filters::Candidates;
 use super::GenerateError;
 
 /// How the next token is chosen.
@@ -36,6 +38,16 @@ pub struct Sampling {
     /// Draw only among the tokens that are at least so many times as likely as the likeliest (Nguyen et al., 2024); `None`
     /// among all.
     pub min_p: Option<f64>,
+    /// Draw only among the likeliest tokens whose terms of the entropy stay within this share of it; of the 100 likeliest;
+    /// `None` among all.
+    pub top_h: Option<f64>,
+    /// Draw only among the tokens that together reach this probability, those first whose surprise is nearest to the entropy
+    /// (Meister et al., 2022); `None` among all.
+    pub typical_p: Option<f64>,
+    /// Draw only among the tokens that are at least so likely, and the likeliest (Hewitt et al., 2022); 0 among all.
+    pub epsilon_cutoff: f64,
+    /// The same with the smaller of this and its root over e to the power of the entropy; 0 among all.
+    pub eta_cutoff: f64,
     /// Positive logits of the tokens in prompt and text are divided by this, negative ones multiplied, before everything else
     /// (CTRL, Keskar et al., 2019): above 1 they come less often; 1 changes nothing.
     pub repetition_penalty: f64,
@@ -53,7 +65,18 @@ impl Default for Sampling {
 impl Sampling {
     /// Always the likeliest token.
     pub fn greedy() -> Self {
-        Self { temperature: 0.0, top_k: None, top_p: None, min_p: None, repetition_penalty: 1.0, seed: 0 }
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+            min_p: None,
+            top_h: None,
+            typical_p: None,
+            epsilon_cutoff: 0.0,
+            eta_cutoff: 0.0,
+            repetition_penalty: 1.0,
+            seed: 0,
+        }
     }
 
     /// Whether the options are in their ranges.
@@ -68,8 +91,15 @@ impl Sampling {
         if self.top_k == Some(0) {
             return refuse("top-k", 0.0, "at least 1");
         }
-        if let Some(p) = self.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
-            return refuse("top-p", p, "above 0 and at most 1");
+        for (option, share) in [("top-p", self.top_p), ("top-h", self.top_h), ("typical-p", self.typical_p)] {
+            if let Some(share) = share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+                return refuse(option, share, "above 0 and at most 1");
+            }
+        }
+        for (option, cutoff) in [("epsilon-cutoff", self.epsilon_cutoff), ("eta-cutoff", self.eta_cutoff)] {
+            if !(0.0..1.0).contains(&cutoff) {
+                return refuse(option, cutoff, "at least 0 and below 1");
+            }
         }
         if let Some(p) = self.min_p.filter(|p| !(0.0..=1.0).contains(p)) {
             return refuse("min-p", p, "0 to 1");
@@ -90,38 +120,60 @@ impl Sampling {
         self.repetition_penalty != 1.0
     }
 
-    /// The token chosen as new token number `index`, after the `tokens` of prompt and text.
+    /// The token chosen as new token number `index`, after the `tokens` of prompt and text; the first one if all logits are -∞.
     pub fn choose(&self, logits: &[f64], tokens: &[i64], index: u64) -> usize {
-        let logits = &*self.penalised(logits, tokens);
-        if self.temperature == 0.0 {
-            return likeliest(logits);
+        if !self.penalises() {
+            return self.pick(logits, index).unwrap_or_default();
         }
-        let highest = logits[likeliest(logits)];
-        let weight = |token: usize| ((logits[token] - highest) / self.temperature).exp();
-        let mut candidates: Vec<usize> = (0..logits.len()).collect();
-        if let Some(k) = self.top_k {
-            keep_top_k(&mut candidates, logits, k);
-        }
-        if let Some(p) = self.top_p.filter(|p| *p < 1.0) {
-            keep_top_p(&mut candidates, weight, p);
-        }
-        if let Some(p) = self.min_p {
-            // The likeliest has weight 1.
-            candidates.retain(|&token| weight(token) >= p);
-        }
-        draw(&candidates, weight, uniform(self.seed, index))
+        let mut logits = logits.to_vec();
+        // However often a token was there.
+        let seen: BTreeSet<i64> = tokens.iter().copied().collect();
+        self.penalise(&mut logits, seen.into_iter());
+        self.pick(&logits, index).unwrap_or_default()
     }
 
-    fn penalised<'a>(&self, logits: &'a [f64], tokens: &[i64]) -> Cow<'a, [f64]> {
-        let mut all = Cow::Borrowed(logits);
-        if self.penalises() {
-            // However often a token was there.
-            for token in tokens.iter().map(|token| *token as usize).filter(|token| *token < logits.len()) {
-                let (logit, by) = (logits[token], self.repetition_penalty);
-                all.to_mut()[token] = if logit < 0.0 { logit * by } else { logit / by };
+    /// `seen` has each token once.
+    pub(super) fn penalise(&self, logits: &mut [f64], seen: impl Iterator<Item = i64>) {
+        let by = self.repetition_penalty;
+        for token in seen {
+            if let Some(logit) = usize::try_from(token).ok().and_then(|token| logits.get_mut(token)) {
+                *logit = if *logit < 0.0 { *logit * by } else { *logit / by };
             }
         }
-        all
+    }
+
+    /// From logits with all penalties, of which those of tokens that do not come are -∞; `None` if no token comes.
+    pub(super) fn pick(&self, logits: &[f64], index: u64) -> Option<usize> {
+        let best = likeliest(logits);
+        if logits[best] == f64::NEG_INFINITY {
+            return None;
+        }
+        if self.temperature == 0.0 {
+            return Some(best);
+        }
+        let mut left = Candidates::all(logits, logits[best], self.temperature);
+        if let Some(share) = self.top_h {
+            left.keep_top_h(share);
+        }
+        if let Some(k) = self.top_k {
+            left.keep_top_k(k);
+        }
+        if let Some(p) = self.top_p.filter(|p| *p < 1.0) {
+            left.keep_top_p(p);
+        }
+        if let Some(p) = self.min_p {
+            left.keep_min_p(p);
+        }
+        if let Some(p) = self.typical_p.filter(|p| *p < 1.0) {
+            left.keep_typical(p);
+        }
+        if self.epsilon_cutoff > 0.0 {
+            left.keep_probability(self.epsilon_cutoff);
+        }
+        if self.eta_cutoff > 0.0 {
+            left.keep_probability(self.eta_cutoff.min(self.eta_cutoff.sqrt() * (-left.entropy()).exp()));
+        }
+        Some(left.draw(uniform(self.seed, index)))
     }
 }
 
@@ -131,46 +183,6 @@ pub(crate) const PENALTIES: RangeInclusive<f64> = 0.01..=100.0;
 /// The first of the highest logits.
 fn likeliest(logits: &[f64]) -> usize {
     (1..logits.len()).fold(0, |best, token| if logits[token] > logits[best] { token } else { best })
-}
-
-/// Keeps the tokens that are at least as likely as the `k`-th.
-fn keep_top_k(candidates: &mut Vec<usize>, logits: &[f64], k: usize) {
-    if k < candidates.len() {
-        let mut order = candidates.clone();
-        let (_, last, _) = order.select_nth_unstable_by(k - 1, |&a, &b| logits[b].total_cmp(&logits[a]));
-        let threshold = logits[*last];
-        candidates.retain(|&token| logits[token] >= threshold);
-    }
-}
-
-/// Keeps the likeliest tokens as long as those before them have not reached the share `p` of the whole weight; of
-/// equally likely ones the first. Always keeps one.
-fn keep_top_p(candidates: &mut Vec<usize>, weight: impl Fn(usize) -> f64, p: f64) {
-    let enough = p * candidates.iter().map(|&token| weight(token)).sum::<f64>();
-    candidates.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)));
-    let mut before = 0.0;
-    let end = candidates.iter().position(|&token| {
-        let reached = before >= enough;
-        before += weight(token);
-        reached
-    });
-    candidates.truncate(end.unwrap_or(candidates.len()).max(1));
-    // The draw goes through the tokens by number: rounding that swaps two of nearly the same weight moves it
-    // little.
-    candidates.sort_unstable();
-}
-
-/// The token under the point `at`, from `[0, 1)`, when each takes a share of the line as long as its weight.
-fn draw(candidates: &[usize], weight: impl Fn(usize) -> f64, at: f64) -> usize {
-    let mut left = at * candidates.iter().map(|&token| weight(token)).sum::<f64>();
-    for &token in candidates {
-        left -= weight(token);
-        if left < 0.0 {
-            return token;
-        }
-    }
-    // Rounding: the last one that can be drawn at all.
-    candidates.iter().rev().copied().find(|&token| weight(token) > 0.0).unwrap_or(candidates[0])
 }
 
 /// A number in `[0, 1)` for an index: SplitMix64 (Steele, Lea and Flood, 2014).

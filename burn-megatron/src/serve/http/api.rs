@@ -1,6 +1,7 @@
 //! What both endpoints have in common: from parameters to sequences.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use axum::http::StatusCode;
 use serde_json::json;
@@ -8,7 +9,10 @@ use serde_json::json;
 use super::App;
 use super::error::ApiError;
 use super::params::Params;
-use crate::generate::{PENALTIES, Sampling};
+use super::speak::Stop;
+use crate::generate::{GenerateError, PENALTIES, Sampling};
+use crate::json_grammar::JsonGrammar;
+use crate::logits::{Guide, LogitsProcessors};
 use crate::serve::{Request, RequestError};
 
 /// Most choices for a prompt.
@@ -21,8 +25,7 @@ pub(super) const MOST_PROMPTS: usize = 2048;
 pub(super) const MOST_LOGPROBS: i64 = 20;
 
 /// Parameters that say nothing of the text.
-const IGNORED: &str =
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls";
+const IGNORED: &str = "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention";
 
 /// The parameters that both endpoints have.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,14 +33,16 @@ pub(super) struct Common {
     pub model: usize,
     /// Of every sequence, but for the seed.
     pub sampling: Sampling,
+    pub processors: Arc<LogitsProcessors>,
+    /// As the request says it, not the model.
+    min_tokens: Option<usize>,
     /// Of the first choice of each prompt.
     pub seed: Option<u64>,
     /// Choices for each prompt.
     pub n: usize,
     pub max_tokens: Option<usize>,
-    pub stop: Vec<String>,
-    /// The text is as long as asked for, whatever it says (vLLM's, for measurements).
-    pub ignore_eos: bool,
+    pub stop: Stop,
+    pub stop_tokens: Vec<i64>,
     pub stream: bool,
     pub include_usage: bool,
 }
@@ -60,23 +65,41 @@ impl Common {
             min_p: params.float("min_p", 0.0..=1.0)?.or(defaults.min_p),
             repetition_penalty: params.float("repetition_penalty", PENALTIES)?.unwrap_or(defaults.repetition_penalty),
             seed: 0,
+            ..*defaults
         };
+        let min_tokens = params.integer("min_tokens", 0..=i64::from(u32::MAX))?.map(|tokens| tokens as usize);
+        let processors = Arc::new(processors(params, app, min_tokens)?);
         let seed = params.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64);
         let n = params.integer("n", 1..=MOST)?.unwrap_or(1) as usize;
         let completion = params.integer("max_completion_tokens", least..=i64::MAX)?;
         let max_tokens = params.integer("max_tokens", least..=i64::MAX)?;
-        let stop = params.strings("stop")?;
-        let ignore_eos = params.bool("ignore_eos")?;
+        let stop = Stop {
+            strings: params.strings("stop")?,
+            is_shown: params.bool("include_stop_str_in_output")?,
+            min_tokens: processors.min_new_tokens,
+        };
+        // For measurements (vLLM's): the text is as long as asked for, whatever it says.
+        let goes_on = params.bool("ignore_eos")? && processors.guide.is_none();
+        let mut stop_tokens = if goes_on { Vec::new() } else { app.stop_tokens.clone() };
+        stop_tokens.extend(params.tokens("stop_token_ids", app.vocab_size)?.unwrap_or_default());
         let stream = params.bool("stream")?;
         let include_usage = stream_options(params, stream)?;
-        for penalty in ["presence_penalty", "frequency_penalty"] {
-            params.without(penalty, &[json!(0), json!(0.0)])?;
-        }
-        params.without("logit_bias", &[json!({})])?;
         params.without("best_of", &[json!(n)])?;
         IGNORED.split(' ').for_each(|key| drop(params.take(key)));
         let max_tokens = completion.or(max_tokens).map(|tokens| tokens as usize);
-        Ok(Self { model, sampling, seed, n, max_tokens, stop, ignore_eos, stream, include_usage })
+        Ok(Self {
+            model,
+            sampling,
+            processors,
+            min_tokens,
+            seed,
+            n,
+            max_tokens,
+            stop,
+            stop_tokens,
+            stream,
+            include_usage,
+        })
     }
 
     /// One sequence for each choice: all of the first prompt, then all of the next.
@@ -93,7 +116,8 @@ impl Common {
                 model: self.model,
                 prompt: prompt.clone(),
                 max_tokens: max_tokens(prompt.len()),
-                stop_tokens: if self.ignore_eos { Vec::new() } else { app.stop_tokens.clone() },
+                stop_tokens: self.stop_tokens.clone(),
+                processors: Arc::clone(&self.processors),
                 // Each choice has draws of its own; the first has those of the seed. Without one no two sequences share draws.
                 sampling: Sampling {
                     seed: self.seed.map_or_else(random, |seed| seed.wrapping_add(choice as u64)),
@@ -103,7 +127,14 @@ impl Common {
                 prompt_logprobs,
             };
             request.check(app.vocab_size, app.max_model_len).map_err(refused)?;
-            Ok(request)
+            match self.min_tokens.filter(|least| *least > request.max_tokens) {
+                Some(least) => {
+                    let most = request.max_tokens;
+                    let what = format!("{least} is more than the {most} of max_tokens; nearest legal: {most}");
+                    Err(ApiError::param("min_tokens", what))
+                }
+                None => Ok(request),
+            }
         };
         prompts.iter().flat_map(|prompt| (0..self.n).map(move |choice| of(prompt, choice))).collect()
     }
@@ -116,7 +147,10 @@ pub(super) fn refused(error: RequestError) -> ApiError {
         }
         RequestError::TooLong { .. } => (Some("max_tokens"), Some("context_length_exceeded")),
         RequestError::NoTokens => (Some("max_tokens"), None),
-        RequestError::Generate(_) => (Some("prompt"), None),
+        RequestError::Generate(GenerateError::EmptyPrompt | GenerateError::UnknownToken { .. }) => {
+            (Some("prompt"), None)
+        }
+        RequestError::Generate(_) => (None, None),
     };
     ApiError { param: param.map(String::from), code, ..ApiError::new(StatusCode::BAD_REQUEST, error.to_string()) }
 }
@@ -131,6 +165,69 @@ fn stream_options(params: &mut Params, stream: bool) -> Result<bool, ApiError> {
     let include_usage = options.bool("include_usage").map_err(named)?;
     options.finish().map_err(named)?;
     Ok(include_usage)
+}
+
+/// The model's rules with those of the request.
+fn processors(params: &mut Params, app: &App, min_tokens: Option<usize>) -> Result<LogitsProcessors, ApiError> {
+    let of = &app.processors;
+    let ngram = params.integer("no_repeat_ngram_size", 0..=i64::from(u32::MAX))?;
+    let allowed = params.tokens("allowed_token_ids", app.vocab_size)?;
+    if allowed.as_ref().is_some_and(Vec::is_empty) {
+        return Err(ApiError::param(
+            "allowed_token_ids",
+            "no token would be left; nearest legal: one token, or null for all",
+        ));
+    }
+    let presence = params.float("presence_penalty", -2.0..=2.0)?;
+    let frequency = params.float("frequency_penalty", -2.0..=2.0)?;
+    let mut rules = LogitsProcessors {
+        min_new_tokens: min_tokens.unwrap_or(of.min_new_tokens),
+        no_repeat_ngram_size: ngram.map_or(of.no_repeat_ngram_size, |size| size as usize),
+        presence_penalty: presence.unwrap_or(of.presence_penalty),
+        frequency_penalty: frequency.unwrap_or(of.frequency_penalty),
+        allowed_token_ids: allowed.unwrap_or_default(),
+        guide: guide(params, app)?,
+        ..of.clone()
+    };
+    rules.sequence_bias.extend(params.biases("logit_bias", app.vocab_size)?);
+    for word in params.strings("bad_words")? {
+        rules.bad_words_ids.extend(spellings(app, &word)?);
+    }
+    Ok(rules)
+}
+
+/// The texts that `response_format` asks for.
+fn guide(params: &mut Params, app: &App) -> Result<Option<Arc<Guide>>, ApiError> {
+    let wrong = |what: String| ApiError::param("response_format", what);
+    let Some(format) = params.take("response_format") else { return Ok(None) };
+    if !format.is_object() {
+        return Err(wrong(format!(
+            "an object with a type is needed, such as {{\"type\": \"json_object\"}}, this is {format}"
+        )));
+    }
+    let schema = &format["json_schema"]["schema"];
+    let grammar = match format["type"].as_str() {
+        Some("text") => return Ok(None),
+        Some("json_object") => JsonGrammar::object(),
+        Some("json_schema") if schema.is_null() => return Err(wrong("json_schema.schema is missing".into())),
+        // A schema may be long: meanwhile other requests are answered.
+        Some("json_schema") => tokio::task::block_in_place(|| JsonGrammar::of_schema(schema)).map_err(wrong)?,
+        _ => return Err(wrong(format!("{} is no type; legal: text, json_object, json_schema", format["type"]))),
+    };
+    match app.stop_tokens.is_empty() {
+        true => Err(wrong("no token of this model ends a text, so that none could end".into())),
+        false => Ok(Some(Arc::new(Guide::new(grammar, app.token_texts())))),
+    }
+}
+
+/// The tokens of a word at the beginning of a text, and behind a space if these are as many others (vLLM's rule).
+fn spellings(app: &App, word: &str) -> Result<Vec<Vec<i64>>, ApiError> {
+    let word = word.trim_start();
+    let plain = app.encode("bad_words", word, false)?;
+    let spaced = app.encode("bad_words", &format!(" {word}"), false)?;
+    let differs = spaced.len() == plain.len() && spaced.first() != plain.first();
+    let all = [Some(plain), Some(spaced).filter(|_| differs)].into_iter().flatten();
+    Ok(all.filter(|tokens| !tokens.is_empty()).collect())
 }
 
 /// A seed for who gives none: another one with every call and every start.

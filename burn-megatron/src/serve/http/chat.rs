@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -15,26 +16,35 @@ use super::logprobs::of_chat;
 use super::params::Params;
 use super::reply::{Form, Job, now};
 use super::speak::Piece;
+use super::tools::{CallReader, Tools};
+use crate::data::chat::{Conversation, PromptBody};
 
 pub(super) async fn completions(
     State(app): State<Arc<App>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
-    let mut params = Params::of(body)?;
+    let body = body?;
+    // Once: messages and tools keep the order of their keys.
+    let (body, others) = tokio::task::block_in_place(|| PromptBody::read(&body))
+        .map_err(|what| ApiError::new(StatusCode::BAD_REQUEST, format!("the body is {what}")))?;
+    let mut params = Params::new(others);
     let common = Common::take(&mut params, &app, 1)?;
     let wanted = params.bool("logprobs")?;
     let top = params.integer("top_logprobs", 0..=MOST_LOGPROBS)?;
     if top.is_some() && !wanted {
         return Err(ApiError::param("top_logprobs", "it has a meaning with logprobs only"));
     }
-    params.without("tools", &[json!([])])?;
-    params.without("tool_choice", &[json!("none"), json!("auto")])?;
-    params.without("response_format", &[json!({"type": "text"})])?;
+    let tools = Tools::take(&mut params)?;
     params.without("reasoning_effort", &[])?;
     params.without("modalities", &[json!(["text"])])?;
-    let messages = messages(&mut params)?;
+    let continues = params.bool("continue_final_message")?;
+    if params.flag("add_generation_prompt")?.is_some_and(|prompted| prompted == continues) {
+        return Err(ApiError::param("add_generation_prompt", "it is true unless continue_final_message is"));
+    }
     params.finish()?;
-    let prompt = prompt(&app, &messages)?;
+    let row = tokio::task::block_in_place(|| body.conversation()).map_err(refused)?;
+    let row = if tools.names.is_empty() { row.without_tools() } else { row };
+    let prompt = prompt(&app, &if continues { row.continued() } else { row })?;
     let logprobs = wanted.then_some(top.unwrap_or(0) as usize);
     // As long as there is room, if nobody says how long.
     let room = |prompt: usize| common.max_tokens.unwrap_or(app.max_model_len.saturating_sub(prompt).max(1));
@@ -45,6 +55,7 @@ pub(super) async fn completions(
         created: now(),
         model: app.models[common.model].clone(),
         begun: vec![false; requests.len()],
+        calls: requests.iter().map(|_| tools.reader()).collect(),
         logprobs: wanted,
         app: Arc::clone(&app),
     };
@@ -52,43 +63,20 @@ pub(super) async fn completions(
     Job { app, requests, stop, n, prompt_tokens, prompt_only: false, stream, include_usage }.answer(form).await
 }
 
-fn prompt(app: &App, messages: &[(String, String)]) -> Result<Vec<i64>, ApiError> {
+fn prompt(app: &App, row: &Conversation) -> Result<Vec<i64>, ApiError> {
     let chat = app.chat.as_ref();
     let chat = chat.ok_or_else(|| ApiError::param("messages", "the model's tokenizer has no chat template"))?;
-    let text = chat.prompt(messages).map_err(|error| ApiError::param("messages", error))?;
-    app.encode("messages", &text, false)
+    app.encode("messages", &chat.prompt_of(row).map_err(refused)?, false)
 }
 
-/// Roles and texts.
-fn messages(params: &mut Params) -> Result<Vec<(String, String)>, ApiError> {
-    let messages = match params.take("messages") {
-        Some(Value::Array(messages)) if !messages.is_empty() => messages,
-        _ => return Err(ApiError::param("messages", "a list of at least one message is needed")),
-    };
-    let message = |(index, message): (usize, &Value)| {
-        let wrong = |what: &str| ApiError::param(format!("messages[{index}]"), what);
-        let role = message["role"].as_str().ok_or_else(|| wrong("it has no role"))?;
-        // Clients send an assistant's messages back as they were, with keys that say nothing.
-        let says = |value: &Value| !value.is_null() && *value != json!([]);
-        let other = |(key, value): &(&String, &Value)| !matches!(key.as_str(), "role" | "content") && says(value);
-        if let Some((key, _)) = message.as_object().into_iter().flatten().find(other) {
-            return Err(wrong(&format!("this server does not support its key `{key}`, which may change the answer")));
-        }
-        let content = match &message["content"] {
-            Value::String(text) => text.clone(),
-            Value::Array(parts) => {
-                let text = |part: &Value| match part["type"].as_str() {
-                    Some("text") => part["text"].as_str().map(String::from),
-                    _ => None,
-                };
-                let all = parts.iter().map(text).collect::<Option<Vec<String>>>();
-                all.ok_or_else(|| wrong("only parts of the type `text` are supported"))?.concat()
-            }
-            _ => return Err(wrong("its content is neither a string nor a list of parts")),
-        };
-        Ok((role.to_string(), content))
-    };
-    messages.iter().enumerate().map(message).collect()
+/// By the key that the message begins with.
+fn refused(what: String) -> ApiError {
+    let key = what.split([':', '.', ' ']).next().unwrap_or_default();
+    let known = ["messages", "tools", "chat_template_kwargs"].iter().any(|known| key.starts_with(known));
+    match known {
+        true => ApiError { param: Some(key.into()), ..ApiError::new(StatusCode::BAD_REQUEST, what) },
+        false => ApiError::param("messages", what),
+    }
 }
 
 struct Chat {
@@ -98,6 +86,8 @@ struct Chat {
     model: String,
     /// By choice: whether its first part was given, which has the role.
     begun: Vec<bool>,
+    /// By choice, if there are tools.
+    calls: Vec<Option<CallReader>>,
     logprobs: bool,
 }
 
@@ -109,7 +99,16 @@ impl Form for Chat {
     }
 
     fn choice(&mut self, piece: Piece, is_part: bool) -> Option<Value> {
-        let Piece { choice, text, tokens, finish, .. } = piece;
+        let Piece { choice, mut text, tokens, mut finish, .. } = piece;
+        let mut calls = Vec::new();
+        if let Some(reader) = &mut self.calls[choice] {
+            text = reader.push(&text);
+            if finish.is_some() {
+                let (rest, all) = reader.end();
+                (text, calls) = (text + &rest, all);
+                finish = if calls.is_empty() { finish } else { Some("tool_calls") };
+            }
+        }
         let is_first = !std::mem::replace(&mut self.begun[choice], true);
         if is_part && text.is_empty() && finish.is_none() && !is_first && !self.logprobs {
             return None;
@@ -118,11 +117,18 @@ impl Form for Chat {
             logprobs.as_ref().map(|logprobs| of_chat(&self.app.tokenizer, *token, logprobs))
         };
         let logprobs = self.logprobs.then(|| json!({"content": tokens.iter().filter_map(of).collect::<Vec<_>>()}));
-        let (key, message) = match is_part {
-            false => ("message", json!({"role": "assistant", "content": text})),
-            true if is_first => ("delta", json!({"role": "assistant", "content": text})),
-            true => ("delta", json!({"content": text})),
+        // OpenAI's content is null if there are only calls.
+        let content = if text.is_empty() && !calls.is_empty() { Value::Null } else { text.into() };
+        let (key, mut message) = match is_part {
+            false => ("message", json!({"role": "assistant", "content": content})),
+            true if is_first => ("delta", json!({"role": "assistant", "content": content})),
+            true => ("delta", json!({"content": content})),
         };
+        if !calls.is_empty() {
+            let id = |at: usize| format!("{}-{choice}-{at}", self.id.replace("chatcmpl", "call"));
+            message["tool_calls"] =
+                calls.iter().enumerate().map(|(at, call)| call.json(at, &id(at), is_part)).collect();
+        }
         let mut answer = json!({"index": choice, "logprobs": logprobs, "finish_reason": finish});
         answer[key] = message;
         Some(answer)

@@ -1,6 +1,6 @@
 //! OpenAI's completion and chat endpoints over HTTP.
 //!
-//! `GET /v1/models`, `POST /v1/completions`, `POST /v1/chat/completions`, `GET /health`, and `GET /metrics` in
+//! `GET /v1/models` and one of them, `POST /v1/completions`, `POST /v1/chat/completions`, `GET /health`, and `GET /metrics` in
 //! Prometheus' text format. Handlers speak with the ranks through [`Requests`]; all text is made here.
 
 mod api;
@@ -15,19 +15,20 @@ mod reply;
 mod speak;
 #[cfg(test)]
 mod tests;
+mod tools;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 use tokio::sync::oneshot;
 
@@ -35,7 +36,10 @@ pub use self::batch::{BatchRequest, answer_batch, batch_requests};
 use self::error::ApiError;
 use super::Requests;
 use crate::data::chat::ChatTokenizer;
+use crate::data::token_bytes;
 use crate::generate::Sampling;
+use crate::json_grammar::TokenTexts;
+use crate::logits::LogitsProcessors;
 
 /// How long connections may take to end when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
@@ -55,8 +59,12 @@ pub struct App {
     pub chat: Option<ChatTokenizer>,
     /// How tokens are chosen, where a request does not say it.
     pub defaults: Sampling,
+    /// What changes logits, where a request does not say it.
+    pub processors: LogitsProcessors,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
+    /// The bytes of tokens, once a request has asked for a text of a grammar.
+    pub token_texts: OnceLock<Arc<TokenTexts>>,
     /// Most bytes of a token's text.
     pub longest_token: usize,
     /// Tokens of the vocabulary.
@@ -94,6 +102,15 @@ impl App {
         let encoded = tokio::task::block_in_place(|| self.tokenizer.encode_fast(text, special));
         let ids = encoded.map_err(|error| ApiError::param(key, format!("it cannot be encoded: {error}")))?;
         Ok(ids.get_ids().iter().map(|id| i64::from(*id)).collect())
+    }
+
+    /// The bytes of the model's tokens, without special ones.
+    fn token_texts(&self) -> Arc<TokenTexts> {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        let is_special = |token: &u32| added.get(token).is_some_and(|token| token.special);
+        let text = |token| if is_special(&token) { Vec::new() } else { token_bytes(&self.tokenizer, token) };
+        let texts = || Arc::new(TokenTexts::new((0..self.vocab_size as u32).map(text)));
+        Arc::clone(tokio::task::block_in_place(|| self.token_texts.get_or_init(texts)))
     }
 
     /// A number that no other request has.
@@ -180,6 +197,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/health", get(health))
         .route("/metrics", get(metrics::metrics))
         .route("/v1/models", get(models))
+        .route("/v1/models/{name}", get(model))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::completions))
         .layer(DefaultBodyLimit::max(BODY))
@@ -196,6 +214,16 @@ async fn health(State(app): State<Arc<App>>) -> StatusCode {
 }
 
 async fn models(State(app): State<Arc<App>>) -> Response {
-    let model = |name: &String| json!({"id": name, "object": "model", "created": 0, "owned_by": "burn-megatron", "max_model_len": app.max_model_len});
-    Json(json!({"object": "list", "data": app.models.iter().map(model).collect::<Vec<_>>()})).into_response()
+    let data: Vec<Value> = app.models.iter().map(|name| about(&app, name)).collect();
+    Json(json!({"object": "list", "data": data})).into_response()
+}
+
+async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Result<Response, ApiError> {
+    app.model(Some(&name))?;
+    Ok(Json(about(&app, &name)).into_response())
+}
+
+fn about(app: &App, name: &str) -> Value {
+    let max_model_len = app.max_model_len;
+    json!({"id": name, "object": "model", "created": 0, "owned_by": "burn-megatron", "max_model_len": max_model_len})
 }

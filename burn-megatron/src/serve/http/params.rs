@@ -10,6 +10,9 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 
+/// Most entries of `logit_bias`, which are looked at for every token.
+const MOST_BIASES: usize = 1024;
+
 /// The object of a request's body.
 #[derive(Debug)]
 pub(super) struct Params(Map<String, Value>);
@@ -19,6 +22,11 @@ impl Params {
     pub fn of(body: Result<Bytes, BytesRejection>) -> Result<Self, ApiError> {
         let body = body?;
         tokio::task::block_in_place(|| Self::parse(&body))
+    }
+
+    /// Those of an object that is read already.
+    pub fn new(object: Map<String, Value>) -> Self {
+        Self(object)
     }
 
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
@@ -43,9 +51,13 @@ impl Params {
     }
 
     pub fn bool(&mut self, key: &str) -> Result<bool, ApiError> {
+        Ok(self.flag(key)?.unwrap_or(false))
+    }
+
+    pub fn flag(&mut self, key: &str) -> Result<Option<bool>, ApiError> {
         match self.take(key) {
-            None => Ok(false),
-            Some(Value::Bool(value)) => Ok(value),
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
             Some(other) => Err(ApiError::param(key, format!("true or false is needed, this is {other}"))),
         }
     }
@@ -96,6 +108,42 @@ impl Params {
         }
     }
 
+    /// A list of tokens of the vocabulary.
+    pub fn tokens(&mut self, key: &str, vocab_size: usize) -> Result<Option<Vec<i64>>, ApiError> {
+        match self.take(key) {
+            None => Ok(None),
+            Some(Value::Array(values)) => values
+                .iter()
+                .map(|value| token(key, &value.to_string(), vocab_size))
+                .collect::<Result<_, _>>()
+                .map(Some),
+            Some(other) => Err(ApiError::param(key, format!("a list of token ids is needed, this is {other}"))),
+        }
+    }
+
+    /// What is added to the logits of some tokens, `{"50256": -100}`.
+    pub fn biases(&mut self, key: &str, vocab_size: usize) -> Result<Vec<(Vec<i64>, f64)>, ApiError> {
+        let biases = match self.take(key) {
+            None => return Ok(Vec::new()),
+            Some(Value::Object(biases)) if biases.len() <= MOST_BIASES => biases,
+            Some(Value::Object(biases)) => {
+                let what = format!("{} tokens are too many; nearest legal: {MOST_BIASES}", biases.len());
+                return Err(ApiError::param(key, what));
+            }
+            Some(other) => {
+                return Err(ApiError::param(
+                    key,
+                    format!("an object of token ids and numbers is needed, this is {other}"),
+                ));
+            }
+        };
+        let of = |(id, by): (&String, &Value)| match by.as_f64().filter(|by| (-100.0..=100.0).contains(by)) {
+            Some(by) => Ok((vec![token(key, id, vocab_size)?], by)),
+            None => Err(ApiError::param(key, format!("token {id}: a number from -100 to 100 is needed, this is {by}"))),
+        };
+        biases.iter().map(of).collect()
+    }
+
     /// A parameter of OpenAI's that this server does not have: only values that change nothing are accepted.
     pub fn without(&mut self, key: &str, neutral: &[Value]) -> Result<(), ApiError> {
         match self.take(key) {
@@ -114,4 +162,13 @@ impl Params {
             None => Ok(()),
         }
     }
+}
+
+fn token(key: &str, id: &str, vocab_size: usize) -> Result<i64, ApiError> {
+    // Written as JSON writes numbers: not `+5` or `05`, which would name a token twice.
+    let is_token = |token: &i64| (0..vocab_size as i64).contains(token) && token.to_string() == id;
+    let token = id.parse().ok().filter(is_token);
+    token.ok_or_else(|| {
+        ApiError::param(key, format!("{id} is no token of the model, whose tokens are 0 to {}", vocab_size - 1))
+    })
 }

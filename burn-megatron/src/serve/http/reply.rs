@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::App;
 use super::error::ApiError;
-use super::speak::{Piece, Running, speak, submit};
+use super::speak::{Piece, Running, Stop, speak, submit};
 use crate::serve::Request;
 
 /// What one endpoint makes of parts of texts.
@@ -29,7 +29,7 @@ pub(super) trait Form: Send + 'static {
 pub(super) struct Job {
     pub app: Arc<App>,
     pub requests: Vec<Request>,
-    pub stop: Vec<String>,
+    pub stop: Stop,
     pub n: usize,
     pub prompt_tokens: usize,
     /// The new token was only asked for because a sequence has one.
@@ -148,7 +148,7 @@ async fn say(
     app: Arc<App>,
     choice: usize,
     running: Running,
-    stop: Vec<String>,
+    stop: Stop,
     pieces: UnboundedSender<Result<Piece, ApiError>>,
 ) {
     let give = |piece| drop(pieces.send(Ok(piece)));

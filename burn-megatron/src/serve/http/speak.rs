@@ -20,6 +20,16 @@ pub(super) struct Running {
     _ticket: Ticket,
 }
 
+/// Which texts end a text.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Stop {
+    pub strings: Vec<String>,
+    /// What ends the text, a string or a token, is shown too.
+    pub is_shown: bool,
+    /// So many new tokens are not looked at.
+    pub min_tokens: usize,
+}
+
 /// A part of a text.
 #[derive(Debug, Default)]
 pub(super) struct Piece {
@@ -50,11 +60,12 @@ pub(super) async fn speak(
     tokenizer: &Tokenizer,
     choice: usize,
     mut running: Running,
-    stop: Vec<String>,
+    Stop { strings, is_shown, min_tokens }: Stop,
     mut give: impl FnMut(Piece),
 ) -> Result<(), ApiError> {
     let mut stream = TextStream::after(tokenizer, &running.prompt);
-    let mut stop = StopStrings::new(stop);
+    let mut stop = StopStrings::new(strings).shown(is_shown);
+    let mut count = 0;
     let mut piece = Piece { choice, ..Piece::default() };
     let undecodable = |error| ApiError::internal(format!("a token cannot be decoded: {error}"));
     loop {
@@ -69,17 +80,19 @@ pub(super) async fn speak(
                 continue;
             }
             Some(Event::Failed(why)) => return Err(ApiError::internal(why)),
+            Some(Event::Refused(why)) => return Err(ApiError::new(StatusCode::BAD_REQUEST, why)),
             None => return Err(ApiError::internal("the server has stopped")),
         };
         piece.tokens.push((token, logprobs));
-        let mut text = match running.stop_tokens.contains(&token) {
+        count += 1;
+        let mut text = match running.stop_tokens.contains(&token) && !is_shown {
             true => String::new(),
             false => stream.push(token).map_err(undecodable)?,
         };
         if finish.is_some() {
             text += &stream.rest().map_err(undecodable)?;
         }
-        let (shown, stopped) = stop.push(&text);
+        let (shown, stopped) = if count > min_tokens { stop.push(&text) } else { (text, false) };
         piece.text = shown;
         piece.finish = match finish {
             _ if stopped => Some("stop"),

@@ -3,6 +3,7 @@ mod prefix;
 
 use parking_lot::Mutex;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
@@ -13,6 +14,7 @@ use models::{CausalLm, Llama, LlamaConfig, ParamBuilder};
 
 use super::*;
 use crate::generate::{GenerateOptions, Sampling, generate};
+use crate::logits::LogitsProcessors;
 
 fn config() -> LlamaConfig {
     LlamaConfig {
@@ -258,5 +260,8 @@ fn what_cannot_be_answered_is_named() {
     assert!(refuse(Request { prompt: vec![1; 48], ..good.clone() }).ends_with("at most 47 tokens of prompt"));
     assert!(refuse(Request { prompt: vec![61], ..good.clone() }).contains("the model knows 0..61"));
     assert!(refuse(Request { prompt: Vec::new(), ..good.clone() }).contains("no tokens"));
+    let processors =
+        Arc::new(LogitsProcessors { encoder_repetition_penalty: Some(0.0), ..LogitsProcessors::default() });
+    assert!(refuse(Request { processors, ..good.clone() }).starts_with("encoder_repetition_penalty = 0 is not"));
     assert!(refuse(Request { max_tokens: 0, ..good }).starts_with("max_tokens 0"));
 }

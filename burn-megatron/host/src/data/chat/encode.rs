@@ -11,7 +11,7 @@ use super::folder::{Folder, OTHER_TEMPLATE, Source};
 use super::jinja::{Rendered, Template};
 use super::row::Conversation;
 use super::turns::by_prefixes;
-use super::values::{get, message, text};
+use super::values::{get, message, text as text_of};
 
 /// A tokenizer with its chat template.
 pub struct ChatTokenizer {
@@ -108,7 +108,6 @@ impl ChatTokenizer {
     /// # Errors
     /// If the template fails, or writes special tokens that are none.
     pub fn prompt(&self, messages: &[(String, String)]) -> Result<String, String> {
-        let compiled = &self.templates[0];
         let row = Conversation {
             messages: messages.iter().map(|(role, content)| message(role, content)).collect(),
             prompt: 0,
@@ -116,10 +115,32 @@ impl ChatTokenizer {
             add_generation_prompt: true,
             variables: Vec::new(),
         };
-        let rendered = compiled.template.render(&context(compiled, &row, messages.len(), true));
-        let text = rendered.map_err(|error| format!("the chat template fails: {error}"))?.text;
+        self.prompt_of(&row)
+    }
+
+    /// The same of a conversation with whatever its template takes. The text of a [continued](Conversation::continued) one ends
+    /// with what its last message says.
+    ///
+    /// # Errors
+    /// As [`prompt`](Self::prompt); if there are tools and the template has no place for them, the conversation has special tokens
+    /// of its own, or the template writes the message that is continued otherwise.
+    pub fn prompt_of(&self, row: &Conversation) -> Result<String, String> {
+        let compiled = &self.templates[usize::from(row.tools.is_some())];
+        if row.tools.is_some() && !compiled.template.variables().iter().any(|name| name == "tools") {
+            return Err("tools: the chat template has no place for them".into());
+        }
+        // The folder says what these are.
+        if let Some((name, _)) = row.variables.iter().find(|(name, _)| name.ends_with("_token")) {
+            return Err(format!("chat_template_kwargs: `{name}` is a special token of the tokenizer; leave it out"));
+        }
+        let render = |row: &Conversation| {
+            let context = context(compiled, row, row.messages.len(), row.add_generation_prompt);
+            let rendered = compiled.template.render(&context);
+            Ok::<_, String>(rendered.map_err(|error| format!("the chat template fails: {error}"))?.text)
+        };
+        let text = if row.add_generation_prompt { render(row)? } else { row.up_to_its_end(render)? };
         no_missing(compiled, &text)?;
-        check_contents(&text, &row)?;
+        check_contents(&text, row)?;
         Ok(text)
     }
 
@@ -173,7 +194,7 @@ fn context(compiled: &Compiled, row: &Conversation, count: usize, prompted: bool
 /// What a user or a system said must be in the text: a template may drop roles that it does not know.
 fn check_contents(rendered: &str, row: &Conversation) -> Result<(), String> {
     for (index, message) in row.messages.iter().enumerate() {
-        let role = text(message, "role").unwrap_or_default();
+        let role = text_of(message, "role").unwrap_or_default();
         let Some(content) = get(message, "content") else { continue };
         let Some(content) = content.as_str() else { continue };
         // What the last line says is there in any case; JSON writes other quotes and newlines.
@@ -188,4 +209,74 @@ fn check_contents(rendered: &str, row: &Conversation) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::chat::parse_prompt;
+
+    fn with_template(template: &str) -> ChatTokenizer {
+        let folder = tempfile::tempdir().unwrap();
+        let vocab: serde_json::Map<String, serde_json::Value> =
+            ('a'..='z').zip(0..).map(|(letter, id)| (letter.to_string(), id.into())).collect();
+        let json = serde_json::json!({"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}});
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        ChatTokenizer::open(folder.path(), None).unwrap()
+    }
+
+    /// As clients have them, key by key.
+    #[test]
+    fn tools_and_calls_keep_the_order_of_their_keys() {
+        let chat = with_template(
+            "{{ tools | tojson }}{% for m in messages %}{{ (m.tool_calls or m.content) | tojson }}{% endfor %}",
+        );
+        let text = r#"{"tools": [{"type": "function", "function": {"name": "f", "b": 1, "a": 2}}], "messages": [
+            {"role": "assistant", "content": null, "refusal": null, "tool_calls": [{"id": "1", "function": {"name": "f",
+            "arguments": "{\"y\": 1, \"x\": 2}"}}]}, {"role": "tool", "content": [{"type": "text", "text": "ok"}]}]}"#;
+        let expected = r#"[{"type": "function", "function": {"name": "f", "b": 1, "a": 2}}][{"id": "1", "function": {"name": "f", "#;
+        let row = parse_prompt(text.as_bytes()).unwrap();
+        assert_eq!(chat.prompt_of(&row).unwrap(), format!(r#"{expected}"arguments": {{"y": 1, "x": 2}}}}}}]"ok""#));
+    }
+
+    #[test]
+    fn what_a_template_cannot_say_is_refused() {
+        let chat = with_template("{% for m in messages %}{{ m.content | replace('x', 'z') }}{% endfor %}");
+        let prompt = |json: &str| chat.prompt_of(&parse_prompt(json.as_bytes())?);
+        let with = |content: &str, more: &str| {
+            format!(r#"{{"messages": [{{"role": "assistant", "content": "{content}"}}]{more}}}"#)
+        };
+        let tools = r#", "tools": [{"function": {"name": "f"}}]"#;
+        assert!(prompt(&with("a", tools)).unwrap_err().starts_with("tools: the chat template has no place"));
+        for name in ["messages", "tools", "documents", "add_generation_prompt", "bos_token"] {
+            let error = prompt(&with("a", &format!(r#", "chat_template_kwargs": {{"{name}": "b"}}"#))).unwrap_err();
+            assert!(error.starts_with(&format!("chat_template_kwargs: `{name}` is")), "{error}");
+        }
+        assert!(parse_prompt(br#"{"messages": []}"#).unwrap_err().contains("at least one message"));
+        assert_eq!(parse_prompt(b"[1]").unwrap_err(), "a list, not a JSON object");
+    }
+
+    /// Where the template writes the last message, even if its words come again behind it.
+    #[test]
+    fn a_continued_message_ends_where_its_text_ends() {
+        let prompt = |template: &str, json: &str| {
+            with_template(template).prompt_of(&parse_prompt(json.as_bytes()).unwrap().continued())
+        };
+        let said = |content: &str| format!(r#"{{"messages": [{{"role": "assistant", "content": "{content}"}}]}}"#);
+        let plain = "{% for m in messages %}<{{ m.content }}>{% endfor %} end";
+        assert_eq!(prompt(plain, &said("end")).unwrap(), "<end");
+        assert_eq!(prompt(plain, &said("a b ")).unwrap(), "<a b ", "spaces are the message's");
+        let trimmed = "{% for m in messages %}<{{ m.content | trim }}>{% endfor %}";
+        assert_eq!(prompt(trimmed, &said("a b ")).unwrap(), "<a b");
+        let other = "{% for m in messages %}{{ m.content | replace('x', 'z') }}{% endfor %}";
+        assert!(prompt(other, &said("x")).unwrap_err().contains("changes this message"));
+        for template in ["{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", "nothing"] {
+            assert!(prompt(template, &said("x")).unwrap_err().contains("does not write this message once"));
+        }
+        let call = r#"{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]}"#;
+        for json in [call, &said(" ")] {
+            assert!(prompt(plain, json).unwrap_err().starts_with("messages[0].content: there is no text"));
+        }
+    }
 }

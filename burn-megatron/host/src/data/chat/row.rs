@@ -69,20 +69,24 @@ pub(super) fn from_value(row: &Value) -> Result<Conversation, String> {
         }
     };
     check(&messages, prompt)?;
-    let flag = match get(row, "add_generation_prompt") {
+    let add_generation_prompt = match get(row, "add_generation_prompt") {
         None => false,
         Some(flag) if flag.kind() == ValueKind::Bool => flag.is_true(),
         Some(other) => return Err(format!("add_generation_prompt: true or false, this is {}", kind(&other))),
     };
-    let variables = match get(row, "chat_template_kwargs") {
-        None => Vec::new(),
+    Ok(Conversation { messages, prompt, tools: tools(row)?, add_generation_prompt, variables: variables(row)? })
+}
+
+/// Further variables of the template.
+pub(super) fn variables(row: &Value) -> Result<Vec<(String, Value)>, String> {
+    match get(row, "chat_template_kwargs") {
+        None => Ok(Vec::new()),
         Some(map) if map.kind() == ValueKind::Map => {
             let keys = map.try_iter().into_iter().flatten();
-            keys.map(|key| (key.to_string(), map.get_item(&key).unwrap_or_default())).collect()
+            Ok(keys.map(|key| (key.to_string(), map.get_item(&key).unwrap_or_default())).collect())
         }
-        Some(other) => return Err(format!("chat_template_kwargs: an object, this is {}", kind(&other))),
-    };
-    Ok(Conversation { messages, prompt, tools: tools(row)?, add_generation_prompt: flag, variables })
+        Some(other) => Err(format!("chat_template_kwargs: an object, this is {}", kind(&other))),
+    }
 }
 
 /// A conversation of these messages, of which the first `prompt` are not learned. The error has the message and what is
@@ -167,31 +171,13 @@ fn alpaca(row: &Value) -> Result<Vec<Value>, String> {
 fn check(messages: &[Value], prompt: usize) -> Result<(), String> {
     let mut assistant = 0;
     for (index, message) in messages.iter().enumerate() {
-        let at = format!("messages[{index}]");
-        if message.kind() != ValueKind::Map {
-            return Err(format!("{at}: an object with role and content, this is {}", kind(message)));
-        }
-        let role = text(message, "role").map_err(|what| format!("{at}.{what}"))?;
-        if !ROLES.contains(&role.as_str()) {
-            let nearest = ROLES.iter().max_by(|a, b| strsim::jaro(a, &role).total_cmp(&strsim::jaro(b, &role)));
-            let nearest = nearest.expect("there are roles");
-            let roles = ROLES.join(", ");
-            return Err(format!("{at}.role: unknown role `{role}`; did you mean `{nearest}`? Known roles: {roles}"));
-        }
-        let content = get(message, "content");
-        let calls = get(message, "tool_calls").is_some_and(|calls| calls.is_true());
-        match &content {
-            Some(content) if !matches!(content.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map) => {
-                return Err(format!("{at}.content: a text or a list of parts, this is {}", kind(content)));
-            }
-            None if role != "assistant" => return Err(format!("{at}.content: missing")),
-            _ => {}
-        }
-        if role == "assistant" {
+        if check_message(index, message)? == "assistant" {
+            let content = get(message, "content");
+            let calls = get(message, "tool_calls").is_some_and(|calls| calls.is_true());
             let empty = content.is_none_or(|content| content.as_str().is_some_and(|text| text.trim().is_empty()));
             if empty && !calls {
                 let what = "the assistant turn is empty, there is nothing to learn; remove it, or give it tool_calls";
-                return Err(format!("{at}.content: {what}"));
+                return Err(format!("messages[{index}].content: {what}"));
             }
             assistant += usize::from(index >= prompt);
         }
@@ -201,6 +187,28 @@ fn check(messages: &[Value], prompt: usize) -> Result<(), String> {
         return Err(format!("{of} has the role `assistant`, there is nothing to learn; remove the row"));
     }
     Ok(())
+}
+
+/// The role of a message, which must be known, as its content must be there.
+pub(super) fn check_message(index: usize, message: &Value) -> Result<String, String> {
+    let at = format!("messages[{index}]");
+    if message.kind() != ValueKind::Map {
+        return Err(format!("{at}: an object with role and content, this is {}", kind(message)));
+    }
+    let role = text(message, "role").map_err(|what| format!("{at}.{what}"))?;
+    if !ROLES.contains(&role.as_str()) {
+        let nearest = ROLES.iter().max_by(|a, b| strsim::jaro(a, &role).total_cmp(&strsim::jaro(b, &role)));
+        let nearest = nearest.expect("there are roles");
+        let roles = ROLES.join(", ");
+        return Err(format!("{at}.role: unknown role `{role}`; did you mean `{nearest}`? Known roles: {roles}"));
+    }
+    match get(message, "content") {
+        Some(content) if !matches!(content.kind(), ValueKind::String | ValueKind::Seq) => {
+            Err(format!("{at}.content: a text or a list of parts, this is {}", kind(&content)))
+        }
+        None if role != "assistant" => Err(format!("{at}.content: missing")),
+        _ => Ok(role),
+    }
 }
 
 #[cfg(test)]
@@ -254,6 +262,10 @@ mod tests {
             (
                 r#"{"messages":[{"role":"user","content":3}]}"#,
                 "messages[0].content: a text or a list of parts, this is a number",
+            ),
+            (
+                r#"{"messages":[{"role":"user","content":{"type":"text","text":"x"}}]}"#,
+                "messages[0].content: a text or a list of parts, this is an object",
             ),
             (r#"{"prompt":"x","completion":" "}"#, "completion: empty"),
             (r#"{"prompt":"x"}"#, "completion: missing"),

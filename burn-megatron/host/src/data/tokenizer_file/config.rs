@@ -1,8 +1,9 @@
 //! `tokenizer_config.json` of transformers, which says what is not in a tokenizer's file, and what is put around a text.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 
@@ -20,6 +21,14 @@ pub(super) struct End {
     pub token: Option<String>,
     /// Whether the model's own tokenizer puts it there if the configuration does not say.
     pub is_added: bool,
+}
+
+/// A token that is found in texts as it stands there, in the form of `tokenizer.json`.
+pub(super) fn added_token(id: usize, content: &str, special: bool) -> Value {
+    json!({
+        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": !special,
+        "special": special,
+    })
 }
 
 impl Config {
@@ -40,6 +49,44 @@ impl Config {
         let Some(tokens) = self.value.get("added_tokens_decoder") else { return Ok(None) };
         let of = |(id, token): (&String, &Value)| Some((id.parse().ok()?, token["content"].as_str()?.to_string()));
         tokens.as_object().ok_or_else(broken)?.iter().map(of).collect::<Option<Vec<_>>>().map(Some).ok_or_else(broken)
+    }
+
+    /// The tokens that transformers adds by their ids, as `tokenizer.json` has them: those of `added_tokens_decoder`, or of an
+    /// `added_tokens.json` of old. Fails if the list is none.
+    pub fn added_tokens(&self) -> Result<BTreeMap<usize, Value>, String> {
+        let Some(listed) = self.special_tokens()? else { return self.added_tokens_of_old() };
+        let decoder = &self.value["added_tokens_decoder"];
+        let of = |(id, content): (usize, String)| {
+            let listed = &decoder[id.to_string()];
+            let mut token = added_token(id, &content, listed["special"] == true);
+            for key in ["single_word", "lstrip", "rstrip", "normalized"] {
+                if let Some(flag) = listed[key].as_bool() {
+                    token[key] = flag.into();
+                }
+            }
+            (id, token)
+        };
+        Ok(listed.into_iter().map(of).collect())
+    }
+
+    /// Ids by token; those that `tokenizer_config.json` names are special.
+    fn added_tokens_of_old(&self) -> Result<BTreeMap<usize, Value>, String> {
+        let path = self.path.with_file_name("added_tokens.json");
+        let Ok(text) = std::fs::read(&path) else { return Ok(BTreeMap::new()) };
+        let ids: BTreeMap<String, usize> =
+            serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let names: Vec<&Value> = self.value.as_object().into_iter().flat_map(Map::values).collect();
+        let is_special = |content: &str| {
+            let is = |value: &Value| *value == content || value["content"] == content;
+            names.iter().any(|value| is(value) || value.as_array().is_some_and(|all| all.iter().any(is)))
+        };
+        let of = |(content, id): (String, usize)| (id, added_token(id, &content, is_special(&content)));
+        Ok(ids.into_iter().map(of).collect())
+    }
+
+    /// Whether a text alone begins with a space that it does not have, and not what follows a special token too (`legacy`).
+    pub fn prefixes_texts_alone(&self) -> bool {
+        self.value["legacy"] == false
     }
 
     /// How many `<extra_id_N>` T5's tokenizer appends.

@@ -74,7 +74,9 @@ pub fn readable_tokenizer(folder: &Path) -> Result<Option<PathBuf>, TokenizerFil
 /// `bos_token` and `eos_token` in that `tokenizer_config.json`. What it does not say is as in the models known by the file:
 /// Llama 3's ranks and a SentencePiece `tokenizer.model` (Llama 2, Mistral, Gemma) have the first token in front, T5's
 /// `spiece.model` has `</s>` behind, and others have none. T5's `<extra_id_N>` come from that file too: as many as its
-/// `extra_ids`, or 100 if its class is `T5Tokenizer`. Other tokens that it adds to a SentencePiece model are not read.
+/// `extra_ids`, or 100 if its class is `T5Tokenizer`. Other tokens that it adds to a SentencePiece model are those of its
+/// `added_tokens_decoder`, or of an `added_tokens.json` of old. With `"legacy": false` only a text's beginning has
+/// SentencePiece's dummy prefix, not what follows such a token.
 ///
 /// ```
 /// # let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tokenizers");
@@ -116,7 +118,7 @@ fn converted(path: &Path, kind: Kind, bytes: &[u8]) -> Result<Tokenizer, String>
             let none = || End { token: None, is_added: false };
             (word_piece::as_json(&tokens, config.cleaning(word_piece::is_lowercase(&tokens)))?, [none(), none()])
         }
-        _ => sentencepiece::as_json(bytes, &name, config.extra_ids())?,
+        _ => sentencepiece::as_json(bytes, &name, &config)?,
     };
     let mut tokenizer = Tokenizer::from_bytes(json.to_string()).map_err(|error| error.to_string())?;
     check_ids(&tokenizer, &json)?;

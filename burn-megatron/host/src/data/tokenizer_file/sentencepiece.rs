@@ -1,13 +1,13 @@
 //! SentencePiece models: `sentencepiece_model.proto` of <https://github.com/google/sentencepiece>.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use super::charsmap;
-use super::config::End;
+use super::config::{Config, End, added_token};
 use super::wire::{Field, Fields};
 
 /// What SentencePiece writes for a space.
@@ -60,9 +60,9 @@ const UNMATCHED: f64 = 1e6;
 /// The most `<extra_id_N>`.
 const EXTRA_IDS: u64 = 4096;
 
-/// The model in a file of the name as a `tokenizer.json`, and what is put around a text. The error says what is wrong,
-/// or what is not read.
-pub(super) fn as_json(bytes: &[u8], name: &str, extra_ids: u64) -> Result<(Value, [End; 2]), String> {
+/// The model in a file of the name as a `tokenizer.json` with the tokens that `config` adds, and what is put around a text. The
+/// error says what is wrong, or what is not read.
+pub(super) fn as_json(bytes: &[u8], name: &str, config: &Config) -> Result<(Value, [End; 2]), String> {
     if name == "sentencepiece.bpe.model" {
         return Err(
             "ids of models with a sentencepiece.bpe.model (XLM-R, mBART, NLLB) are not those of its pieces, but \
@@ -72,38 +72,37 @@ pub(super) fn as_json(bytes: &[u8], name: &str, extra_ids: u64) -> Result<(Value
     }
     let model = Model::read(bytes)?;
     model.check()?;
-    let extra_ids = if name == "spiece.model" { extra_ids } else { 0 };
+    let listed = config.added_tokens()?;
+    let extra_ids = if name == "spiece.model" && listed.is_empty() { config.extra_ids() } else { 0 };
     if extra_ids > EXTRA_IDS {
         return Err(format!("tokenizer_config.json has {extra_ids} extra_ids, and {EXTRA_IDS} are the most"));
     }
+    let is_first = model.dummy_prefix && config.prefixes_texts_alone();
     let unknown = model.pieces.iter().position(|piece| piece.kind == Kind::Unknown);
     let unknown = unknown.ok_or("the SentencePiece model has no unknown piece")?;
     let added = model.pieces.iter().enumerate().filter_map(|(id, piece)| {
         let is_control = piece.kind == Kind::Control;
         // A symbol with a space is never found: spaces have been escaped by then.
         let is_found = is_control || piece.kind == Kind::UserDefined && !piece.text.contains(' ');
-        is_found.then(|| {
-            // User-defined symbols are looked for after spaces have become pieces' spaces, control symbols before.
-            json!({
-                "id": id, "content": piece.text, "single_word": false, "lstrip": false, "rstrip": false,
-                "normalized": !is_control, "special": is_control,
-            })
-        })
+        // User-defined symbols are looked for after spaces have become pieces' spaces, control symbols before.
+        is_found.then(|| (id, added_token(id, &piece.text, is_control)))
     });
     // `T5Tokenizer` counts them from the end.
     let extra = (0..extra_ids).rev().enumerate().map(|(index, number)| {
-        json!({
-            "id": model.pieces.len() + index, "content": format!("<extra_id_{number}>"), "single_word": false,
-            "lstrip": false, "rstrip": false, "normalized": false, "special": true,
-        })
+        let id = model.pieces.len() + index;
+        (id, added_token(id, &format!("<extra_id_{number}>"), true))
     });
+    // What is listed counts, by id.
+    let added: BTreeMap<usize, Value> = added.chain(extra).chain(listed).collect();
     let json = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": added.chain(extra).collect::<Vec<_>>(),
-        "normalizer": {"type": "Sequence", "normalizers": model.normalizers()},
-        "pre_tokenizer": null,
+        "added_tokens": added.into_values().collect::<Vec<_>>(),
+        "normalizer": {"type": "Sequence", "normalizers": model.normalizers(is_first)},
+        "pre_tokenizer": is_first.then(
+            || json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": false}),
+        ),
         "post_processor": null,
         "decoder": {"type": "Sequence", "decoders": model.decoders()},
         "model": match model.algorithm {
@@ -197,8 +196,9 @@ impl Model {
         [End { token: bos, is_added: name == "tokenizer.model" }, End { token: eos, is_added: is_t5 }]
     }
 
-    /// `Normalizer::Normalize`: characters, then spaces, then the prefix; all of U+0020 alone.
-    fn normalizers(&self) -> Vec<Value> {
+    /// `Normalizer::Normalize`: characters, then spaces, then the prefix; all of U+0020 alone. A prefix of the first part alone
+    /// comes later.
+    fn normalizers(&self, is_first: bool) -> Vec<Value> {
         let replace =
             |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
         let mut all = Vec::new();
@@ -210,7 +210,7 @@ impl Model {
             all.push(replace(json!({"Regex": r"\A +| +\z"}), ""));
             all.push(replace(json!({"Regex": " {2,}"}), " "));
         }
-        if self.dummy_prefix {
+        if self.dummy_prefix && !is_first {
             all.push(json!({"type": "Prepend", "prepend": SPACE}));
         }
         all.push(replace(json!({"String": " "}), SPACE));

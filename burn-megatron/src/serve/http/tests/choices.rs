@@ -67,3 +67,71 @@ fn requests_and_the_models_author_say_how_tokens_are_chosen() {
         assert_eq!(text(address, json!({"repetition_penalty": 1})), json!(alone("abc", 30, Sampling::greedy()).1));
     });
 }
+
+#[test]
+fn requests_say_which_tokens_come() {
+    with_server("TP1", |address, app| {
+        let answer = |more: Value| {
+            let mut body = json!({"prompt": "abc", "max_tokens": 12, "temperature": 0});
+            more.as_object().unwrap().iter().for_each(|(key, value)| body[key] = value.clone());
+            let (status, answer) = post(address, COMPLETIONS, &body);
+            assert_eq!(status, 200, "{body}: {answer}");
+            let choice = &answer["choices"][0];
+            (choice["text"].as_str().unwrap().to_string(), choice["finish_reason"].as_str().unwrap().to_string())
+        };
+        let (plain, _) = answer(json!({}));
+        let first = plain.chars().next().unwrap();
+        let id = |c: char| app.tokenizer.token_to_id(&c.to_string()).unwrap();
+        let starts = |more: Value| answer(more).0.chars().next().unwrap();
+        assert_ne!(starts(json!({"logit_bias": {id(first).to_string(): -100}})), first);
+        assert_eq!(answer(json!({"logit_bias": {id('q').to_string(): 100}})).0, "q".repeat(12));
+        assert!(!answer(json!({"bad_words": [first.to_string()]})).0.contains(first));
+        let two = answer(json!({"allowed_token_ids": [id('x'), id('y')]})).0;
+        assert!(two.len() == 12 && two.chars().all(|c| "xy".contains(c)), "{two}");
+        // One of them is likelier each time, until it has come often enough.
+        let penalties = json!({"allowed_token_ids": [id('x'), id('y')], "frequency_penalty": 2, "presence_penalty": 1,
+            "max_tokens": 60});
+        let mixed = answer(penalties).0;
+        assert!(mixed.contains('x') && mixed.contains('y'), "{mixed}");
+        let once = answer(json!({"no_repeat_ngram_size": 1})).0;
+        let letters: HashSet<char> = once.chars().collect();
+        assert!(letters.len() == once.len() && !letters.contains(&'a'), "{once}");
+        // What ends the text, and what is shown of it.
+        let ends = |more: Value| answer(more);
+        assert_eq!(ends(json!({"stop_token_ids": [id(first)], "ignore_eos": true})), (String::new(), "stop".into()));
+        let stop = &plain[..2];
+        assert_eq!(ends(json!({"stop": stop})), (String::new(), "stop".into()));
+        assert_eq!(ends(json!({"stop": stop, "include_stop_str_in_output": true})), (stop.into(), "stop".into()));
+        // Without a stop before the eleventh token.
+        let (text, end) = ends(json!({"stop_token_ids": [id('x')], "allowed_token_ids": [id('x'), id('y')],
+            "logit_bias": {id('x').to_string(): 100}, "min_tokens": 10}));
+        assert_eq!((text, end), ("y".repeat(10), "stop".into()));
+        let late = ends(json!({"stop": first.to_string(), "min_tokens": 3})).0;
+        assert!(late.starts_with(&plain[..3]), "{late}");
+    });
+}
+
+/// The tokens are letters and digits: a text of the schema is written with them, and ends.
+#[test]
+fn answers_are_texts_of_the_schema() {
+    with_server("TP1", |address, _| {
+        let answer = |schema: Value| {
+            let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": schema}});
+            let body = json!({"prompt": "abc", "max_tokens": 40, "response_format": format, "temperature": 1.5, "seed": 3,
+                "ignore_eos": true});
+            let (status, answer) = post(address, COMPLETIONS, &body);
+            assert_eq!(status, 200, "{answer}");
+            let choice = &answer["choices"][0];
+            assert_eq!(choice["finish_reason"], "stop", "{answer}");
+            serde_json::from_str::<Value>(choice["text"].as_str().unwrap()).unwrap()
+        };
+        assert_eq!(answer(json!({"const": true})), json!(true));
+        assert!([json!(false), json!(null), json!(42)].contains(&answer(json!({"enum": [false, null, 42]}))));
+        assert!(answer(json!({"type": "integer"})).is_u64());
+        // A text that can only end ends, however long it ought to be.
+        let format = json!({"type": "json_schema", "json_schema": {"name": "it", "schema": {"const": true}}});
+        let body = json!({"prompt": "abc", "max_tokens": 40, "response_format": format, "min_tokens": 8});
+        let (status, whole) = post(address, COMPLETIONS, &body);
+        assert_eq!((status, &whole["choices"][0]["text"]), (200, &json!("true")), "{whole}");
+    });
+}

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::super::*;
 use crate::generate::{GenerateOptions, Sampling, generate};
+use crate::logits::LogitsProcessors;
 use crate::serve::{Queue, SchedulerConfig, Statistics, run};
 
 pub const VOCAB: usize = 61;
@@ -52,8 +53,9 @@ pub fn model(rank: &Rank, seed: u64) -> Llama {
 pub fn app(requests: Requests, chat: bool) -> App {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer.json"), tokenizer().to_string()).unwrap();
-    let template =
-        "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}";
+    let template = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{{ start }}{% for m in messages %}{{ m.role[0] }}\
+                    {{ m.tool_calls[0].function.arguments.x if m.tool_calls else m.content }}{% endfor %}\
+                    {% if add_generation_prompt %}a{% endif %}";
     std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
     App {
         requests,
@@ -61,8 +63,10 @@ pub fn app(requests: Requests, chat: bool) -> App {
         tokenizer: Tokenizer::from_bytes(tokenizer().to_string()).unwrap(),
         chat: chat.then(|| ChatTokenizer::open(folder.path(), None).unwrap()),
         defaults: Sampling { temperature: 1.0, ..Sampling::greedy() },
+        processors: LogitsProcessors::default(),
         stop_tokens: vec![60],
         vocab_size: VOCAB,
+        token_texts: OnceLock::new(),
         longest_token: 1,
         max_model_len: MAX_MODEL_LEN,
         ready: AtomicBool::new(true),
@@ -77,8 +81,13 @@ pub fn with_server(layout: &str, client: impl FnOnce(SocketAddr, &App)) -> Stati
 
 /// The same with what their author suggests.
 pub fn with_server_of(defaults: Sampling, layout: &str, client: impl FnOnce(SocketAddr, &App)) -> Statistics {
+    with_app(layout, |app| App { defaults, ..app }, client)
+}
+
+/// The same with what `change` makes of the app.
+pub fn with_app(layout: &str, change: impl FnOnce(App) -> App, client: impl FnOnce(SocketAddr, &App)) -> Statistics {
     let (requests, queue) = Requests::channel();
-    let app = Arc::new(App { defaults, ..app(requests.clone(), true) });
+    let app = Arc::new(change(app(requests.clone(), true)));
     let server = Server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = server.address().unwrap();
     let (end, ended) = oneshot::channel::<()>();

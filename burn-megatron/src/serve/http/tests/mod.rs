@@ -1,6 +1,8 @@
 mod choices;
 mod client;
+mod formats;
 mod refusals;
+mod templates;
 
 use std::io::BufRead;
 use std::thread;
@@ -212,6 +214,8 @@ fn models_health_and_metrics() {
         let (status, models) = ask(address, "GET", "/v1/models", "");
         let models: Value = serde_json::from_str(&models).unwrap();
         assert_eq!((status, &models["data"][1]["id"]), (200, &json!("other")));
+        assert_eq!(ask(address, "GET", "/v1/models/other", ""), (200, models["data"][1].to_string()));
+        assert_eq!(ask(address, "GET", "/v1/models/huge", "").0, 404);
         assert_eq!(ask(address, "GET", "/health", "").0, 200);
         app.ready.store(false, Ordering::Relaxed);
         assert_eq!(ask(address, "GET", "/health", "").0, 503);

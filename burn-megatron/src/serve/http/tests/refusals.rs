@@ -37,7 +37,25 @@ fn bad_requests_are_named() {
             ("min_p", json!(1.5), "nearest legal: 1"),
             ("repetition_penalty", json!(0), "nearest legal: 0.01"),
             ("stop", json!([1]), "a list of strings"),
-            ("presence_penalty", json!(0.5), "does not support"),
+            ("presence_penalty", json!(2.5), "nearest legal: 2"),
+            ("logit_bias", json!({"61": 1}), "61 is no token of the model, whose tokens are 0 to 60"),
+            ("logit_bias", json!({"6": 101}), "token 6: a number from -100 to 100"),
+            ("logit_bias", json!({"+5": 1}), "+5 is no token"),
+            ("logit_bias", json!({"05": 1}), "05 is no token"),
+            ("logit_bias", (0..1025).map(|id| (id.to_string(), json!(1))).collect(), "nearest legal: 1024"),
+            ("allowed_token_ids", json!([]), "no token would be left"),
+            ("min_tokens", json!(17), "17 is more than the 16 of max_tokens; nearest legal: 16"),
+            ("parallel_tool_calls", json!(false), "unrecognized"),
+            ("stop_token_ids", json!(["a"]), "\"a\" is no token"),
+            ("bad_words", json!([1]), "a list of strings"),
+            ("response_format", json!("json"), "an object with a type is needed"),
+            ("response_format", json!({"type": "json_schema"}), "json_schema.schema is missing"),
+            ("response_format", json!({"type": "xml"}), "legal: text, json_object, json_schema"),
+            (
+                "response_format",
+                json!({"type": "json_schema", "json_schema": {"schema": {"pattern": "a"}}}),
+                "the keyword `pattern` is not supported",
+            ),
             ("temprature", json!(1), "unrecognized request argument"),
             ("stream_options", json!({"include_usage": true}), "with stream only"),
         ] {
@@ -48,12 +66,48 @@ fn bad_requests_are_named() {
         let neutral = json!({"prompt": "abc", "presence_penalty": 0, "user": "me", "logit_bias": {}});
         assert_eq!(post(address, COMPLETIONS, &neutral).0, 200, "what changes nothing is accepted");
         assert_eq!(refuse(COMPLETIONS, json!({"model": "huge", "prompt": "a"})).0, 404);
+        // Rules that leave no token, from the first on or later.
+        let all = refuse(COMPLETIONS, json!({"prompt": "abc", "allowed_token_ids": [60], "min_tokens": 1}));
+        assert_eq!(
+            (all.0, all.2.as_str()),
+            (400, "after 3 tokens no token may come: min_new_tokens, allowed_token_ids forbid all")
+        );
+        let once = json!({"prompt": "abc", "allowed_token_ids": [7, 8], "no_repeat_ngram_size": 1, "temperature": 0});
+        says!(refuse(COMPLETIONS, once).2, "after 5 tokens no token may come: no_repeat_ngram_size, allowed_token_ids");
+        assert_eq!(refuse(CHAT, json!([1])).2, "the body is a list, not a JSON object");
+        let chat = |key: &str, value: Value, last: Value| {
+            let mut body = json!({"messages": [{"role": "user", "content": "a"}, last], "max_tokens": 1});
+            body[key] = value;
+            let (status, param, said) = refuse(CHAT, body);
+            assert_eq!(status, 400, "{said}");
+            (param, said)
+        };
+        let (param, said) = chat("add_generation_prompt", json!("yes"), json!({"role": "user", "content": "b"}));
+        assert_eq!(
+            (param.as_str(), said.contains("true or false is needed")),
+            ("add_generation_prompt", true),
+            "{said}"
+        );
+        let own = chat("chat_template_kwargs", json!({"tools": []}), json!({"role": "user", "content": "b"}));
+        assert_eq!(own.0, "chat_template_kwargs");
+        let object = json!({"role": "user", "content": {"type": "text", "text": "b"}});
+        says!(chat("user", json!("me"), object).1, "messages[1].content: a text or a list of parts, this is an object");
+        let call = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]});
+        says!(chat("continue_final_message", json!(true), call).1, "messages[1].content: there is no text to continue");
         assert_eq!(refuse(CHAT, json!({"messages": []})).1, "messages");
         assert_eq!(refuse(CHAT, json!({"messages": [{"content": "a"}]})).1, "messages[0]");
-        let tool = json!({"messages": [{"role": "tool", "content": "42", "tool_call_id": "x", "name": null}]});
-        assert!(refuse(CHAT, tool).2.contains("`tool_call_id`"));
-        let tools = json!({"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]});
-        assert_eq!(refuse(CHAT, tools).1, "tools");
+        let tools = |more: Value| {
+            let mut body =
+                json!({"messages": [{"role": "user", "content": "a"}], "tools": [{"function": {"name": "f"}}]});
+            more.as_object().unwrap().iter().for_each(|(key, value)| body[key] = value.clone());
+            refuse(CHAT, body)
+        };
+        says!(tools(json!({"tools": [{"type": "function"}]})).2, "tools: a tool needs a `function` with a `name`");
+        says!(
+            tools(json!({"tool_choice": "required"})).2,
+            "tool_choice: \"required\" is not supported; legal: auto, none"
+        );
+        says!(refuse(CHAT, json!({"messages": [{"role": "usr", "content": "a"}]})).2, "did you mean `user`?");
         assert_eq!(ask(address, "POST", COMPLETIONS, "{").0, 400);
         assert_eq!(ask(address, "GET", "/v2", "").0, 404);
         let (status, said) = ask(address, "GET", COMPLETIONS, "");

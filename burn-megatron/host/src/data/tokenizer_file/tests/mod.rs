@@ -1,5 +1,7 @@
 //! Ids are those of sentencepiece and tiktoken themselves; see `tests/golden/README.md` of the workspace.
 
+mod added;
+
 use std::fs;
 
 use base64::Engine;
@@ -11,9 +13,15 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tokenizers").join(name)
 }
 
+/// A golden file without those next to it, but for the list of tokens that belongs to tiktoken's ranks.
+fn read(file: &str) -> Tokenizer {
+    let config = fs::read_to_string(golden("tokenizer_config.json")).unwrap();
+    read_as(file, &fs::read(golden(file)).unwrap(), if file.ends_with(".tiktoken") { &config } else { "" }).unwrap()
+}
+
 /// Every text has the same ids, and those without unknown pieces the same text again.
 fn assert_same(file: &str, name: &str) {
-    let tokenizer = read_tokenizer(&golden(file)).unwrap();
+    let tokenizer = read(file);
     let expected: Value = serde_json::from_slice(&fs::read(golden("ids.json")).unwrap()).unwrap();
     assert_eq!(tokenizer.get_vocab_size(true) as u64, expected[name]["size"]);
     let unknown = tokenizer.token_to_id("<unk>");
@@ -58,15 +66,21 @@ fn ranks_are_tiktokens() {
 fn written_again_it_is_a_tokenizer_json() {
     let folder = tempfile::tempdir().unwrap();
     for file in ["llama2.model", "t5.model", "gemma.model", "letters.tiktoken"] {
-        let json = folder.path().join("tokenizer.json");
-        fs::write(&json, tokenizer_json(&golden(file)).unwrap()).unwrap();
+        let [json, model] = ["tokenizer.json", file].map(|name| folder.path().join(name));
+        fs::copy(golden(file), &model).unwrap();
+        let config = folder.path().join("tokenizer_config.json");
+        match file.ends_with(".tiktoken") {
+            true => drop(fs::copy(golden("tokenizer_config.json"), config).unwrap()),
+            false => assert!(!config.exists()),
+        }
+        fs::write(&json, tokenizer_json(&model).unwrap()).unwrap();
         assert_eq!(find_tokenizer(folder.path()), Some(json.clone()));
         assert_eq!(tokenizer_json(&json).unwrap(), fs::read(&json).unwrap());
-        let [ours, again] = [golden(file), json].map(|path| read_tokenizer(&path).unwrap());
+        let [ours, again] = [model, json].map(|path| read_tokenizer(&path).unwrap());
         let ids = |tokenizer: &Tokenizer| around(tokenizer, "Hello  World 42");
         assert_eq!(ids(&ours), ids(&again), "{file}");
     }
-    let llama = read_tokenizer(&golden("llama2.model")).unwrap();
+    let llama = read("llama2.model");
     assert_eq!(llama.encode("</s>", false).unwrap().get_ids(), [2]);
 }
 
@@ -183,76 +197,6 @@ fn published_ranks_have_their_models_special_tokens() {
         let said = read_as("tiktoken.model", &ranks(count), "").unwrap_err();
         assert!(said.contains(whose) && said.contains("take the model's tokenizer.json"), "{said}");
     }
-}
-
-/// Listed ids are kept, whatever their order and however far they are, or refused.
-#[test]
-fn listed_special_tokens_have_their_ids() {
-    let listed = |tokens: &[(usize, &str)]| {
-        let tokens: Vec<String> =
-            tokens.iter().map(|(id, text)| format!(r#""{id}": {{"content": "{text}"}}"#)).collect();
-        let config = format!(r#"{{"added_tokens_decoder": {{{}}}}}"#, tokens.join(", "));
-        read_as("tiktoken.model", &ranks(998), &config)
-    };
-    let tokenizer = listed(&[(1000, "<c>"), (998, "<b>"), (1002, "<a>"), (999, "<d>")]).unwrap();
-    assert_eq!(around(&tokenizer, "<a><b><c><d>"), [1002, 998, 1000, 999]);
-    assert_eq!(tokenizer.token_to_id("<|reserved_token_1001|>"), Some(1001));
-    assert_eq!(tokenizer.get_vocab_size(true), 1003);
-    assert!(listed(&[(998 + 4096, "<a>")]).is_ok());
-    for (tokens, text) in [
-        (&[(998 + 4097, "<a>")][..], "more than 4096 ids"),
-        (&[(usize::MAX, "<a>")], "more than 4096 ids"),
-        (&[(7, "<a>")], "\"<a>\" has the id 7, and would have 998"),
-        (&[(998, "<a>"), (999, "<a>")], "\"<a>\" has the id 999, and would have 998"),
-    ] {
-        let said = listed(tokens).unwrap_err();
-        assert!(said.contains(text), "{said}");
-    }
-}
-
-#[test]
-fn texts_begin_and_end_as_the_models_tokenizer_has_them() {
-    let [llama, t5, letters] =
-        ["llama2.model", "t5.model", "letters.tiktoken"].map(|file| fs::read(golden(file)).unwrap());
-    let added = |name: &str, bytes: &[u8], config: &str| {
-        let tokenizer = read_as(name, bytes, config).unwrap();
-        let (text, all) = (tokenizer.encode("Hello", false).unwrap().get_ids().to_vec(), around(&tokenizer, "Hello"));
-        let at = all.windows(text.len()).position(|part| part == text).unwrap();
-        (all[..at].to_vec(), all[at + text.len()..].to_vec())
-    };
-    let eos =
-        r#"{"add_bos_token": false, "add_eos_token": true, "bos_token": "<s>", "eos_token": {"content": "</s>"}}"#;
-    assert_eq!(added("tokenizer.model", &llama, ""), (vec![1], vec![]));
-    assert_eq!(added("llama2.model", &llama, ""), (vec![], vec![]));
-    assert_eq!(added("tokenizer.model", &llama, eos), (vec![], vec![2]));
-    assert_eq!(added("tokenizer.model", &llama, r#"{"add_eos_token": true}"#), (vec![1], vec![2]));
-    assert_eq!(added("tokenizer.model", &llama, r#"{"bos_token": null}"#), (vec![], vec![]));
-    assert_eq!(added("spiece.model", &t5, ""), (vec![], vec![1]));
-    let begin = r#"{"add_bos_token": true, "bos_token": "<b>", "added_tokens_decoder": {"480": {"content": "<b>"}}}"#;
-    assert_eq!(added("tiktoken.model", &letters, begin), (vec![480], vec![]));
-    let pair = read_as("tokenizer.model", &llama, "").unwrap().encode(("a", "a"), true).unwrap();
-    assert_eq!(pair.get_ids().iter().filter(|id| **id == 1).count(), 2);
-    for (config, text) in [
-        (r#"{"add_bos_token": true, "bos_token": "<b>"}"#, "its special token <b> is not in it"),
-        (r#"{"add_bos_token": true, "bos_token": null}"#, "adds a bos_token and has none"),
-        ("{", "tokenizer_config.json: "),
-    ] {
-        let said = read_as("tokenizer.model", &llama, config).unwrap_err();
-        assert!(said.contains(text), "{said}");
-    }
-}
-
-#[test]
-fn t5_has_extra_ids_and_shifted_ids_are_refused() {
-    let t5 = fs::read(golden("t5.model")).unwrap();
-    let size = read_as("spiece.model", &t5, "").unwrap().get_vocab_size(true) as u32;
-    for (config, count) in [(r#"{"tokenizer_class": "T5Tokenizer"}"#, 100), (r#"{"extra_ids": 3}"#, 3)] {
-        let tokenizer = read_as("spiece.model", &t5, config).unwrap();
-        assert_eq!(tokenizer.get_vocab_size(true) as u32, size + count);
-        assert_eq!(tokenizer.token_to_id(&format!("<extra_id_{}>", count - 1)), Some(size));
-        assert_eq!(tokenizer.token_to_id("<extra_id_0>"), Some(size + count - 1));
-    }
-    assert!(read_as("sentencepiece.bpe.model", &t5, "").unwrap_err().contains("XLM-R"));
 }
 
 /// A text of a piece that is none of text is divided, and bytes are found where characters are not.

@@ -1,0 +1,59 @@
+//! What a grammar cannot say is refused, with its place in the schema.
+
+use super::*;
+
+#[test]
+fn what_a_grammar_cannot_say_is_refused_by_place_and_name() {
+    let items = |schema: Value| json!({"properties": {"a": {"type": "array", "items": schema}}});
+    for (schema, said) in [
+        (json!({"type": "string", "pattern": "a"}), "the keyword `pattern` is not supported; legal: properties,"),
+        (json!({"type": "text"}), "type: \"text\" is not known; legal: object,"),
+        (json!({"type": []}), "type: the list is empty"),
+        (json!({"type": ["null", 3]}), "type: 3 is not known"),
+        (json!({"$ref": "#/$defs/x"}), "is not found in the schema"),
+        (json!({"$ref": 3}), "$ref: 3 is not found"),
+        (json!(3), "3 is no schema"),
+        (json!(false), "the schema `false` is not supported"),
+        (json!({"type": "string", "minLength": 3, "maxLength": 2}), "at least 3 and at most 2"),
+        (json!({"type": "object", "required": ["a"], "additionalProperties": false}), "a is no property"),
+        (json!({"properties": [], "type": "object"}), "properties: an object is needed"),
+        (json!({"enum": []}), "enum: a list of values"),
+        (json!({"anyOf": {}}), "anyOf: a list of schemas"),
+        (json!({"type": "string", "maxLength": -1}), "maxLength: -1 is no whole number"),
+        // Keywords next to one another that are not merged.
+        (json!({"anyOf": [{"type": "object"}], "properties": {}}), "`properties` next to `anyOf` is not supported"),
+        (json!({"anyOf": [{}], "oneOf": [{}]}), "`oneOf` next to `anyOf` is not supported"),
+        (json!({"anyOf": [{}], "type": "string"}), "`type` next to `anyOf` is not supported"),
+        (json!({"$ref": "#", "minLength": 1}), "`minLength` next to `$ref` is not supported"),
+        (json!({"const": 1, "enum": [1]}), "`enum` next to `const` is not supported"),
+        (json!({"type": "string", "properties": {}}), "`properties` says nothing of type string"),
+        (json!({"minLength": 1, "items": {}}), "says nothing of type"),
+        (json!({"type": "string", "enum": [1, null]}), "none of the values is of the type"),
+        (json!({"type": "integer", "const": 1.5}), "none of the values is of the type"),
+    ] {
+        let alone = refused(schema.clone());
+        assert!(alone.starts_with("#: ") && alone.contains(said), "{schema}: {alone}");
+        let within = refused(items(schema));
+        assert!(within.starts_with("#/properties/a/items: "), "{within}");
+    }
+    let of_definition = refused(json!({"$ref": "#/$defs/x", "$defs": {"x": {"anyOf": [{}, {"type": "y"}]}}}));
+    assert!(of_definition.starts_with("#/$defs/x/anyOf/1: type: \"y\""), "{of_definition}");
+    let itself = refused(json!({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}));
+    assert_eq!(itself, "#/$defs/x: it is nothing but itself");
+    let endless = json!({"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]});
+    assert!(refused(endless).contains("every text of it has more than 100 arrays and objects"));
+}
+
+/// What says nothing more is legal.
+#[test]
+fn a_type_next_to_values_chooses_among_them() {
+    let grammar = of(json!({"type": ["string", "integer"], "enum": ["a", 1, 1.5, null]}));
+    assert!(takes(&grammar, "\"a\"") && takes(&grammar, "1"));
+    assert!(["1.5", "null"].iter().all(|text| !grammar.is_whole(text.as_bytes())));
+    assert!(takes(&of(json!({"const": "a", "type": "string", "title": "A"})), "\"a\""));
+    assert!(takes(&of(json!({"$ref": "#/$defs/x", "description": "x", "$defs": {"x": {"type": "null"}}})), "null"));
+    // At once itself and something else is something else.
+    let cycle = json!({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "null"}]},
+        "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"const": 1}]}}});
+    assert!(takes(&of(cycle.clone()), "null") && takes(&of(cycle), "1"));
+}
