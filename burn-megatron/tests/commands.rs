@@ -4,27 +4,25 @@
 #[path = "support/says.rs"]
 mod says;
 
-use std::process::{Command, Output};
+#[path = "support/command.rs"]
+mod command;
+
+use std::path::Path;
+use std::process::Output;
 
 use burn_megatron::checkpoint::{Kind, RunState, Saver, SaverOptions, Slice};
+use command::text;
 use safetensors::Dtype;
 
 fn run(arguments: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_burn-megatron")).args(arguments.split(' ')).output().unwrap()
+    command::run(Path::new("."), arguments)
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// What a command says that must not fail.
 fn succeed(arguments: &str) -> String {
-    let output = run(arguments);
-    assert!(output.status.success(), "{arguments}: {}{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
+    command::succeed(Path::new("."), arguments)
 }
 
-/// What a command says that must fail.
+/// What a command says that must fail, also as one that is no command.
 fn fail(arguments: &str) -> String {
     let output = run(arguments);
     assert!(!output.status.success(), "{arguments}: {}", text(&output.stdout));

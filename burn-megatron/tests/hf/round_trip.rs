@@ -84,14 +84,19 @@ fn every_model_comes_back_as_it_was() {
     }
 }
 
-/// Types are those of the source, tensor by tensor, unless another one is asked for.
-#[test]
-fn types_stay_or_are_converted() {
-    let from = changed("gpt2", |tensors| {
+/// A model with one tensor in bf16.
+fn half() -> TempDir {
+    changed("gpt2", |tensors| {
         let half = tensors.get_mut("transformer.wte.weight").unwrap();
         half.data = half.values().iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect();
         half.dtype = Dtype::BF16;
-    });
+    })
+}
+
+/// Types are those of the source, tensor by tensor, unless another one is asked for.
+#[test]
+fn types_stay_or_are_converted() {
+    let from = half();
     let paths = Paths::importing(from.path());
     assert_eq!(weights(&paths.export("same", &[])), weights(from.path()));
     let converted = paths.export("bf16", &["--dtype", "bf16"]);
@@ -182,11 +187,7 @@ pub fn save(to: &Path, slices: Vec<Slice>, state: &RunState) {
 /// Routers' biases stay in fp32 where other weights are in bf16.
 #[test]
 fn an_average_has_the_type_of_each_weight() {
-    let from = changed("gpt2", |tensors| {
-        let half = tensors.get_mut("transformer.wte.weight").unwrap();
-        half.data = half.values().iter().flat_map(|value| half::bf16::from_f64(*value).to_le_bytes()).collect();
-        half.dtype = Dtype::BF16;
-    });
+    let from = half();
     let paths = Paths::importing(from.path());
     let imported = Checkpoint::open(paths.at("checkpoint")).unwrap();
     let exact = 1.0 + f32::EPSILON;

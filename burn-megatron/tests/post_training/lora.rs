@@ -1,79 +1,38 @@
-//! Adapters: what peft computes, every layout, training, and peft's files both ways.
+//! Adapters: every layout, training, and peft's files both ways. `lora_fused.rs` compares with what peft computes.
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use burn::tensor::{Device, FloatDType};
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::config::RunConfig;
 use burn_megatron::element::Element;
-use burn_megatron::forward::{Settings, forward, read_input};
-use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter, write_adapter};
+use burn_megatron::hf::{HfFolder, Merged, TensorReader, read_adapter};
 use burn_megatron::train::Plan;
 use burn_megatron::verify::{self, LoraKind};
 use models::layers::BalanceOver;
-use models::{Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant, ModelConfig};
+use models::{Llama, LlamaConfig, LlamaVariant, Mixtral, MixtralConfig, MixtralVariant};
 use serde_json::Value;
 
-use super::{VERIFIED, assert_verified, fail, gap, last_loss, parse, planned_gib, read, succeed};
-
-const KINDS: [&str; 3] = ["lora_all", "lora_qv_rs", "dora"];
+use super::{
+    VERIFIED, adapters, assert_goes_on, assert_verified, fail, gap, planned_gib, read, resumed_as_whole, succeed,
+};
 
 fn golden() -> PathBuf {
     super::golden("lora")
 }
 
+/// A rank reads its part of a merged weight.
 #[test]
-fn forward_and_gradients_are_those_of_peft_in_every_layout() {
+fn boxes_of_merged_weights_are_parts_of_the_whole() {
     let base = HfFolder::open(golden().join("base")).unwrap();
-    for kind in KINDS {
-        let path = golden().join(kind).join("oracle.safetensors");
-        let (input, oracle) = (read_input(&path).unwrap(), read(&path));
-        let adapter = read_adapter(&golden().join(kind).join("adapter"), base.config()).unwrap();
-        for layout in ["TP1", "TP2", "TP4 SP", "CP2", "DP2", "TP2 SP CP2"] {
-            let settings = Settings {
-                gradients: true,
-                adapter: Some(adapter.clone()),
-                ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64)
-            };
-            let output = forward(base.config(), &base, &input, &settings).unwrap();
-            let logits = gap(&output.logits, &oracle["logits"].data);
-            assert!(logits < 1e-9, "{kind} {layout}: logits {logits:e}");
-            let names: Vec<&str> = oracle.keys().filter_map(|name| name.strip_prefix("grad.")).collect();
-            assert_eq!(output.gradients.len(), names.len(), "{kind}: only adapters have gradients");
-            for name in names {
-                let gradient = gap(&output.gradients[name].data, &oracle[&format!("grad.{name}")].data);
-                assert!(gradient < 1e-6, "{kind} {layout}: {name} {gradient:e}");
-            }
-        }
-    }
-}
-
-#[test]
-fn merged_weights_are_those_of_peft() {
-    let base = HfFolder::open(golden().join("base")).unwrap();
-    for kind in KINDS {
+    let (name, shape) = ("layers.0.attention.q_proj.weight", [32, 32]);
+    for kind in ["lora_all", "lora_qv_rs", "dora"] {
         let adapter = read_adapter(&golden().join(kind).join("adapter"), base.config()).unwrap();
         let merged = Merged { base: &base, adapters: &[(adapter, 1.0)], element: None };
-        let expected = read(&golden().join(kind).join("merged.safetensors"));
-        let mut changed = 0;
-        for (ours, foreign) in base.config().hf_names().iter() {
-            let Some(expected) = expected.get(&foreign.name) else { continue };
-            let [rows, columns] = [expected.shape[0], expected.shape[1]];
-            let read = |source: &dyn TensorReader| {
-                let bytes = source.read_bytes(ours, &expected.shape, &[0..rows, 0..columns]).unwrap();
-                Element::F32.decode(&bytes)
-            };
-            let difference = gap(&read(&merged), &expected.data);
-            assert!(difference < 1e-6, "{kind}: {ours} {difference:e}");
-            changed += usize::from(gap(&read(&base), &expected.data) > 1e-3);
-            // Boxes are parts of the whole.
-            let part = merged.read_bytes(ours, &expected.shape, &[3..5, 1..4]).unwrap();
-            let whole = read(&merged);
-            let rows = [3, 4].map(|row| whole[row * columns + 1..row * columns + 4].to_vec()).concat();
-            assert_eq!(Element::F32.decode(&part), rows);
-        }
-        assert_eq!(changed, [7, 2, 3][KINDS.iter().position(|known| *known == kind).unwrap()]);
+        let read = |ranges: [Range<usize>; 2]| Element::F32.decode(&merged.read_bytes(name, &shape, &ranges).unwrap());
+        let whole = read([0..32, 0..32]);
+        assert_eq!(read([3..5, 1..4]), [3, 4].map(|row| whole[row * 32 + 1..row * 32 + 4].to_vec()).concat());
     }
 }
 
@@ -167,30 +126,16 @@ fn adapters_that_do_not_fit_are_refused() {
 }
 
 fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
-    fs::write(folder.join("book.txt"), "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
-    let text = format!(
-        "[model]\nhf = {:?}\n[training]\nsteps = 8\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\n[lr]\nmax = 2e-2\n\
-         [lora]\nrank = 4\n[data]\ntext = [{:?}]\ntokenizer = \"char\"\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
-        golden().join("base"),
-        folder.join("book.txt"),
-        folder.join(name)
-    );
-    parse(&text, overrides)
+    adapters(folder, name, ["lora/base", ""], overrides)
 }
 
 #[test]
 fn a_run_trains_saves_resumes_and_exports_adapters() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let before = last_loss(&config(folder.path(), "none", &[("training.steps", "1"), ("lr.max", "1e-12")]));
-    let whole = last_loss(&config(folder.path(), "whole", &[]));
-    assert!(whole < 0.9 * before, "{before} {whole}");
-    // Stopped after half of the steps and resumed in another layout.
-    let half = [("training.steps", "4"), ("lr.decay", "8 steps"), ("data.samples", "32")];
-    last_loss(&config(folder.path(), "half", &half));
-    let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.zero", "2"), ("lr.decay", "8 steps")];
-    let resumed = last_loss(&config(folder.path(), "half", &layout));
-    assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
+    let config = |name: &str, overrides: &[(&str, &str)]| config(folder.path(), name, overrides);
+    let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.zero", "2")];
+    let whole = resumed_as_whole(config, &layout);
 
     // Frozen weights are not in checkpoints, and nothing but adapters has moments.
     let checkpoint = Checkpoint::open(at("whole/checkpoints")).unwrap();
@@ -206,17 +151,7 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
     {
         says!(fail(folder.path(), command), "has adapters only", "merge");
     }
-    let base = HfFolder::open(golden().join("base")).unwrap();
-    let adapter = read_adapter(&at("adapter"), base.config()).unwrap();
-    assert_eq!(adapter.plan.len(), 7 * 4);
-    write_adapter(&at("again"), &adapter, None).unwrap();
-    assert_eq!(read_adapter(&at("again"), base.config()).unwrap().tensors, adapter.tensors);
-    let start = [("lora.adapter", at("adapter")), ("output.directory", at("start"))];
-    let start = start.map(|(key, path)| (key, path.display().to_string()));
-    let start: Vec<(&str, &str)> = start.iter().map(|(key, path)| (*key, path.as_str())).collect();
-    let still = [("training.steps", "1"), ("lr.max", "1e-12"), ("data.samples", "32")];
-    let continued = last_loss(&config(folder.path(), "start", &[&start[..], &still[..]].concat()));
-    assert!((continued - whole).abs() < 1e-5 * whole, "an adapter in fp32: {continued} {whole}");
+    assert_eq!(assert_goes_on(folder.path(), "lora/base", config, whole).plan.len(), 7 * 4);
 
     let base = golden().join("base").display().to_string();
     succeed(folder.path(), &format!("merge --hf {base} --adapter adapter --output merged --dtype f64"));
@@ -241,14 +176,13 @@ fn a_run_trains_saves_resumes_and_exports_adapters() {
         fs::copy(entry.path(), at("moved").join(entry.file_name())).unwrap();
     }
     let on = |base: &str, allowed: &[String]| {
-        let layout = [("model.hf", base), ("lr.decay", "8 steps")];
-        Plan::new(&config(folder.path(), "half", &layout), allowed).map(drop).map_err(|error| error.to_string())
+        Plan::new(&config("half", &[("model.hf", base)]), allowed).map(drop).map_err(|error| error.to_string())
     };
     let [moved, merged] = ["moved", "merged"].map(|name| at(name).display().to_string());
     assert_eq!(on(&moved, &[]), Ok(()));
     says!(on(&merged, &[]).unwrap_err(), "model.hf has other weights than when", "--allow-change model.hf");
     assert_eq!(on(&merged, &["model.hf".into()]), Ok(()));
-    let mut random = config(folder.path(), "half", &[("lr.decay", "8 steps")]);
+    let mut random = config("half", &[]);
     random.model.hf = None;
     let on_none = |allowed: &[String]| Plan::new(&random, allowed).map(drop).map_err(|error| error.to_string());
     says!(on_none(&[]).unwrap_err(), "model.hf was \"", "now it is none", "--allow-change model.hf");

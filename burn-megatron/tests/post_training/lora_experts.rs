@@ -4,13 +4,15 @@ use std::path::Path;
 
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::config::RunConfig;
-use burn_megatron::hf::{HfFolder, read_adapter, write_adapter};
 use burn_megatron::train::Plan;
 use burn_megatron::verify::{self, LoraKind};
 use models::layers::BalanceOver;
 use models::{Mixtral, MixtralConfig, MixtralVariant};
 
-use super::{VERIFIED, assert_verified, fail, gap, golden, last_loss, parse, planned_gib, read, succeed};
+use super::{
+    VERIFIED, adapters, assert_goes_on, assert_verified, fail, gap, golden, last_loss, planned_gib, read,
+    resumed_as_whole, succeed,
+};
 
 #[test]
 fn every_layout_trains_adapters_of_experts_as_one_device() {
@@ -38,16 +40,7 @@ fn every_layout_trains_adapters_of_experts_as_one_device() {
 }
 
 fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
-    let book = folder.join("book.txt");
-    std::fs::write(&book, "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
-    let text = format!(
-        "[model]\nhf = {:?}\n[training]\nsteps = 8\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\n[lr]\nmax = 2e-2\n\
-         decay = \"8 steps\"\n[lora]\nrank = 4\ntarget-modules = [\"q_proj\", \"w1\", \"w2\"]\n[data]\ntext = [{book:?}]\n\
-         tokenizer = \"char\"\nsamples = 32\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
-        golden("hf/mixtral"),
-        folder.join(name)
-    );
-    parse(&text, overrides)
+    adapters(folder, name, ["hf/mixtral", "target-modules = [\"q_proj\", \"w1\", \"w2\"]"], overrides)
 }
 
 /// Merges the trained adapters: the weights compute what the adapter computes next to its base, in every layout.
@@ -74,14 +67,10 @@ fn merged(folder: &Path) -> String {
 fn adapters_of_experts_are_trained_saved_exported_and_merged() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let before = last_loss(&config(folder.path(), "before", &[("training.steps", "1"), ("lr.max", "1e-12")]));
-    let whole = last_loss(&config(folder.path(), "whole", &[]));
-    assert!(whole < 0.9 * before, "{before} {whole}");
-    // Stopped after half of the steps and resumed with the experts elsewhere.
-    last_loss(&config(folder.path(), "half", &[("training.steps", "4")]));
+    let config = |name: &str, overrides: &[(&str, &str)]| config(folder.path(), name, overrides);
+    // With the experts elsewhere.
     let layout = [("parallel.tp", "2"), ("parallel.dp", "2"), ("parallel.ep", "2"), ("parallel.zero", "2")];
-    let resumed = last_loss(&config(folder.path(), "half", &layout));
-    assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
+    let whole = resumed_as_whole(config, &layout);
 
     // Frozen experts are not in checkpoints, so they have no moments and no master weights.
     let checkpoint = Checkpoint::open(at("whole/checkpoints")).unwrap();
@@ -98,11 +87,8 @@ fn adapters_of_experts_are_trained_saved_exported_and_merged() {
     assert_eq!(file[&format!("{name}.w1.lora_A.weight")].shape, [4, 32]);
     assert_eq!(file[&format!("{name}.w1.lora_B.weight")].shape, [48, 4]);
     assert_eq!(file[&format!("{name}.w2.lora_A.weight")].shape, [4, 48]);
-    let base = HfFolder::open(golden("hf/mixtral")).unwrap();
-    let adapter = read_adapter(&at("adapter"), base.config()).unwrap();
+    let adapter = assert_goes_on(folder.path(), "hf/mixtral", config, whole);
     assert_eq!(adapter.plan.len(), 4 * (1 + 2 * 8));
-    write_adapter(&at("again"), &adapter, None).unwrap();
-    assert_eq!(read_adapter(&at("again"), base.config()).unwrap().tensors, adapter.tensors);
 
     let base = merged(folder.path());
     let generate = |model: &str| {

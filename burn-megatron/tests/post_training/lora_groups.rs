@@ -4,21 +4,14 @@ use std::path::Path;
 
 use burn_megatron::config::RunConfig;
 
-use super::{golden, last_loss, parse, read, succeed};
+use super::{adapters, last_loss, read, succeed};
 
 const PLUS: (&str, &str) = ("param-groups.lr-scale", "{ \"*.lora_B.weight\" = 16 }");
 
 fn config(folder: &Path, name: &str, overrides: &[(&str, &str)]) -> RunConfig {
-    let book = folder.join("book.txt");
-    std::fs::write(&book, "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
-    let text = format!(
-        "[model]\nhf = {:?}\n[training]\nsteps = 6\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\nclip = \"none\"\n[lr]\n\
-         max = 1e-3\ndecay = \"6 steps\"\n[optimizer]\nweight-decay = 0.5\n[lora]\nrank = 4\n[data]\ntext = [{book:?}]\n\
-         tokenizer = \"char\"\nsamples = 32\n[evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
-        golden("lora/base"),
-        folder.join(name)
-    );
-    parse(&text, overrides)
+    let slow = [("training.steps", "6"), ("lr.decay", "6 steps"), ("lr.max", "1e-3")];
+    let plain = [("training.clip", "none"), ("optimizer.weight-decay", "0.5")];
+    adapters(folder, name, ["lora/base", ""], &[&slow[..], &plain, overrides].concat())
 }
 
 #[test]

@@ -38,10 +38,12 @@ use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::config::RunConfig;
 use burn_megatron::element::Element;
+use burn_megatron::hf::{HfFolder, read_adapter, write_adapter};
 use burn_megatron::train::{Plan, TrainReport, train};
 use burn_megatron::verify;
 use command::{fail, succeed};
 use models::CausalLm;
+use models::lora::Adapter;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -81,6 +83,52 @@ fn parse(text: &str, overrides: &[(&str, &str)]) -> RunConfig {
 /// The report of a run on one device.
 fn trained(config: &RunConfig) -> TrainReport {
     train(&Plan::new(config, &[]).unwrap(), vec![Device::flex()], &mut |_| ()).unwrap()
+}
+
+/// A run of adapters on a book in f64: eight steps, unless overrides say otherwise. `own` are further keys of `[lora]`.
+fn adapters(folder: &Path, name: &str, [base, own]: [&str; 2], overrides: &[(&str, &str)]) -> RunConfig {
+    let book = folder.join("book.txt");
+    fs::write(&book, "The quick brown fox jumps over the lazy dog.\n\n".repeat(60)).unwrap();
+    let text = format!(
+        "[model]\nhf = {:?}\n[training]\nsteps = 8\nglobal-batch = 4\nseq-length = 16\ndtype = \"f64\"\n[lr]\nmax = 2e-2\n\
+         decay = \"8 steps\"\n[lora]\nrank = 4\n{own}\n[data]\ntext = [{book:?}]\ntokenizer = \"char\"\nsamples = 32\n\
+         [evaluation]\nbatches = 1\n[output]\ndirectory = {:?}\n",
+        golden(base),
+        folder.join(name)
+    );
+    parse(&text, overrides)
+}
+
+/// The last loss of the run `whole`, which learns, and which one ends with too that stops after half of the steps and resumes
+/// in another layout.
+fn resumed_as_whole(config: impl Fn(&str, &[(&str, &str)]) -> RunConfig, layout: &[(&str, &str)]) -> f64 {
+    let loss = |name: &str, overrides: &[(&str, &str)]| last_loss(&config(name, overrides));
+    let before = loss("before", &[("training.steps", "1"), ("lr.max", "1e-12")]);
+    let whole = loss("whole", &[]);
+    assert!(whole < 0.9 * before, "{before} {whole}");
+    loss("half", &[("training.steps", "4")]);
+    let resumed = loss("half", layout);
+    assert!((resumed - whole).abs() < 1e-10 * whole, "{resumed} {whole}");
+    whole
+}
+
+/// The exported `adapter` of a folder is written again as it was, and a run that starts from it has the loss `whole`.
+fn assert_goes_on(
+    folder: &Path,
+    base: &str,
+    config: impl Fn(&str, &[(&str, &str)]) -> RunConfig,
+    whole: f64,
+) -> Adapter {
+    let (base, [at, again]) =
+        (HfFolder::open(golden(base)).unwrap(), ["adapter", "again"].map(|name| folder.join(name)));
+    let adapter = read_adapter(&at, base.config()).unwrap();
+    write_adapter(&again, &adapter, None).unwrap();
+    assert_eq!(read_adapter(&again, base.config()).unwrap().tensors, adapter.tensors);
+    let start = at.display().to_string();
+    let continued =
+        last_loss(&config("start", &[("lora.adapter", &start), ("training.steps", "1"), ("lr.max", "1e-12")]));
+    assert!((continued - whole).abs() < 1e-5 * whole, "an adapter in fp32: {continued} {whole}");
+    adapter
 }
 
 fn last_loss(config: &RunConfig) -> f64 {
