@@ -3,7 +3,7 @@
 //! A [`JsonGrammar`] is a pushdown automaton over bytes. Where JSON has white space, a line break and indentation are allowed, but
 //! none before the value and behind it. Numbers have at most 18 digits in each part, and two of an exponent. Keys come in any
 //! order. Those that a schema names come once, written as serde_json writes them; others have no escapes, and whether they come
-//! again is not looked at. Arrays and objects are at most [`MOST_DEPTH`] deep.
+//! again is not looked at. Arrays and objects are at most `MOST_DEPTH` deep.
 
 mod alternatives;
 mod character;
