@@ -171,7 +171,7 @@ mod tests {
             assert_eq!(error, "after 3 tokens no token may come: no_repeat_ngram_size, allowed_token_ids forbid all");
         }
         let neutral = Arc::new(LogitsProcessors::default());
-        assert_eq!(TextRules::new(&neutral, &Sampling::greedy(), || unreachable!("nothing is counted")), None);
+        assert_eq!(TextRules::new(&neutral, &Sampling::greedy(), || panic!("nothing is counted")), None);
     }
 
     #[test]

@@ -13,8 +13,8 @@ use burn::train::{Learner, LearnerModel};
 use parking_lot::Mutex;
 
 use super::devices::{has_checkpointing, host, host_of, like};
-use super::exchange::Exchange;
 use super::frozen::has_untrained;
+use super::gather_outputs::GatherOutputs;
 use super::items::Items;
 use super::one_memory::in_one_memory;
 use super::processes::Together;
@@ -104,8 +104,8 @@ impl<M: LearnerModel> DataParallel<M> {
         let fillers: Vec<_> = (0..self.ranks).map(|_| has_filler.then(|| valid.slice(0, 1))).collect();
         let valid = split(&valid, shares_of_first(valid.num_items(), reporting, self.ranks));
         let apart = self.is_logical() || devices.iter().any(|device| *device != devices[0]);
-        let exchange = if told.is_none() { Exchange::between(together.processes().count()) } else { None };
-        let processor = in_one_memory::<M>(components.event_processor, exchange.is_some() || reporting > 1 && apart);
+        let gather = if told.is_none() { GatherOutputs::between(together.processes().count()) } else { None };
+        let processor = in_one_memory::<M>(components.event_processor, gather.is_some() || reporting > 1 && apart);
 
         let shared = Shared {
             epochs: starting_epoch..=components.num_epochs,
@@ -117,7 +117,7 @@ impl<M: LearnerModel> DataParallel<M> {
             validated: Items::new(self.ranks),
             reports: together.processes().is_first(),
             reporting,
-            exchange,
+            gather,
             checkpoints: components.checkpointer.is_some(),
             seed,
             ids: ids.clone(),

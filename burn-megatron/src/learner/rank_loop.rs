@@ -10,7 +10,7 @@ use burn::train::{
 };
 
 use super::dp_rank::DpRank;
-use super::exchange::Outbox;
+use super::gather_outputs::Outbox;
 use super::rounds::{aggregate, next, uneven};
 use super::shared::Shared;
 use super::tensor_parallel::Placing;
@@ -161,7 +161,7 @@ impl<M: LearnerModel> RankLoop<M> {
             TrainingItem::new(output, progress, Some(iteration), Some(self.trained.learning_rate()))
         };
         let items: Vec<Item<M>> = facts.into_iter().zip(outputs).map(item).collect();
-        let items = self.outbox.pass(items, shared.exchange.as_ref(), !shared.waits_in_operations, group);
+        let items = self.outbox.pass(items, shared.gather.as_ref(), !shared.waits_in_operations, group);
         let pushed = items.len();
         shared.push(items, self.outbox.travels(), group);
         (accumulated, pushed)

@@ -11,7 +11,7 @@ use burn::train::{
 };
 use parking_lot::Mutex;
 
-use super::exchange::Exchange;
+use super::gather_outputs::GatherOutputs;
 use super::ids::FirstIds;
 use super::items::Items;
 use super::report::Told;
@@ -34,7 +34,7 @@ pub(super) struct Shared<M: LearnerModel> {
     /// Ranks of that process.
     pub reporting: usize,
     /// How outputs come from other processes, if there are any and they can.
-    pub exchange: Option<Exchange<<M as TrainStep>::Output>>,
+    pub gather: Option<GatherOutputs<<M as TrainStep>::Output>>,
     /// Of random numbers on logical devices.
     pub seed: u64,
     pub ids: FirstIds,
@@ -61,14 +61,14 @@ impl<M: LearnerModel> Shared<M> {
     /// one.
     pub fn push(&self, items: Vec<TrainingItem<<M as TrainStep>::Output>>, travel: bool, group: &Group) {
         for item in items {
-            match self.exchange.as_ref().filter(|_| travel) {
-                Some(exchange) if !self.reports => {
-                    exchange.send(item.item, group);
+            match self.gather.as_ref().filter(|_| travel) {
+                Some(gather) if !self.reports => {
+                    gather.send(item.item, group);
                     continue;
                 }
-                Some(exchange) if group.rank() == 0 => {
+                Some(gather) if group.rank() == 0 => {
                     for from in self.reporting..group.size() {
-                        let output = exchange.receive(from, group);
+                        let output = gather.receive(from, group);
                         let item = TrainingItem::new(output, item.progress.clone(), item.iteration, item.lr.clone());
                         self.trained.push(from, item);
                     }

@@ -16,20 +16,20 @@ use super::stages::Sendable;
 const MOST: usize = 1 << 18;
 
 /// Brings outputs of one type to the first rank of a group.
-pub(super) struct Exchange<O> {
+pub(super) struct GatherOutputs<O> {
     scores: fn(&O) -> usize,
     send: fn(O, &Group),
     receive: fn(usize, &Group) -> O,
 }
 
-impl<O: 'static> Exchange<O> {
+impl<O: 'static> GatherOutputs<O> {
     /// Between so many processes; the log says if that cannot be.
     pub fn between(processes: usize) -> Option<Self> {
-        let exchange = if processes > 1 { Self::new() } else { return None };
-        if exchange.is_none() {
+        let gather = if processes > 1 { Self::new() } else { return None };
+        if gather.is_none() {
             warn("outputs are of the model's own type; nearest legal: those of burn-train");
         }
-        exchange
+        gather
     }
 
     /// Of outputs of this type, if it is one of burn-train's own.
@@ -95,12 +95,12 @@ impl<O: 'static> Outbox<O> {
     pub fn pass(
         &mut self,
         outputs: Vec<TrainingItem<O>>,
-        exchange: Option<&Exchange<O>>,
+        gather: Option<&GatherOutputs<O>>,
         late: bool,
         group: &Group,
     ) -> Vec<TrainingItem<O>> {
-        let Some(exchange) = exchange else { return outputs };
-        let travel = *self.travel.get_or_insert_with(|| exchange.agree(&outputs, group));
+        let Some(gather) = gather else { return outputs };
+        let travel = *self.travel.get_or_insert_with(|| gather.agree(&outputs, group));
         if travel && late { mem::replace(&mut self.late, outputs) } else { outputs }
     }
 
@@ -144,7 +144,7 @@ fn receive<O: 'static, K: Scored>(from: usize, group: &Group) -> O {
     same_type(K::from_host(group.receive_host::<K::Host>(from), &host().inner()))
 }
 
-const SAME: &str = "an exchange of a type brings outputs of that type";
+const SAME: &str = "a gather of a type brings outputs of that type";
 
 /// `x` as what it is.
 fn same_type<A: 'static, B: 'static>(x: A) -> B {
@@ -172,23 +172,23 @@ mod tests {
     }
 
     /// What both ranks of a group find.
-    fn on_two<T: Send>(find: impl Fn(&Group, &Exchange<RegressionOutput>) -> T + Sync) -> Vec<T> {
+    fn on_two<T: Send>(find: impl Fn(&Group, &GatherOutputs<RegressionOutput>) -> T + Sync) -> Vec<T> {
         let ranks = launch(&Mesh::new("DP2".parse().unwrap()).unwrap(), &[Device::flex()], |rank| {
-            let exchange = Exchange::<RegressionOutput>::new().expect("it is burn-train's own");
-            Ok(find(&rank.group(Axis::Dp), &exchange))
+            let gather = GatherOutputs::<RegressionOutput>::new().expect("it is burn-train's own");
+            Ok(find(&rank.group(Axis::Dp), &gather))
         });
         ranks.unwrap()
     }
 
     #[test]
     fn outputs_of_burn_train_come_to_the_first_rank() {
-        assert!(Exchange::<Tensor<1>>::new().is_none());
-        let found = on_two(|group, exchange| {
+        assert!(GatherOutputs::<Tensor<1>>::new().is_none());
+        let found = on_two(|group, gather| {
             if group.rank() > 0 {
-                exchange.send(output(3, 0.5).item, group);
+                gather.send(output(3, 0.5).item, group);
                 return None;
             }
-            let output = exchange.receive(1, group);
+            let output = gather.receive(1, group);
             Some((output.loss.into_scalar::<f32>(), output.output.dims()))
         });
         assert_eq!(found, [Some((0.5, [1, 3])), None]);
@@ -198,12 +198,12 @@ mod tests {
     fn only_outputs_that_travel_are_kept_until_the_next_step() {
         // One rank's first output decides for all ranks and steps.
         for (first, travel) in [(MOST, true), (MOST + 1, false)] {
-            let found = on_two(|group, exchange| {
+            let found = on_two(|group, gather| {
                 let mut outbox = Outbox::default();
                 let sizes = if group.rank() == 0 { [MOST, 3, MOST + 1] } else { [first, 3, 3] };
                 let steps = sizes.into_iter().zip([1.0, 2.0, 3.0]);
                 let gone = steps
-                    .map(|(scores, loss)| losses(outbox.pass(vec![output(scores, loss)], Some(exchange), true, group)));
+                    .map(|(scores, loss)| losses(outbox.pass(vec![output(scores, loss)], Some(gather), true, group)));
                 (gone.collect::<Vec<_>>(), losses(outbox.take()), outbox.travels())
             });
             let expected = match travel {
