@@ -72,10 +72,9 @@ impl SamplingArgs {
         let of = &generation.processors;
         let processors = LogitsProcessors {
             no_repeat_ngram_size: self.no_repeat_ngram_size.unwrap_or(of.no_repeat_ngram_size),
-            min_new_tokens: self.min_new_tokens.unwrap_or(of.min_new_tokens),
             ..of.clone()
         };
-        let processors = Arc::new(processors);
+        let processors = Arc::new(processors.with_min_new_tokens(self.min_new_tokens));
         GenerateOptions { stop_tokens, processors, ..GenerateOptions::new(max_new_tokens, self.over(generation)) }
     }
 }

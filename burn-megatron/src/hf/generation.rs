@@ -157,7 +157,6 @@ fn processors(path: &Path, keys: &Map<String, Value>) -> Result<LogitsProcessors
         encoder_no_repeat_ngram_size: count("encoder_no_repeat_ngram_size")?,
         bad_words_ids: value(path, keys, "bad_words_ids", sequences)?.unwrap_or_default(),
         min_length: count("min_length")?,
-        min_new_tokens: count("min_new_tokens")?,
         forced_bos_token_id: value(path, keys, "forced_bos_token_id", "a token id")?,
         forced_eos_token_id: tokens("forced_eos_token_id")?,
         exponential_decay_length_penalty: decay,
@@ -166,7 +165,7 @@ fn processors(path: &Path, keys: &Map<String, Value>) -> Result<LogitsProcessors
         ..LogitsProcessors::default()
     };
     rules.check().map_err(|what| HfFolderError::file(path, what))?;
-    Ok(rules)
+    Ok(rules.with_min_new_tokens(value(path, keys, "min_new_tokens", "a number of tokens")?))
 }
 
 /// As in transformers, of a sequence that is there twice the last bias counts.
@@ -270,7 +269,7 @@ mod tests {
         let read = |keys: Value| GenerationConfig::of(Path::new("generation_config.json"), keys.as_object().unwrap());
         let found = read(serde_json::json!({
             "sequence_bias": [[[1, 2], 9.0], [[1, 2], -3.5]], "bad_words_ids": [[7], [8, 9]], "forced_eos_token_id": 2,
-            "suppress_tokens": [4, 5], "exponential_decay_length_penalty": [15, 1.6], "min_new_tokens": 3,
+            "suppress_tokens": [4, 5], "exponential_decay_length_penalty": [15, 1.6], "min_new_tokens": 3, "min_length": 9,
             "typical_p": 0.9, "forced_bos_token_id": 0,
         }));
         let found = found.unwrap();

@@ -14,7 +14,8 @@ static BYTES: LazyLock<HashMap<char, u8>> = LazyLock::new(|| (0..=255).map(|byte
 const NEIGHBOUR: &str = "x";
 
 /// The bytes of a token within a text: those of its symbols in a byte-level vocabulary, the byte of SentencePiece's `<0x41>`, else
-/// those of its text, with a space that a decoder drops at the beginning of a text. None if the tokenizer does not have the token.
+/// those of its text, with a space that a decoder drops at the beginning of a text. Empty if the tokenizer does not
+/// have the token.
 pub fn token_bytes(tokenizer: &Tokenizer, token: u32) -> Vec<u8> {
     let Some(symbols) = tokenizer.id_to_token(token) else { return Vec::new() };
     let text = || text_within(tokenizer, token, &symbols).into_bytes();

@@ -34,15 +34,17 @@ const MOST_READINGS: usize = 64;
 /// The JSON texts that are legal.
 ///
 /// ```
-/// use host::json_grammar::{JsonGrammar, TokenTexts};
+/// use std::sync::Arc;
+///
+/// use host::json_grammar::{Guide, JsonGrammar, TokenTexts};
 ///
 /// let schema = serde_json::json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
 /// let grammar = JsonGrammar::of_schema(&schema)?;
 /// assert!(grammar.is_whole(br#"{"n": -7}"#) && !grammar.is_whole(br#"{"n": -7.5}"#));
 /// let tokens = TokenTexts::new(["{\"n", "\":", "1", "}", "a"].map(|text| text.as_bytes().to_vec()));
 /// // What may follow `{"n":1`, and whether the text may end.
-/// assert_eq!(grammar.next(&[0, 1, 2], &tokens), (vec![2, 3], false));
-/// assert_eq!(grammar.next(&[0, 1, 2, 3], &tokens), (vec![], true));
+/// let (next, may_end) = Guide::new(grammar, Arc::new(tokens)).next(&[0, 1, 2]);
+/// assert_eq!((next.iter().collect(), may_end), (vec![2, 3], false));
 /// # Ok::<(), String>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -119,12 +121,6 @@ impl JsonGrammar {
     /// Whether a text is legal.
     pub fn is_whole(&self, text: &[u8]) -> bool {
         self.may_end_in(&self.after(text.iter().copied()))
-    }
-
-    /// The tokens that may follow these, and whether the text may end.
-    pub fn next(&self, written: &[i64], tokens: &TokenTexts) -> (Vec<i64>, bool) {
-        let stacks = self.after(written.iter().flat_map(|token| tokens.text(*token)).copied());
-        (self.allowed(&stacks, tokens).iter().collect(), self.may_end_in(&stacks))
     }
 
     fn may_end_in(&self, stacks: &[Stack]) -> bool {

@@ -155,6 +155,14 @@ impl Legal {
 }
 
 impl LogitsProcessors {
+    /// The same with so many new tokens at least, if that is said: then `min_length` does not count, as in transformers.
+    pub fn with_min_new_tokens(self, least: Option<usize>) -> Self {
+        match least {
+            Some(min_new_tokens) => Self { min_length: 0, min_new_tokens, ..self },
+            None => self,
+        }
+    }
+
     /// What comes before the repetition penalty.
     pub fn bias(&self, logits: &mut [f64], seen: &Seen) {
         for (sequence, by) in &self.sequence_bias {

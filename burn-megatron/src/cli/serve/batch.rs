@@ -4,8 +4,6 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
 
 use anyhow::{Result, anyhow, bail};
 
@@ -34,16 +32,6 @@ pub(super) struct Batch {
     file: File,
 }
 
-/// Starts the requests when the weights are there.
-pub(super) struct Start(Sender<()>);
-
-impl Start {
-    pub fn start(&self) {
-        // Without a receiver the batch has ended.
-        let _ = self.0.send(());
-    }
-}
-
 impl BatchArgs {
     /// The batch, if there is one. Fails if a file cannot be used, or a line is no request; before weights are read.
     pub fn open(&self) -> Result<Option<Batch>> {
@@ -65,21 +53,8 @@ impl BatchArgs {
 }
 
 impl Batch {
-    /// A thread that answers the requests, so many at a time, and says how many were; and what starts it. However it ends, the
-    /// ranks end too.
-    pub fn driver(self, app: Arc<App>, at_once: usize) -> (JoinHandle<Result<String>>, Start) {
-        let (start, started) = channel();
-        let driver = std::thread::spawn(move || {
-            let _finish = Finish(&app);
-            if started.recv().is_err() {
-                bail!("the ranks have failed");
-            }
-            self.answer(&app, at_once)
-        });
-        (driver, Start(start))
-    }
-
-    fn answer(self, app: &Arc<App>, at_once: usize) -> Result<String> {
+    /// Answers the requests, so many at a time, and says how many were.
+    pub fn answer(self, app: &Arc<App>, at_once: usize) -> Result<String> {
         let Self { input, requests, output, file } = self;
         // Nothing else can be truncated: a pipe, or /dev/null.
         if file.metadata().map_err(refused(Access::Write, &output))?.is_file() {
@@ -93,14 +68,5 @@ impl Batch {
             bail!("{failed} of {all} requests of {} have no answer: {} says why", input.display(), output.display());
         }
         Ok(format!("{}: {all} {}\n", output.display(), if all == 1 { "answer" } else { "answers" }))
-    }
-}
-
-/// Ends the ranks when it is dropped.
-struct Finish<'a>(&'a App);
-
-impl Drop for Finish<'_> {
-    fn drop(&mut self) {
-        self.0.requests.finish();
     }
 }

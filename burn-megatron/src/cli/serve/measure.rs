@@ -1,8 +1,7 @@
 //! How fast a server would answer: synthetic requests through the ranks, without HTTP.
 
 use std::ops::ControlFlow;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
@@ -50,16 +49,6 @@ struct Timeline {
     tokens: Vec<Instant>,
 }
 
-/// Starts a measurement when the weights are there.
-pub(super) struct Start(Sender<()>);
-
-impl Start {
-    pub fn start(&self) {
-        // Without a receiver the measurement has ended.
-        let _ = self.0.send(());
-    }
-}
-
 impl Load {
     pub fn is_asked(&self) -> bool {
         self.requests.is_some()
@@ -101,21 +90,8 @@ impl Load {
 }
 
 impl Play {
-    /// A thread that makes the requests and gives the report, and what starts it.
-    pub fn driver(self, requests: Requests) -> (JoinHandle<Result<String>>, Start) {
-        let (start, started) = channel();
-        let driver = std::thread::spawn(move || {
-            if started.recv().is_err() {
-                bail!("the ranks have failed");
-            }
-            let report = self.report(&requests);
-            requests.finish();
-            report
-        });
-        (driver, Start(start))
-    }
-
-    fn report(self, requests: &Requests) -> Result<String> {
+    /// Makes the requests, and says how long they took.
+    pub fn report(self, requests: &Requests) -> Result<String> {
         // Once with all shapes, so that no kernel is compiled or tuned in the measurement, and with other prompts, so that the
         // cache holds none of its.
         Self { requests: self.concurrency, ..self }.play(requests)?;

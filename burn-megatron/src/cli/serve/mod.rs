@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -109,20 +110,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     if args.load.is_asked() {
         let load = args.load.resolve(config.vocab_size(), &scheduler)?;
-        let (driver, start) = load.driver(requests);
-        job(&|| start.start())?;
-        super::print(&driver.join().map_err(|_| anyhow!("the measurement failed"))??)?;
-        return Ok(ExitCode::SUCCESS);
+        return until(requests, job, move |requests| load.report(requests));
     }
     let Some(folder) = &folder else { bail!("--hf DIR says what to serve") };
     let app = Arc::new(app(&args, folder, requests, names, scheduler)?);
     if let Some(batch) = batch {
         // More than run, so that none waits for the next to be read.
-        let (driver, start) = batch.driver(Arc::clone(&app), 2 * scheduler.max_num_seqs);
-        job(&|| start.start())?;
-        drop(start);
-        super::print(&driver.join().map_err(|_| anyhow!("the batch failed"))??)?;
-        return Ok(ExitCode::SUCCESS);
+        let at_once = 2 * scheduler.max_num_seqs;
+        return until(app.requests.clone(), job, move |_| batch.answer(&app, at_once));
     }
     let server = Server::bind(SocketAddr::new(args.host, args.port)).with_context(|| {
         format!("--host {} --port {}: give another one, --port 0 takes a free one", args.host, args.port)
@@ -148,6 +143,36 @@ pub fn run(args: Args) -> Result<ExitCode> {
     served?;
     answered?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the ranks until `work` has asked them, which begins when the weights are there, and prints what it says.
+fn until(
+    requests: Requests,
+    job: impl FnOnce(&(dyn Fn() + Sync)) -> Result<()>,
+    work: impl FnOnce(&Requests) -> Result<String> + Send + 'static,
+) -> Result<ExitCode> {
+    let (start, started) = channel();
+    let worker = std::thread::spawn(move || {
+        let Finish(requests) = &Finish(requests);
+        started.recv().map_err(|_| anyhow!("the ranks have failed"))?;
+        work(requests)
+    });
+    job(&|| {
+        // Without a receiver the work has ended.
+        let _ = start.send(());
+    })?;
+    drop(start);
+    super::print(&worker.join().map_err(|_| anyhow!("the requests failed"))??)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the ranks when it is dropped, so also if who asks them panics.
+struct Finish(Requests);
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        self.0.finish();
+    }
 }
 
 fn app(

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use axum::http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::App;
 use super::error::ApiError;
@@ -161,7 +161,10 @@ fn stream_options(params: &mut Params, stream: bool) -> Result<bool, ApiError> {
         return Err(ApiError::param("stream_options", "it has a meaning with stream only"));
     }
     let named = |error: ApiError| ApiError { param: Some("stream_options".into()), ..error };
-    let mut options = Params::parse(options.to_string().as_bytes()).map_err(named)?;
+    let Value::Object(options) = options else {
+        return Err(ApiError::param("stream_options", format!("an object is needed, this is {options}")));
+    };
+    let mut options = Params::new(options);
     let include_usage = options.bool("include_usage").map_err(named)?;
     options.finish().map_err(named)?;
     Ok(include_usage)
@@ -181,14 +184,14 @@ fn processors(params: &mut Params, app: &App, min_tokens: Option<usize>) -> Resu
     let presence = params.float("presence_penalty", -2.0..=2.0)?;
     let frequency = params.float("frequency_penalty", -2.0..=2.0)?;
     let mut rules = LogitsProcessors {
-        min_new_tokens: min_tokens.unwrap_or(of.min_new_tokens),
         no_repeat_ngram_size: ngram.map_or(of.no_repeat_ngram_size, |size| size as usize),
         presence_penalty: presence.unwrap_or(of.presence_penalty),
         frequency_penalty: frequency.unwrap_or(of.frequency_penalty),
         allowed_token_ids: allowed.unwrap_or_default(),
         guide: guide(params, app)?,
         ..of.clone()
-    };
+    }
+    .with_min_new_tokens(min_tokens);
     rules.sequence_bias.extend(params.biases("logit_bias", app.vocab_size)?);
     for word in params.strings("bad_words")? {
         rules.bad_words_ids.extend(spellings(app, &word)?);

@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -31,7 +32,8 @@ const ENDPOINTS: [(&str, Endpoint); 2] =
 pub struct BatchRequest {
     custom_id: String,
     endpoint: Endpoint,
-    body: Value,
+    /// As it is written: templates see the order of its keys.
+    body: Box<RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -41,7 +43,7 @@ struct Line {
     #[serde(default)]
     method: Option<String>,
     url: String,
-    body: Value,
+    body: Box<RawValue>,
 }
 
 /// The requests of a file's text: one JSON object per line with `custom_id`, `url` and `body`.
@@ -60,11 +62,12 @@ pub fn batch_requests(text: &str) -> Result<Vec<BatchRequest>, (usize, String)> 
             let endpoint = ENDPOINTS.iter().find(|(of, _)| *of == url).map(|(_, endpoint)| *endpoint);
             let legal = ENDPOINTS.map(|(url, _)| url).join(", ");
             let endpoint = endpoint.ok_or_else(|| format!("url {url}: there are {legal}"))?;
-            if body["stream"] == true {
-                return Err("body: stream = true, but a batch has whole answers; nearest legal: false".into());
-            }
-            if !body.is_object() {
+            let keys: Value = serde_json::from_str(body.get()).map_err(|error| format!("body: {error}"))?;
+            if !keys.is_object() {
                 return Err("body: a JSON object is needed".into());
+            }
+            if keys["stream"] == true {
+                return Err("body: stream = true, but a batch has whole answers; nearest legal: false".into());
             }
             Ok(BatchRequest { custom_id, endpoint, body })
         };
@@ -119,7 +122,7 @@ async fn in_order<T>(
 
 async fn answer(app: Arc<App>, request: BatchRequest) -> (StatusCode, Value) {
     let BatchRequest { custom_id, endpoint, body } = request;
-    let (id, bytes) = (format!("batch_req_{:x}", app.next()), Ok(Bytes::from(body.to_string())));
+    let (id, bytes) = (format!("batch_req_{:x}", app.next()), Ok(Bytes::from(body.get().to_owned())));
     let answered: Result<Response, ApiError> = match endpoint {
         Endpoint::Completions => completions::completions(State(app), bytes).await,
         Endpoint::Chat => chat::completions(State(app), bytes).await,
@@ -188,5 +191,12 @@ mod tests {
         says!(refused(r#"{"custom_id": "b", "url": "/v1/completions", "body": 3}"#), "body: a JSON object is needed");
         says!(refused(r#"{"custom_id": "b", "method": "GET", "url": "/v1/completions", "body": {}}"#), "method GET");
         assert_eq!(batch_requests("\n").map(|all| all.len()), Ok(0));
+    }
+
+    #[test]
+    fn a_body_reaches_its_endpoint_as_it_is_written() {
+        let body = r#"{"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": "f", "b": 1, "a": 2}}]}"#;
+        let line = format!(r#"{{"custom_id": "a", "url": "/v1/chat/completions", "body": {body}}}"#);
+        assert_eq!(batch_requests(&line).unwrap()[0].body.get(), body);
     }
 }

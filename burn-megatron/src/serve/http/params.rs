@@ -21,20 +21,16 @@ impl Params {
     /// Those of a request. A body may be long: meanwhile other requests are answered.
     pub fn of(body: Result<Bytes, BytesRejection>) -> Result<Self, ApiError> {
         let body = body?;
-        tokio::task::block_in_place(|| Self::parse(&body))
+        match tokio::task::block_in_place(|| serde_json::from_slice(&body)) {
+            Ok(Value::Object(body)) => Ok(Self(body)),
+            Ok(_) => Err(ApiError::new(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
+            Err(error) => Err(ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {error}"))),
+        }
     }
 
     /// Those of an object that is read already.
     pub fn new(object: Map<String, Value>) -> Self {
         Self(object)
-    }
-
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(body)) => Ok(Self(body)),
-            Ok(_) => Err(ApiError::new(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
-            Err(error) => Err(ApiError::new(StatusCode::BAD_REQUEST, format!("the body is no JSON: {error}"))),
-        }
     }
 
     /// The value of a parameter that is there and not null.

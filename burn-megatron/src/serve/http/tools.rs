@@ -1,6 +1,8 @@
 //! Functions that a model may call: its template writes them into the prompt, and calls are read from its answer.
 
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Deserializer, Value, json};
 
 use super::error::ApiError;
 use super::params::Params;
@@ -47,18 +49,20 @@ impl Tools {
     }
 }
 
-/// A call of a function.
-#[derive(Clone, Debug, PartialEq)]
+/// A call of a function, as the model has written it.
+#[derive(Debug, Deserialize)]
 pub(super) struct Call {
     name: String,
-    arguments: Value,
+    #[serde(alias = "parameters")]
+    arguments: Box<RawValue>,
 }
 
 impl Call {
     /// In OpenAI's form; a part of an answer has its number too.
     pub fn json(&self, at: usize, id: &str, is_part: bool) -> Value {
-        // A model may write its arguments as a text already.
-        let arguments = self.arguments.as_str().map_or_else(|| self.arguments.to_string(), String::from);
+        let written = self.arguments.get();
+        // They may be a text already.
+        let arguments: String = serde_json::from_str(written).unwrap_or_else(|_| written.into());
         let mut call = json!({"id": id, "type": "function", "function": {"name": self.name, "arguments": arguments}});
         if is_part {
             call["index"] = json!(at);
@@ -68,9 +72,9 @@ impl Call {
 
     /// The call at the beginning of `<tool_call>`'s contents, and the text behind it.
     fn first(text: &str) -> Option<(Self, &str)> {
-        let mut values = serde_json::Deserializer::from_str(text).into_iter();
-        let call = Self::of(&values.next()?.ok()?)?;
-        let rest = &text[values.byte_offset()..];
+        let mut calls = Deserializer::from_str(text).into_iter();
+        let call = calls.next()?.ok()?;
+        let rest = &text[calls.byte_offset()..];
         let after = rest.trim_start();
         match after.strip_prefix(END) {
             Some(rest) => Some((call, rest)),
@@ -78,11 +82,6 @@ impl Call {
             None if after.is_empty() || after.starts_with(BEGIN) => Some((call, after)),
             None => None,
         }
-    }
-
-    fn of(call: &Value) -> Option<Self> {
-        let arguments = call.get("arguments").or_else(|| call.get("parameters"))?;
-        Some(Self { name: call["name"].as_str()?.into(), arguments: arguments.clone() })
     }
 }
 
@@ -116,8 +115,8 @@ impl CallReader {
     /// What is left, when the answer has ended: text that was none of a call, and the calls.
     pub fn end(&mut self) -> (String, Vec<Call>) {
         let held = std::mem::take(&mut self.held);
-        let whole = serde_json::from_str(&held).ok().and_then(|call| Call::of(&call));
-        if let Some(call) = whole.filter(|call| self.names.contains(&call.name)) {
+        let whole = serde_json::from_str(&held).ok();
+        if let Some(call) = whole.filter(|call: &Call| self.names.contains(&call.name)) {
             return (String::new(), vec![call]);
         }
         let (mut text, mut calls, mut rest) = (String::new(), Vec::new(), held.as_str());
@@ -167,12 +166,12 @@ mod tests {
     #[test]
     fn calls_are_found_and_texts_are_shown() {
         let add = |arguments: &str| ("add".to_string(), arguments.to_string());
-        let two = "Sums:\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>{\"name\": \"add\", \
+        let two = "Sums:\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 1, \"a\": 2}}\n</tool_call>\n<tool_call>{\"name\": \"add\", \
                    \"arguments\": {}}</tool_call>";
-        assert_eq!(read(two), ("Sums:\n".into(), vec![add("{\"a\":1}"), add("{}")]));
+        assert_eq!(read(two), ("Sums:\n".into(), vec![add("{\"b\": 1, \"a\": 2}"), add("{}")]));
         let llama = "{\"name\": \"add\", \"parameters\": {\"a\": [1, 2]}}";
-        assert_eq!(read(llama), (String::new(), vec![add("{\"a\":[1,2]}")]));
-        assert_eq!(read_by(two, true), ("Sums:\n".into(), vec![add("{\"a\":1}")]));
+        assert_eq!(read(llama), (String::new(), vec![add("{\"a\": [1, 2]}")]));
+        assert_eq!(read_by(two, true), ("Sums:\n".into(), vec![add("{\"b\": 1, \"a\": 2}")]));
         // What is said between calls and behind them; the tag in a text; one that is no call; one without an end.
         let mixed = "<tool_call>{\"name\": \"add\", \"arguments\": \"</tool_call>\"}</tool_call> then <tool_call>{}</tool_call> and \
                      <tool_call>{\"name\": \"add\", \"arguments\": 2} x";

@@ -238,6 +238,8 @@ mod tests {
         let expected = r#"[{"type": "function", "function": {"name": "f", "b": 1, "a": 2}}][{"id": "1", "function": {"name": "f", "#;
         let row = parse_prompt(text.as_bytes()).unwrap();
         assert_eq!(chat.prompt_of(&row).unwrap(), format!(r#"{expected}"arguments": {{"y": 1, "x": 2}}}}}}]"ok""#));
+        let none = parse_prompt(text.replace(r#"{\"y\": 1, \"x\": 2}"#, "").as_bytes()).unwrap();
+        assert_eq!(chat.prompt_of(&none).unwrap(), format!(r#"{expected}"arguments": {{}}}}}}]"ok""#));
     }
 
     #[test]

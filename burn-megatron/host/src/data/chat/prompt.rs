@@ -57,8 +57,8 @@ impl PromptBody {
 }
 
 /// Reads `messages` of a JSON object, and perhaps `tools` and `chat_template_kwargs`; keys keep their order. Messages become what
-/// templates take: contents of text parts are texts, arguments of calls that are JSON in a text are objects, and keys without a
-/// value are left out.
+/// templates take: contents of text parts are texts, arguments of calls that are JSON in a text, or an empty one, are objects, and
+/// keys without a value are left out.
 ///
 /// # Errors
 /// The key and what is wrong with it.
@@ -134,7 +134,11 @@ fn text_of_parts(index: usize, parts: &Value) -> Result<Value, String> {
 
 /// A call whose arguments are an object, if they are one in a text.
 fn with_objects(call: &Value) -> Value {
-    let read = |arguments: &Value| serde_json::from_str(arguments.as_str()?).ok();
+    // Clients have an empty text where a function has no arguments.
+    let read = |arguments: &Value| {
+        let text = arguments.as_str()?;
+        serde_json::from_str(if text.trim().is_empty() { "{}" } else { text }).ok()
+    };
     let function = |function: &Value| -> Value {
         let of = |(key, value): (Value, Value)| match key.as_str() {
             Some("arguments") => (key, read(&value).unwrap_or(value)),

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 
+use super::added_token::added_token;
 use super::word_piece::Cleaning;
 
 /// The file next to a tokenizer's.
@@ -21,14 +22,6 @@ pub(super) struct End {
     pub token: Option<String>,
     /// Whether the model's own tokenizer puts it there if the configuration does not say.
     pub is_added: bool,
-}
-
-/// A token that is found in texts as it stands there, in the form of `tokenizer.json`.
-pub(super) fn added_token(id: usize, content: &str, special: bool) -> Value {
-    json!({
-        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": !special,
-        "special": special,
-    })
 }
 
 impl Config {
@@ -59,7 +52,7 @@ impl Config {
         let of = |(id, content): (usize, String)| {
             let listed = &decoder[id.to_string()];
             let mut token = added_token(id, &content, listed["special"] == true);
-            for key in ["single_word", "lstrip", "rstrip", "normalized"] {
+            for key in ["single_word", "lstrip", "rstrip"] {
                 if let Some(flag) = listed[key].as_bool() {
                     token[key] = flag.into();
                 }

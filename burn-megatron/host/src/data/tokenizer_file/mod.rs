@@ -3,6 +3,7 @@
 //! All become a tokenizer of the `tokenizers` crate, told by what is in the file and not by its name: Llama 2 and Llama 3
 //! both come with a `tokenizer.model`, and one is SentencePiece's, the other tiktoken's.
 
+mod added_token;
 mod byte_symbol;
 mod charsmap;
 mod config;

@@ -6,8 +6,9 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+use super::added_token::added_token;
 use super::charsmap;
-use super::config::{Config, End, added_token};
+use super::config::{Config, End};
 use super::wire::{Field, Fields};
 
 /// What SentencePiece writes for a space.
@@ -84,7 +85,6 @@ pub(super) fn as_json(bytes: &[u8], name: &str, config: &Config) -> Result<(Valu
         let is_control = piece.kind == Kind::Control;
         // A symbol with a space is never found: spaces have been escaped by then.
         let is_found = is_control || piece.kind == Kind::UserDefined && !piece.text.contains(' ');
-        // User-defined symbols are looked for after spaces have become pieces' spaces, control symbols before.
         is_found.then(|| (id, added_token(id, &piece.text, is_control)))
     });
     // `T5Tokenizer` counts them from the end.
@@ -93,7 +93,12 @@ pub(super) fn as_json(bytes: &[u8], name: &str, config: &Config) -> Result<(Valu
         (id, added_token(id, &format!("<extra_id_{number}>"), true))
     });
     // What is listed counts, by id.
-    let added: BTreeMap<usize, Value> = added.chain(extra).chain(listed).collect();
+    let mut added: BTreeMap<usize, Value> = added.chain(extra).chain(listed).collect();
+    for (id, token) in &mut added {
+        // User-defined symbols are looked for where spaces have become pieces' spaces, other tokens before, whatever is listed:
+        // there texts are divided, and a prefix is put before each part.
+        token["normalized"] = model.pieces.get(*id).is_some_and(|piece| piece.kind == Kind::UserDefined).into();
+    }
     let json = json!({
         "version": "1.0",
         "truncation": null,
@@ -197,7 +202,7 @@ impl Model {
     }
 
     /// `Normalizer::Normalize`: characters, then spaces, then the prefix; all of U+0020 alone. A prefix of the first part alone
-    /// comes later.
+    /// comes later, and a space at the beginning of a part is one.
     fn normalizers(&self, is_first: bool) -> Vec<Value> {
         let replace =
             |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
@@ -207,7 +212,8 @@ impl Model {
             all.push(json!({"type": "Precompiled", "precompiled_charsmap": charsmap}));
         }
         if self.removes_spaces {
-            all.push(replace(json!({"Regex": r"\A +| +\z"}), ""));
+            let ends = if is_first { r" +\z" } else { r"\A +| +\z" };
+            all.push(replace(json!({"Regex": ends}), ""));
             all.push(replace(json!({"Regex": " {2,}"}), " "));
         }
         if self.dummy_prefix && !is_first {

@@ -7,6 +7,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+use super::added_token::added_token;
 use super::byte_symbol;
 use super::config::End;
 
@@ -149,12 +150,7 @@ pub(super) fn as_json(bytes: &[u8], special: Option<Vec<(usize, String)>>) -> Re
     }
     merges.sort_unstable();
     let vocab: serde_json::Map<String, Value> = ranks.iter().map(|(token, rank)| (text(token), json!(rank))).collect();
-    let added = special.into_iter().map(|(id, content)| {
-        json!({
-            "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-            "special": true,
-        })
-    });
+    let added = special.into_iter().map(|(id, content)| added_token(id, &content, true));
     let is = |model: usize| ranks.len() == model;
     let normalizer = is(QWEN_RANKS).then(|| json!({"type": "NFC"}));
     let bos = is(LLAMA3_RANKS).then(|| "<|begin_of_text|>".to_string());

@@ -4,6 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
+use super::added_token::added_token;
+
 /// The special tokens of BERT, in the order in which new vocabularies begin with them.
 pub(in crate::data) const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
 
@@ -47,8 +49,7 @@ pub(in crate::data) fn as_json(tokens: &[String], cleaning: Cleaning) -> Result<
     };
     let mut added = Vec::new();
     for name in SPECIAL {
-        added.push(json!({"id": id(name)?, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true}));
+        added.push(added_token(id(name)?, name, true));
     }
     added.sort_by_key(|token| token["id"].as_u64());
     let vocab: serde_json::Map<String, Value> =

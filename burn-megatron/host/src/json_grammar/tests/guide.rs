@@ -1,7 +1,5 @@
 //! A text token by token, with what is known of the tokens before.
 
-use std::sync::Arc;
-
 use super::*;
 
 fn tokens() -> Arc<TokenTexts> {

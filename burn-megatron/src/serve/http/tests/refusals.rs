@@ -65,6 +65,8 @@ fn bad_requests_are_named() {
         }
         let neutral = json!({"prompt": "abc", "presence_penalty": 0, "user": "me", "logit_bias": {}});
         assert_eq!(post(address, COMPLETIONS, &neutral).0, 200, "what changes nothing is accepted");
+        let options = json!({"prompt": "abc", "stream": true, "stream_options": [1]});
+        says!(refuse(COMPLETIONS, options).2, "stream_options: an object is needed, this is [1]");
         assert_eq!(refuse(COMPLETIONS, json!({"model": "huge", "prompt": "a"})).0, 404);
         // Rules that leave no token, from the first on or later.
         let all = refuse(COMPLETIONS, json!({"prompt": "abc", "allowed_token_ids": [60], "min_tokens": 1}));

@@ -12,7 +12,7 @@ fn tokens_that_a_configuration_adds_to_sentencepieces_are_found() {
     let llama = fs::read(golden("llama2.model")).unwrap();
     let text = "<|im_start|>user\nHello<|im_end|>  <think>x";
     let listed = |legacy: bool| {
-        let token = |content: &str, special: bool, rstrip: bool| json!({"content": content, "special": special, "normalized": false, "rstrip": rstrip});
+        let token = |content: &str, special: bool, rstrip: bool| json!({"content": content, "special": special, "normalized": !special, "rstrip": rstrip});
         let config = json!({"legacy": legacy, "added_tokens_decoder": {
             "0": token("<unk>", true, false), "1": token("<s>", true, false), "600": token("<|im_start|>", true, false),
             "601": token("<|im_end|>", true, true), "602": token("<think>", false, false),
@@ -24,6 +24,16 @@ fn tokens_that_a_configuration_adds_to_sentencepieces_are_found() {
     assert_eq!(listed(false).decode(&ids, true).unwrap(), "user\nHello<think>x");
     assert_eq!(around(&listed(true), text), [1, 600, 496, 507, 503, 268, 13, 75, 289, 380, 601, 602, 496, 546]);
     assert_eq!(around(&listed(true), "a<unk>b"), [1, 275, 0, 269]);
+
+    // T5 has one space of several, and none at the ends.
+    let t5 = fs::read(golden("t5.model")).unwrap();
+    for legacy in [true, false] {
+        let config =
+            json!({"legacy": legacy, "added_tokens_decoder": {"195": {"content": "<extra_id_0>", "special": true}}});
+        let t5 = read_as("spiece.model", &t5, &config.to_string()).unwrap();
+        let ids = [17, 195, 17, 120, 15, 44, 20, 195, 1];
+        assert_eq!(around(&t5, "  the <extra_id_0> the  world <extra_id_0>  "), ids, "legacy {legacy}");
+    }
 
     // Of old: ids alone.
     let folder = tempfile::tempdir().unwrap();
@@ -38,6 +48,21 @@ fn tokens_that_a_configuration_adds_to_sentencepieces_are_found() {
     write("added_tokens.json", br#"{"<|im_start|>": 700}"#);
     let said = read_tokenizer(&folder.path().join("tokenizer.model")).unwrap_err().to_string();
     assert!(said.contains("\"<|im_start|>\" has the id 700, and would have 600"), "{said}");
+}
+
+/// Gemma's runs of spaces: transformers lists them as they are in the model, where no text has them before spaces are escaped.
+#[test]
+fn symbols_of_the_model_are_found_also_where_they_are_listed() {
+    let pieces = [("<unk>", 2), ("a", 1), ("▁", 1), ("▁▁", 4)];
+    let piece = |(text, kind): (&str, u8)| field(1, &[field(1, text.as_bytes()), vec![0x18, kind]].concat());
+    // A BPE; neither a dummy prefix nor fewer spaces.
+    let ends = [field(2, &[0x18, 2]), field(3, &[0x18, 0, 0x20, 0])].concat();
+    let model = [pieces.map(piece).concat(), ends].concat();
+    let listed = r#"{"added_tokens_decoder": {"3": {"content": "▁▁", "special": true, "normalized": false}}}"#;
+    for config in ["", listed] {
+        let tokenizer = read_as("tokenizer.model", &model, config).unwrap();
+        assert_eq!(around(&tokenizer, "a  a a"), [1, 3, 1, 2, 1], "{config}");
+    }
 }
 
 /// Listed ids are kept, whatever their order and however far they are, or refused.
