@@ -10,6 +10,8 @@ mod passes;
 #[expect(dead_code, reason = "the tests in double precision use more of it")]
 #[path = "mesh_strategy/setup.rs"]
 mod setup;
+#[path = "support/values.rs"]
+mod values;
 
 use burn::tensor::{Device, FloatDType};
 use burn::train::ExecutionStrategy;

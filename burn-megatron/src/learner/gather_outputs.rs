@@ -116,7 +116,7 @@ impl<O: 'static> Outbox<O> {
 }
 
 /// An output whose size tells whether it travels.
-trait Scored: Sendable + 'static {
+pub(super) trait Scored: Sendable + 'static {
     fn scores(&self) -> usize;
 }
 

@@ -12,7 +12,7 @@ use burn::train::{
 };
 
 use super::devices::host;
-use super::stages::Sendable;
+use super::gather_outputs::Scored;
 
 /// Elements of scores above which an output stays on its device: metrics that read a loss alone would wait for copies of a
 /// language model's logits.
@@ -56,16 +56,16 @@ where
 fn on_host<T: 'static>(event: LearnerEvent<T>) -> LearnerEvent<T> {
     let LearnerEvent::ProcessedItem(mut item) = event else { return event };
     let output = &mut Some(item.item);
-    moved::<_, ClassificationOutput>(output, |output| output.output.shape().num_elements());
-    moved::<_, MultiLabelClassificationOutput>(output, |output| output.output.shape().num_elements());
+    moved::<_, ClassificationOutput>(output);
+    moved::<_, MultiLabelClassificationOutput>(output);
     item.item = output.take().expect("it comes back");
     LearnerEvent::ProcessedItem(item)
 }
 
 /// Brings an output to the host if it is a `K` of so few scores.
-fn moved<T: 'static, K: Sendable + 'static>(output: &mut Option<T>, scores: impl Fn(&K) -> usize) {
+fn moved<T: 'static, K: Scored>(output: &mut Option<T>) {
     let known = (output as &mut dyn Any).downcast_mut::<Option<K>>();
-    if let Some(known) = known.filter(|known| known.as_ref().is_some_and(|output| scores(output) <= MOST)) {
+    if let Some(known) = known.filter(|known| known.as_ref().is_some_and(|output| output.scores() <= MOST)) {
         *known = known.take().map(|output| K::from_host(output.to_host(), &host().inner()));
     }
 }

@@ -18,10 +18,11 @@ use burn::prelude::*;
 use burn::train::{ExecutionStrategy, Learner, LearningResult, RegressionOutput, TrainingStrategy};
 use burn_megatron::prelude::*;
 
-use crate::classifier::{All, Known, Trap, generator};
+use crate::classifier::{Trap, generator};
 use crate::cpu;
 use crate::runs::{regression_steps, trained, training, zero};
 use crate::setup::{difference, interleaved};
+use crate::values::{All, Known};
 
 const SIZE: usize = 6;
 const BATCH: usize = 4;

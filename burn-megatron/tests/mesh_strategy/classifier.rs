@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::module::ParamGroup;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
 use burn::nn::{BatchNorm, Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -19,6 +19,7 @@ use burn_megatron::prelude::{Part, Stages};
 use crate::clip_grad_norm::clip_grad_norm;
 use crate::cpu;
 use crate::passes::Passes;
+use crate::values::{All, Known};
 
 pub const WIDTH: usize = 16;
 pub const LENGTH: usize = 6;
@@ -118,47 +119,6 @@ impl Classifier {
         let mut all = All::default();
         self.visit(&mut all);
         all.0
-    }
-}
-
-/// Gives parameters values that do not depend on a generator.
-#[derive(Default)]
-pub struct Known {
-    index: usize,
-    fields: Vec<String>,
-}
-
-impl ModuleMapper for Known {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.fields.push(name.into());
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.fields.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() {
-            return param;
-        }
-        self.index += 1;
-        let index = self.index;
-        let one = if self.fields.last().is_some_and(|name| name == "gamma") { 1.0 } else { 0.0 };
-        param.map(|old| {
-            let value = |i: usize| one + ((i * 7 + index * 5) as f64 * 0.9).sin() / 4.0;
-            let values = (0..old.shape().num_elements()).map(value).collect::<Vec<f64>>();
-            Tensor::from_data(TensorData::new(values, old.dims()), &old.device()).require_grad()
-        })
-    }
-}
-
-/// Every number of a module.
-#[derive(Default)]
-pub struct All(pub Vec<f64>);
-
-impl ModuleVisitor for All {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.extend(param.val().into_data().iter::<f64>());
     }
 }
 

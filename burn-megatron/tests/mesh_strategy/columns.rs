@@ -14,10 +14,11 @@ use burn::tensor::FloatDType;
 use burn::train::{ExecutionStrategy, Learner, LearningResult, RegressionOutput, TrainingStrategy};
 use burn_megatron::prelude::*;
 
-use crate::classifier::{All, generator};
+use crate::classifier::generator;
 use crate::cpu;
 use crate::runs::{regression_steps, trained, training, zero};
 use crate::setup::{difference, interleaved};
+use crate::values::All;
 
 const INPUTS: usize = 6;
 const HIDDEN: usize = 8;

@@ -6,6 +6,8 @@ mod says;
 
 #[path = "../support/panics.rs"]
 mod panics;
+#[path = "../support/values.rs"]
+mod values;
 
 mod batch_norm;
 mod classifier;

@@ -9,10 +9,11 @@ use burn::prelude::*;
 use burn::train::{ExecutionStrategy, Learner, RegressionOutput, TrainingStrategy};
 use burn_megatron::prelude::*;
 
-use crate::classifier::{All, Known, generator};
+use crate::classifier::generator;
 use crate::cpu;
 use crate::runs::{trained, training};
 use crate::setup::{difference, interleaved};
+use crate::values::{All, Known};
 
 const WIDTH: usize = 4;
 const BATCH: usize = 4;

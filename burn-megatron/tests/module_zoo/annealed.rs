@@ -7,7 +7,7 @@ use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId, RunningState};
+use burn::module::{Param, ParamId, RunningState};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
@@ -21,6 +21,7 @@ use burn::train::{
 use burn_megatron::prelude::*;
 
 use crate::numbers;
+use crate::values::{All, Known};
 
 const WIDTH: usize = 8;
 
@@ -59,24 +60,7 @@ impl Annealed {
             by_weights: false,
             plain: 0,
         };
-        model.map(&mut Known(0))
-    }
-}
-
-/// Values that do not depend on the generator, which all tests share.
-struct Known(usize);
-
-impl ModuleMapper for Known {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !param.is_require_grad() {
-            return param;
-        }
-        self.0 += 1;
-        let value = |at: usize| ((at * 7 + self.0 * 5) as f64 * 0.9).sin() / 4.0;
-        param.map(|old| {
-            let values: Vec<f64> = (0..old.shape().num_elements()).map(value).collect();
-            Tensor::from_data(TensorData::new(values, old.dims()), &old.device()).require_grad()
-        })
+        model.map(&mut Known::default())
     }
 }
 
@@ -159,24 +143,6 @@ impl Batcher<usize, Batch> for Numbered {
             x: numbers(&items, [items.len(), WIDTH], 0, device) + 0.5,
             y: numbers(&items, [items.len(), 2], 1, device),
         }
-    }
-}
-
-/// Everything of a model.
-#[derive(Default)]
-struct All(Vec<f64>);
-
-impl ModuleVisitor for All {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.extend(param.val().into_data().iter::<f64>());
-    }
-
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.0.extend(param.val().into_data().iter::<f64>());
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.0.extend(param.val().into_data().iter::<bool>().map(f64::from));
     }
 }
 

@@ -15,6 +15,8 @@ mod sequences;
 mod thawing;
 mod training;
 mod translation;
+#[path = "../support/values.rs"]
+mod values;
 mod vision;
 mod wrappers;
 

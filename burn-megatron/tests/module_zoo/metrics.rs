@@ -8,12 +8,12 @@ use burn::train::logger::{FileMetricLogger, MetricLogger};
 use burn::train::metric::store::Split;
 use burn::train::metric::{Adaptor, AurocMetric, ClassReduction, ConfusionStatsInput, ItemLazy, Metric, RecallMetric};
 use burn::train::{
-    ClassificationOutput, ExecutionStrategy, InferenceStep, LearnerModel, SupervisedTraining, TrainOutput, TrainStep,
+    ClassificationOutput, ExecutionStrategy, InferenceStep, SupervisedTraining, TrainOutput, TrainStep,
     TrainingStrategy,
 };
 use burn_megatron::prelude::*;
 
-use crate::training::{Batch, Student, error, mesh, model, trained, trained_in};
+use crate::training::{Batch, Classifies, Student, error, mesh, model, trained, trained_in};
 
 macro_rules! classifier {
     ($(#[$doc:meta])* $name:ident, $output:ty, $made:expr) => {
@@ -76,15 +76,12 @@ fn metrics() -> (RecallMetric, AurocMetric) {
 }
 
 /// What the metrics say of the last epoch.
-fn values<M>(
+fn values<M: Classifies>(
     model: M,
     batch: usize,
     strategy: TrainingStrategy<M>,
     metered: impl Fn(SupervisedTraining<M>) -> SupervisedTraining<M>,
-) -> [f64; 2]
-where
-    M: LearnerModel + TrainStep<Input = Batch> + InferenceStep<Input = Batch>,
-{
+) -> [f64; 2] {
     let directory = tempfile::tempdir().unwrap();
     let result = trained_in(directory.path(), model, batch, strategy, metered);
     assert!(result.error.is_none(), "{:?}", result.error);

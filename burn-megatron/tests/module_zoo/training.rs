@@ -92,28 +92,27 @@ pub fn model() -> Student {
     Student::new(&device)
 }
 
-pub fn trained<M>(
+/// A model of these batches.
+pub trait Classifies: LearnerModel + TrainStep<Input = Batch> + InferenceStep<Input = Batch> {}
+
+impl<M: LearnerModel + TrainStep<Input = Batch> + InferenceStep<Input = Batch>> Classifies for M {}
+
+pub fn trained<M: Classifies>(
     model: M,
     batch: usize,
     strategy: TrainingStrategy<M>,
     metrics: impl Fn(SupervisedTraining<M>) -> SupervisedTraining<M>,
-) -> LearningResult<M>
-where
-    M: LearnerModel + TrainStep<Input = Batch> + InferenceStep<Input = Batch>,
-{
+) -> LearningResult<M> {
     trained_in(tempfile::tempdir().unwrap().path(), model, batch, strategy, metrics)
 }
 
-pub fn trained_in<M>(
+pub fn trained_in<M: Classifies>(
     directory: &Path,
     model: M,
     batch: usize,
     strategy: TrainingStrategy<M>,
     metrics: impl Fn(SupervisedTraining<M>) -> SupervisedTraining<M>,
-) -> LearningResult<M>
-where
-    M: LearnerModel + TrainStep<Input = Batch> + InferenceStep<Input = Batch>,
-{
+) -> LearningResult<M> {
     let loader = || DataLoaderBuilder::new(Numbered).batch_size(batch).build(InMemDataset::new((0..16).collect()));
     let training = SupervisedTraining::new(directory, loader(), loader())
         .with_application_logger(None)

@@ -1,15 +1,16 @@
-//! What peft computes with adapters of all kinds. Adapters of projections whose weights Hugging Face stores as one, or in another order of rows, and of modules with ranks and
-//! scales of their own: what peft computes, every layout, training, and peft's files both ways.
+//! What peft computes with adapters of all kinds; of projections whose weights Hugging Face stores as one, or in another order of
+//! rows, and of modules with ranks and scales of their own, every layout, training, and peft's files both ways.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use backend_dist::mesh::ParallelLayout;
+use backend_dist::shard::HostTensor;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::checkpoint::Checkpoint;
 use burn_megatron::config::RunConfig;
-use burn_megatron::element::Element;
-use burn_megatron::forward::{Settings, forward, read_input};
+use burn_megatron::forward::{Output, Settings, forward, read_input};
 use burn_megatron::hf::{HfFolder, read_adapter};
 use burn_megatron::train::Plan;
 use burn_megatron::verify::{self, LoraKind};
@@ -18,12 +19,11 @@ use models::{
     DeepSeekV3Config, Llama, LlamaConfig, LlamaVariant, LoraConfig, Mamba2, Mamba2Config, Mixtral, MixtralConfig,
     ModelConfig,
 };
-use safetensors::serialize_to_file;
-use safetensors::tensor::TensorView;
 use serde_json::Value;
 
 use super::{
     VERIFIED, adapters, assert_goes_on, assert_verified, fail, gap, golden, last_loss, read, resumed_as_whole, succeed,
+    write,
 };
 
 /// Adapters, their base, and how many modules have one.
@@ -41,6 +41,14 @@ const ADAPTERS: [(&str, &str, usize); 12] = [
     ("mixtral_experts", "hf/mixtral", 4 * (1 + 8 * 3)),
     ("qwen3_moe_experts", "hf/qwen3_moe", 8),
 ];
+
+/// How far logits are from those of peft.
+fn logits_gap(output: &Output, oracle: &BTreeMap<String, HostTensor>) -> f64 {
+    let expected = oracle.get("logits_last4").or_else(|| oracle.get("logits")).unwrap();
+    let of_sequence = output.logits.chunks(output.logits.len() / expected.shape[0]);
+    let last = of_sequence.flat_map(|all| &all[all.len() - expected.shape[1] * output.vocab..]);
+    gap(&last.copied().collect::<Vec<f64>>(), &expected.data)
+}
 
 #[test]
 fn forward_and_gradients_are_those_of_peft_in_every_layout() {
@@ -63,13 +71,7 @@ fn forward_and_gradients_are_those_of_peft_in_every_layout() {
                 ..Settings::new([Device::flex()], layout.parse().unwrap(), FloatDType::F64)
             };
             let output = forward(base.config(), &base, &input, &settings).unwrap();
-            let (shown, expected) = match oracle.get("logits_last4") {
-                Some(expected) => (4, expected),
-                None => (input.seq, &oracle["logits"]),
-            };
-            let of_sequence = output.logits.chunks(input.seq * output.vocab);
-            let last = of_sequence.flat_map(|all| &all[all.len() - shown * output.vocab..]);
-            let logits = gap(&last.copied().collect::<Vec<f64>>(), &expected.data);
+            let logits = logits_gap(&output, &oracle);
             // transformers has the routers' softmax of Mixtral and Qwen3-MoE in fp32.
             let bound = if name.ends_with("_experts") { 1e-6 } else { 1e-9 };
             assert!(logits < bound, "{name} {layout}: logits {logits:e}");
@@ -107,8 +109,14 @@ fn merged_weights_are_those_of_peft() {
             assert!(gap(&merged[tensor].data) < 1e-6, "{name}: {tensor}");
             changed += usize::from(gap(&before[tensor].data) > 1e-3);
         }
-        // One layer's matrices, with adapters and without, or some with adapters.
+        // One layer's matrices, with adapters and without, or some with adapters, or none.
         assert_eq!(changed, if is_partial { modules / 4 } else { expected.len() }, "{name}");
+        let merged = HfFolder::open(folder.path().join(name)).unwrap();
+        let settings = Settings::new([Device::flex()], ParallelLayout::default(), FloatDType::F64);
+        let oracle = from.join("oracle.safetensors");
+        let output = forward(merged.config(), &merged, &read_input(&oracle).unwrap(), &settings).unwrap();
+        let logits = logits_gap(&output, &read(&oracle));
+        assert!(logits < 1e-6, "{name}: logits {logits:e}");
     }
 }
 
@@ -232,20 +240,15 @@ fn adapters_of_experts_the_other_way_round_are_refused() {
     let (folder, from) = (tempfile::tempdir().unwrap(), golden("lora/mixtral_experts/adapter"));
     let [config, file] = ["adapter_config.json", "adapter_model.safetensors"];
     fs::copy(from.join(config), folder.path().join(config)).unwrap();
-    let turned = read(&from.join(file)).into_iter().map(|(name, tensor)| {
-        let (mut bytes, mut shape) = (Vec::new(), tensor.shape);
-        Element::F32.encode(&tensor.data, &mut bytes);
+    let turned = read(&from.join(file)).into_iter().map(|(name, mut tensor)| {
         let Some((module, part)) = name.split_once(".lora_").filter(|_| name.contains(".experts.")) else {
-            return (name, shape, bytes);
+            return (name, tensor);
         };
-        shape.reverse();
+        tensor.shape.reverse();
         let part = if part.starts_with('A') { "B" } else { "A" };
-        (format!("{module}.lora_{part}.weight"), shape, bytes)
+        (format!("{module}.lora_{part}.weight"), tensor)
     });
-    let turned: Vec<_> = turned.collect();
-    let view = |bytes, shape: &Vec<usize>| TensorView::new(Element::F32.dtype(), shape.clone(), bytes).unwrap();
-    let views = turned.iter().map(|(name, shape, bytes)| (name, view(bytes, shape)));
-    serialize_to_file(views, None, &folder.path().join(file)).unwrap();
+    write(&folder.path().join(file), &turned.collect());
     let base = HfFolder::open(golden("hf/mixtral")).unwrap();
     says!(
         read_adapter(folder.path(), base.config()).unwrap_err().to_string(),

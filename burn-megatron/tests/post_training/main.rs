@@ -44,7 +44,8 @@ use burn_megatron::verify;
 use command::{fail, succeed};
 use models::CausalLm;
 use models::lora::Adapter;
-use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::Value;
 
 /// A line of a run's log.
@@ -168,6 +169,21 @@ fn read(path: &Path) -> BTreeMap<String, HostTensor> {
         Some((name, HostTensor { shape: view.shape().to_vec(), data }))
     });
     tensors.collect()
+}
+
+/// Writes a file of float tensors.
+fn write(path: &Path, tensors: &BTreeMap<String, HostTensor>) {
+    let encoded = |tensor: &HostTensor| {
+        let mut bytes = Vec::new();
+        Element::F32.encode(&tensor.data, &mut bytes);
+        bytes
+    };
+    let all: Vec<_> = tensors.iter().map(|(name, tensor)| (name, &tensor.shape, encoded(tensor))).collect();
+    let views = all.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Element::F32.dtype(), shape.to_vec(), bytes);
+        (name, view.unwrap())
+    });
+    serialize_to_file(views, None, path).unwrap();
 }
 
 /// Norm of the difference in relation to that of the expected values.

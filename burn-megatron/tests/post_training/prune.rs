@@ -1,24 +1,20 @@
 //! `prune`: what has no effect is what goes, and distillation heals what had one.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::{Device, FloatDType};
-use burn_megatron::element::Element;
 use burn_megatron::forward::{Input, Output, Settings, forward};
 use burn_megatron::hf::{Export, Format, HfFolder, export};
 use burn_megatron::prune::{Kept, Pruned};
 use burn_megatron::train::{Plan, train};
 use models::{FamilyConfig, WeightSource};
-use safetensors::serialize_to_file;
-use safetensors::tensor::TensorView;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::eval::model;
-use super::{fail, gap, parse, read, succeed};
+use super::{fail, gap, parse, read, succeed, write};
 
 const IDS: usize = 600;
 
@@ -32,21 +28,10 @@ fn folder(change: impl Fn(&str, &mut [f64], &[usize])) -> TempDir {
     let base = folder.path().join("base");
     fs::create_dir(&base).unwrap();
     model(&base);
-    let mut tensors = read(&base.join("model.safetensors"));
-    let mut encoded = Vec::new();
-    for (name, tensor) in &mut tensors {
-        change(name, &mut tensor.data, &tensor.shape);
-        let mut bytes = Vec::new();
-        Element::F32.encode(&tensor.data, &mut bytes);
-        encoded.push((name.clone(), tensor.shape.clone(), bytes));
-    }
-    let views: HashMap<&str, TensorView> = encoded
-        .iter()
-        .map(|(name, shape, bytes)| {
-            (name.as_str(), TensorView::new(Element::F32.dtype(), shape.clone(), bytes).unwrap())
-        })
-        .collect();
-    serialize_to_file(views, None, &base.join("model.safetensors")).unwrap();
+    let weights = base.join("model.safetensors");
+    let mut tensors = read(&weights);
+    tensors.iter_mut().for_each(|(name, tensor)| change(name, &mut tensor.data, &tensor.shape));
+    write(&weights, &tensors);
     let words: Vec<String> = ids().iter().map(|id| format!("w{id}")).collect();
     let text = words.chunks(30).map(|words| words.join(" ")).collect::<Vec<_>>().join("\n\n");
     fs::write(folder.path().join("text.txt"), text).unwrap();

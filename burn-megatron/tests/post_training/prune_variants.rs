@@ -1,20 +1,16 @@
 //! `prune` of every dense model of Llama's family: a model whose parts have no effect is the one without them.
 
-use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::{Device, FloatDType};
-use burn_megatron::element::Element;
 use burn_megatron::forward::{Input, Settings, forward};
 use burn_megatron::hf::HfFolder;
 use burn_megatron::prune::{Kept, Pruned};
 use models::{DecoderConfig, FamilyConfig, ModelConfig, WeightSource};
-use safetensors::serialize_to_file;
-use safetensors::tensor::TensorView;
 
-use super::{gap, golden, read};
+use super::{gap, golden, read, write};
 
 fn logits(config: &FamilyConfig, source: &dyn WeightSource) -> Vec<f64> {
     let settings = Settings::new([Device::flex()], ParallelLayout::default(), FloatDType::F64);
@@ -26,18 +22,9 @@ fn logits(config: &FamilyConfig, source: &dyn WeightSource) -> Vec<f64> {
 fn changed(from: &Path, to: &Path, change: impl Fn(&str, &mut [f64], &[usize])) {
     fs::create_dir(to).unwrap();
     fs::copy(from.join("config.json"), to.join("config.json")).unwrap();
-    let mut encoded = Vec::new();
-    for (name, mut tensor) in read(&from.join("model.safetensors")) {
-        change(&name, &mut tensor.data, &tensor.shape);
-        let mut bytes = Vec::new();
-        Element::F32.encode(&tensor.data, &mut bytes);
-        encoded.push((name, tensor.shape, bytes));
-    }
-    let views = encoded.iter().map(|(name, shape, bytes): &(String, Vec<usize>, Vec<u8>)| {
-        (name.as_str(), TensorView::new(Element::F32.dtype(), shape.clone(), bytes).unwrap())
-    });
-    let views: HashMap<&str, TensorView> = views.collect();
-    serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
+    let mut tensors = read(&from.join("model.safetensors"));
+    tensors.iter_mut().for_each(|(name, tensor)| change(name, &mut tensor.data, &tensor.shape));
+    write(&to.join("model.safetensors"), &tensors);
 }
 
 #[test]

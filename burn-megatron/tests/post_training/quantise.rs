@@ -18,6 +18,11 @@ use tempfile::TempDir;
 use super::eval::model;
 use super::{fail, succeed};
 
+/// What reads these sequences.
+pub fn calibration<'a>(base: &'a HfFolder, sequences: &'a [Vec<i64>], device: &'a Device) -> Calibration<'a> {
+    Calibration { config: base.config(), source: base, sequences, device, dtype: FloatDType::F32 }
+}
+
 /// A model with a tokenizer, and texts.
 fn folder() -> TempDir {
     let folder = TempDir::new().unwrap();
@@ -230,14 +235,7 @@ fn gptq_is_nearer_to_the_model_than_rounding() {
     let ids: Vec<i64> = text.split_whitespace().map(|word| word[1..].parse().unwrap()).collect();
     let sequences: Vec<Vec<i64>> = ids.chunks(64).map(<[i64]>::to_vec).collect();
     let device = Device::flex();
-    let calibration = Calibration {
-        config: base.config(),
-        source: &base,
-        sequences: &sequences,
-        device: &device,
-        dtype: FloatDType::F32,
-    };
-    let sums = calibration.observe(Moments::All, 0..4).unwrap();
+    let sums = calibration(&base, &sequences, &device).observe(Moments::All, 0..4).unwrap();
     let [original, rtn, gptq] = ["base", "rtn", "gptq"].map(|name| weights(&folder.path().join(name)));
     assert_eq!(sums.len(), 28);
     for (layer, hessian) in &sums {

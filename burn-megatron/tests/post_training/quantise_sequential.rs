@@ -14,7 +14,7 @@ use models::WeightSource;
 use models::observer::Moments;
 use tempfile::TempDir;
 
-use super::quantise::weights;
+use super::quantise::{calibration, weights};
 use super::{gap, golden};
 
 const SCHEME: Scheme = Scheme { grid: Grid::Int { bits: 4 }, group: Some(8) };
@@ -51,13 +51,7 @@ fn blocks_make_up_for_the_blocks_before_and_experts_for_their_tokens() {
     let (folder, sequences, device) = (TempDir::new().unwrap(), sequences(), Device::flex());
     for family in ["lora/base", "hf/mixtral", "hf/qwen3_moe"] {
         let (base, name) = (HfFolder::open(golden(family)).unwrap(), family.replace('/', "-"));
-        let calibration = Calibration {
-            config: base.config(),
-            source: &base,
-            sequences: &sequences,
-            device: &device,
-            dtype: FloatDType::F32,
-        };
+        let calibration = calibration(&base, &sequences, &device);
         let (_, nearest) = exported(&folder, (&format!("{name}-nearest"), &base), &mut Nearest);
         let to = format!("{name}-gptq");
         let (rounded, gptq) = exported(&folder, (&to, &base), &mut SequentialHessians::new(calibration));

@@ -119,6 +119,7 @@ impl<const OWNER: usize> Stages for Chain<OWNER> {
         match (OWNER, path.starts_with("middle")) {
             (1, true) => None,
             (2, true) => Some(Part::Block(7)),
+            (3, false) => Some(Part::Tied),
             _ => Part::by_path(path, "first", "middle", "last|norm"),
         }
     }
@@ -190,15 +191,21 @@ fn recomputation_of_running_states() {
     says!(text, "recompute: `norm.running_mean` is a running state");
 }
 
-#[test]
-fn one_parameter_in_two_parts() {
+/// Why a chain whose first and last parts have a field each for one parameter does not train.
+fn twice<const OWNER: usize>() -> String {
     let make_model = |device: &Device| {
-        let mut chain = Chain::<0>::new(device, Flaw::None);
+        let mut chain = Chain::<OWNER>::new(device, Flaw::None);
         chain.last.weight = chain.first.weight.clone();
         chain
     };
-    let text = verify_stages(make_model, points, &layouts("PP2")).unwrap_err().to_string();
-    says!(text, "`last.weight` (Part::Last) is `first.weight` (Part::First)");
+    verify_stages(make_model, points, &layouts("PP2")).unwrap_err().to_string()
+}
+
+#[test]
+fn one_parameter_in_two_fields() {
+    says!(twice::<0>(), "`last.weight` (Part::Last) is `first.weight` (Part::First)");
+    says!(twice::<3>(), "`last.weight` (Part::Tied) is `first.weight` (Part::Tied)", "nearest legal: one field");
+    chain::<3>(Flaw::None).unwrap();
 }
 
 #[test]

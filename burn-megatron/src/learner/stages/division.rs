@@ -60,8 +60,8 @@ impl Division {
             Granularity::Full if wanted.recompute.cpu_offload => return Err(StagesError::CpuOffload),
             Granularity::Full => {
                 let states = running_states(model);
-                let found = Parameters::default().walk(model).0.into_iter().find(|(_, id)| states.contains(id));
-                if let Some((path, _)) = found {
+                let found = Parameters::default().walk(model).0.into_iter().find(|(_, id, _)| states.contains(id));
+                if let Some((path, ..)) = found {
                     return Err(StagesError::RunningState { path });
                 }
             }
@@ -144,7 +144,7 @@ impl Division {
 
     /// The chunk of a pipeline rank that alone uses a parameter.
     pub(super) fn chunk_of(&self, id: ParamId, rank: usize) -> Option<usize> {
-        let part = self.owners.get(&id).filter(|part| !matches!(part, Part::Tied | Part::Shared(_)))?;
+        let part = self.owners.get(&id).filter(|part| !is_shared(part))?;
         let (holder, chunk) = self.holder(*self.stages_of(part).first()?);
         (holder == rank).then_some(chunk)
     }
@@ -166,7 +166,7 @@ impl Division {
 
     /// The ranks that hold this parameter together, the first of them first, if they are several.
     pub fn sharers(&self, id: ParamId) -> Option<Vec<usize>> {
-        let part = self.owners.get(&id).filter(|part| matches!(part, Part::Tied | Part::Shared(_)))?;
+        let part = self.owners.get(&id).filter(|part| is_shared(part))?;
         Some(self.ranks_of(part)).filter(|ranks| ranks.len() > 1)
     }
 }
@@ -192,20 +192,22 @@ type Owned = (HashMap<ParamId, Part>, HashMap<String, Part>, Vec<ParamId>);
 /// The part of every parameter, by id and by path, and the parameters that several parts use.
 fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
     let (mut owners, mut paths, mut shared): Owned = Default::default();
-    let mut names: HashMap<ParamId, String> = HashMap::new();
+    let mut names: HashMap<ParamId, (String, bool)> = HashMap::new();
     let mut nearest = Part::First;
-    for (path, id) in Parameters::default().walk(model).0 {
+    for (path, id, is_trained) in Parameters::default().walk(model).0 {
         let Some(part) = model.owner(&path) else { return Err(StagesError::NoOwner { path, nearest }) };
         if !part.is_of(blocks) {
             return Err(StagesError::NoBlock { path, part, blocks });
         }
-        if let Some(other) = names.get(&id).filter(|other| paths[*other] != part) {
+        // Burn's optimizers step the first of two trained fields alone, so that from then on stages use two parameters.
+        let differs = |other: &&(String, bool)| paths[&other.0] != part || is_shared(&part) && is_trained && other.1;
+        if let Some((other, _)) = names.get(&id).filter(differs) {
             let (other, other_part) = (other.clone(), paths[other].clone());
             return Err(StagesError::TwoOwners { path, part, other, other_part });
         }
         nearest = part.clone();
-        names.insert(id, path.clone());
-        if owners.insert(id, part.clone()).is_none() && matches!(part, Part::Tied | Part::Shared(_)) {
+        names.insert(id, (path.clone(), is_trained));
+        if owners.insert(id, part.clone()).is_none() && is_shared(&part) {
             shared.push(id);
         }
         paths.insert(path, part);
@@ -213,12 +215,17 @@ fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
     Ok((owners, paths, shared))
 }
 
-/// The paths and ids of a module's float parameters and running states, in its order.
+/// Whether several parts use what belongs to this one.
+fn is_shared(part: &Part) -> bool {
+    matches!(part, Part::Tied | Part::Shared(_))
+}
+
+/// The paths and ids of a module's float parameters and running states, in its order, and whether they are trained.
 #[derive(Default)]
-struct Parameters(Vec<(String, ParamId)>);
+struct Parameters(Vec<(String, ParamId, bool)>);
 
 impl PathVisitor for Parameters {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        self.0.push((path.to_string(), param.id));
+        self.0.push((path.to_string(), param.id, param.is_require_grad()));
     }
 }

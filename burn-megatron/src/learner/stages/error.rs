@@ -26,7 +26,7 @@ pub enum StagesError {
     /// A block that is not there.
     #[error("parameter `{path}` is owned by {part} of a model with {blocks} blocks; nearest legal: {}", nearest_block(*blocks))]
     NoBlock { path: String, part: Part, blocks: usize },
-    /// Two fields with one parameter, in different parts.
+    /// Two fields with one parameter, in different parts, or both trained and in several.
     #[error(
         "parameter `{path}` ({part}) is `{other}` ({other_part}) under another name; nearest legal: one field that both \
          parts use, owned by Part::Tied or Part::Shared"
