@@ -1,15 +1,17 @@
 //! Mixed precision: close to f32, with f32 parameters and gradients.
 
 use backend_dist::fused_adamw::FusedAdamW;
-use backend_dist::launch::launch;
+use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{Count, LogicalDevice, LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
+use burn::nn::DropoutConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
-use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, module::attention, ops::AttentionModuleOptions};
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{activation::softmax, module::attention, ops::AttentionModuleOptions};
 
 /// The losses of some steps on the same batch.
 fn losses(model: TransformerEncoder, device: &Device, steps: usize) -> Vec<f64> {
@@ -37,6 +39,17 @@ fn config() -> TransformerEncoderConfig {
     TransformerEncoderConfig::new(16, 32, 4, 2).with_dropout(0.0)
 }
 
+/// What the ranks of a layout find, each on a device that computes in bf16.
+fn in_half<T: Send>(layout: &str, find: impl Fn(Rank, Device) -> Result<T, BoxError> + Sync) -> Vec<T> {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let ranks = launch(&mesh, &[Device::flex()], |rank| {
+        let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
+        let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+        find(rank, device)
+    });
+    ranks.unwrap()
+}
+
 #[test]
 fn autocast_trains_as_f32_does() {
     let alone = Device::flex().autodiff();
@@ -44,15 +57,12 @@ fn autocast_trains_as_f32_does() {
     let record = model.clone().into_record().into_bytes().unwrap();
     let expected = losses(model, &alone, 6);
     for layout in ["TP1", "TP2"] {
-        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-        let ranks = launch(&mesh, &[Device::flex()], |rank| {
-            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
-            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+        let ranks = in_half(layout, |rank, device| {
             let model = config().init(&device).load_record(ModuleRecord::from_bytes(record.clone())?);
             let model = parallelize(model, &rank, &Plan::auto())?;
             Ok(losses(model, &device, 6))
         });
-        for losses in ranks.unwrap() {
+        for losses in ranks {
             let is_near = |(x, y): (&f64, &f64)| (x - y).abs() <= 2e-2 * y.abs();
             assert!(losses.iter().zip(&expected).all(is_near), "{layout}: {losses:?} and {expected:?}");
             assert_ne!(losses, expected, "{layout}: nothing was rounded");
@@ -65,10 +75,7 @@ fn autocast_trains_as_f32_does() {
 #[test]
 fn the_fused_optimizer_trains_as_burns() {
     for layout in ["TP1", "TP2"] {
-        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-        launch(&mesh, &[Device::flex()], |rank| {
-            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
-            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+        in_half(layout, |rank, device| {
             let model = parallelize(config().init(&device), &rank, &Plan::auto())?;
             let count = |kernel| explain(&device).kernels.get(kernel).copied().unwrap_or(0);
             let by = |optimizer, model| {
@@ -84,18 +91,14 @@ fn the_fused_optimizer_trains_as_burns() {
             assert!(fused_casts <= casts, "{layout}: {fused_casts} casts, {casts} with Burn's");
             assert!(fused_kernels < kernels, "{layout}: {fused_kernels} kernels, {kernels} with Burn's");
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }
 
 #[test]
 fn tensors_of_ones_and_zeros_are_no_memory() {
     for layout in ["TP1", "TP2"] {
-        let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-        launch(&mesh, &[Device::flex()], |rank| {
-            let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
-            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+        in_half(layout, |rank, device| {
             let model = parallelize(config().init(&device), &rank, &Plan::auto())?;
             let fills = || *explain(&device).kernels.get("fill").expect("the loss alone is filled");
             losses(model.clone(), &device, 1);
@@ -104,17 +107,13 @@ fn tensors_of_ones_and_zeros_are_no_memory() {
             // That of the loss alone, and not those of Burn's gradients of sums.
             assert_eq!(fills(), before + 1, "{layout}");
             Ok(())
-        })
-        .unwrap();
+        });
     }
 }
 
 #[test]
 fn sums_over_tensor_parallel_ranks_are_in_half_precision() {
-    let mesh = Mesh::new("TP2".parse().unwrap()).unwrap();
-    let ranks = launch(&mesh, &[Device::flex()], |rank| {
-        let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
-        let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+    let ranks = in_half("TP2", |rank, device| {
         let model = parallelize(config().with_norm_first(true).init(&device), &rank, &Plan::auto())?;
         let x = Tensor::<3>::ones([4, 8, 16], &device);
         let before = explain(&device);
@@ -124,19 +123,32 @@ fn sums_over_tensor_parallel_ranks_are_in_half_precision() {
     });
     // Two layers, two in each direction, of `[4, 8, 16]` bf16: the residual stream, which is f32, is in none of them.
     let expected = Count { times: 8, bytes: 8 * 4 * 8 * 16 * 2 };
-    assert_eq!(ranks.unwrap(), [expected; 2]);
+    assert_eq!(ranks, [expected; 2]);
 }
 
-/// The output of causal attention of 4 heads over 2, and the gradients in query, key and value.
-fn output_and_gradients(device: &Device) -> Vec<Vec<f64>> {
+/// Attention of queries over keys and values.
+type Attend = fn([Tensor<4>; 3]) -> Tensor<4>;
+
+fn causal([q, k, v]: [Tensor<4>; 3]) -> Tensor<4> {
+    attention(q, k, v, None, None, AttentionModuleOptions { is_causal: true, ..Default::default() })
+}
+
+/// Without the last two keys, and with dropout, as in `MultiHeadAttention`.
+fn masked([q, k, v]: [Tensor<4>; 3]) -> Tensor<4> {
+    let hidden = Tensor::<1, Int>::arange(0..6, &q.device()).greater_elem(3).reshape([1, 1, 1, 6]);
+    let scores = (q.matmul(k.transpose()) * 0.3).mask_fill(hidden.clone(), f32::NEG_INFINITY);
+    let weights = softmax(scores.mask_fill(hidden.clone().all_dim(3), 0.0), 3).mask_fill(hidden, 0.0);
+    DropoutConfig::new(0.1).init().forward(weights).matmul(v)
+}
+
+/// The output of attention of 4 heads over so many, and the gradients in query, key and value.
+fn output_and_gradients(device: &Device, heads: usize, attend: Attend) -> Vec<Vec<f64>> {
     let tensor = |seed: usize, heads: usize| {
         let values: Vec<f32> = (0..2 * heads * 6 * 8).map(|i| ((i * 7 + seed * 13) as f32 * 0.37).sin()).collect();
         Tensor::<4>::from_data(TensorData::new(values, [2, heads, 6, 8]), (device, DType::F32)).require_grad()
     };
-    let qkv = [tensor(1, 4), tensor(2, 2), tensor(3, 2)];
-    let [q, k, v] = qkv.clone();
-    let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
-    let out = attention(q, k, v, None, None, causal);
+    let qkv = [tensor(1, 4), tensor(2, heads), tensor(3, heads)];
+    let out = attend(qkv.clone());
     let grads = (out.clone() * tensor(4, 4).detach()).sum().backward();
     let read = |x: Tensor<4>| x.into_data().iter::<f64>().collect::<Vec<_>>();
     let gradients = qkv.iter().map(|x| read(x.grad(&grads).unwrap()));
@@ -145,20 +157,25 @@ fn output_and_gradients(device: &Device) -> Vec<Vec<f64>> {
 
 #[test]
 fn attention_under_autocast_is_one_operation_in_half_precision() {
-    let expected = output_and_gradients(&Device::flex().autodiff());
-    let mesh = Mesh::new("TP1".parse().unwrap()).unwrap();
-    let ranks = launch(&mesh, &[Device::flex()], |rank| {
-        let options = LogicalOptions { autocast: Some(FloatDType::BF16), fusion: Some(true), ..Default::default() };
-        let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
-        let found = output_and_gradients(&device);
-        let kernels = explain(&device).kernels;
-        assert_eq!(["attention", "attention gradient"].map(|kernel| kernels.get(kernel)), [Some(&1); 2], "{kernels:?}");
-        Ok(found)
-    });
-    let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
-    for (i, (x, y)) in ranks.unwrap()[0].iter().zip(&expected).enumerate() {
-        let difference: Vec<f64> = x.iter().zip(y).map(|(x, y)| x - y).collect();
-        let relative = norm(&difference) / norm(y);
-        assert!((1e-5..2e-2).contains(&relative), "tensor {i}: {relative}");
+    let cases: [(usize, Attend); 2] = [(2, causal), (4, masked)];
+    for (heads, attend) in cases {
+        let options = LogicalOptions { fusion: Some(false), ..Default::default() };
+        let expected = launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[Device::flex()], |rank| {
+            let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+            Ok(output_and_gradients(&device, heads, attend))
+        });
+        let ranks = in_half("TP1", |_, device| {
+            let found = output_and_gradients(&device, heads, attend);
+            let kernels = explain(&device).kernels;
+            let attention = ["attention", "attention gradient"].map(|kernel| kernels.get(kernel));
+            assert_eq!(attention, [Some(&1); 2], "{kernels:?}");
+            Ok(found)
+        });
+        let norm = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
+        for (i, (x, y)) in ranks[0].iter().zip(&expected.unwrap()[0]).enumerate() {
+            let difference: Vec<f64> = x.iter().zip(y).map(|(x, y)| x - y).collect();
+            let relative = norm(&difference) / norm(y);
+            assert!((1e-5..2e-2).contains(&relative), "{heads} heads, tensor {i}: {relative}");
+        }
     }
 }

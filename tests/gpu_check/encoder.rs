@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
-use burn::tensor::{Bytes, DType, Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Bool, Bytes, DType, Device, FloatDType, Tensor, TensorData};
 
 /// Tokens of a sample whose steps are timed.
 pub const SEQUENCE: usize = 512;
@@ -27,7 +27,15 @@ pub struct Small {
 
 impl Small {
     pub fn new() -> Result<Self, BoxError> {
-        let config = TransformerEncoderConfig::new(64, 128, 4, 3).with_dropout(0.0);
+        Self::of(TransformerEncoderConfig::new(64, 128, 4, 3).with_dropout(0.0))
+    }
+
+    /// With dropout, and heads of a size for which there is FlashAttention.
+    pub fn with_dropout() -> Result<Self, BoxError> {
+        Self::of(TransformerEncoderConfig::new(128, 256, 2, 3).with_dropout(0.1))
+    }
+
+    fn of(config: TransformerEncoderConfig) -> Result<Self, BoxError> {
         let weights = config.init(&Device::flex()).into_record().into_bytes()?;
         Ok(Self { config, weights })
     }
@@ -36,17 +44,29 @@ impl Small {
         let record = ModuleRecord::from_bytes(self.weights.clone())?;
         Ok(self.config.init(device).load_record(record).map(&mut To(dtype)))
     }
+
+    /// The batch of a step, of eight tokens a sample.
+    pub fn batch(&self, samples: usize, step: usize, device: &Device, dtype: DType) -> Tensor<3> {
+        let shape = [samples, 8, self.config.d_model];
+        let values: Vec<f64> = (0..shape.iter().product()).map(|i: usize| ((i * 37 + step) as f64).sin()).collect();
+        Tensor::from_data(TensorData::new(values, shape), (device, dtype))
+    }
 }
 
-/// The batch of a step of the small encoder.
-pub fn batch(samples: usize, step: usize, device: &Device, dtype: DType) -> Tensor<3> {
-    let values: Vec<f64> = (0..samples * 8 * 64).map(|i| ((i * 37 + step) as f64).sin()).collect();
-    Tensor::from_data(TensorData::new(values, [samples, 8, 64]), (device, dtype))
+/// The last tokens of each sample as padding, one more for each: `[samples, tokens]`, and the first sample has none.
+pub fn padding(x: &Tensor<3>) -> Tensor<2, Bool> {
+    let [samples, tokens, _] = x.dims();
+    let is_padding = (0..samples * tokens).map(|i| i % tokens + i / tokens >= tokens).collect::<Vec<bool>>();
+    Tensor::from_data(TensorData::new(is_padding, [samples, tokens]), &x.device())
 }
 
 /// Gradients of the mean square of the output.
 pub fn gradients(model: &TransformerEncoder, x: Tensor<3>) -> GradientsParams {
-    let loss = model.forward(TransformerEncoderInput::new(x)).powi_scalar(2).mean();
+    gradients_of(model, TransformerEncoderInput::new(x))
+}
+
+pub fn gradients_of(model: &TransformerEncoder, input: TransformerEncoderInput) -> GradientsParams {
+    let loss = model.forward(input).powi_scalar(2).mean();
     GradientsParams::from_grads(loss.backward(), model)
 }
 

@@ -60,7 +60,7 @@ fn check(gpus: usize, dtype: DType, report: &mut Report) -> Result<(), BoxError>
             let (shards, mut training) = sharded(rank, way, small.model(&device, dtype)?);
             for step in 0..3 {
                 let own = 4 * gpus / size;
-                let x = encoder::batch(4 * gpus, step, &device, dtype).narrow(0, rank.rank * own, own);
+                let x = small.batch(4 * gpus, step, &device, dtype).narrow(0, rank.rank * own, own);
                 training.step(1e-3, |model| gradients(&shards, way, model, x));
             }
             Ok(values(&training.model().materialize()))

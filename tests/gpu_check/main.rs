@@ -20,6 +20,7 @@ mod host_copies;
 mod kernel_tests;
 mod logical;
 mod logical_overhead;
+mod masked_attention;
 mod moe;
 mod numbers;
 mod pointwise;
@@ -37,7 +38,7 @@ const BOTH: &[&str] = &["check", "time"];
 /// The encoder's size and a GPU's batch; by default 302 million parameters and 16 × 512 tokens, in f32.
 const ENCODER: &[(&str, usize)] = &[("GPUS", 2), ("WIDTH", 1024), ("LAYERS", 24), ("BATCH", 16)];
 
-static CHECKS: [Check; 12] = [
+static CHECKS: [Check; 13] = [
     Check {
         parts: &["check", "time", "sweep"],
         cases: attention::case::names,
@@ -45,6 +46,14 @@ static CHECKS: [Check; 12] = [
             "attention",
             attention::run,
             "Hopper's kernels against fp64; TFLOP/s; `sweep` times other plans too",
+        )
+    },
+    Check {
+        parts: BOTH,
+        ..Check::new(
+            "masked-attention",
+            masked_attention::run,
+            "attention with masks for single scores and dropout against f64; ms",
         )
     },
     Check {

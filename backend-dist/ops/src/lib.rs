@@ -14,6 +14,7 @@
 
 mod api;
 mod attention;
+mod attention_masks;
 pub mod blockwise;
 pub mod context;
 mod convolution;
@@ -35,6 +36,7 @@ mod local;
 mod low_rank;
 mod low_rank_swiglu;
 pub mod main_grads;
+mod masked_attention;
 pub mod moe;
 mod operation;
 mod options;
@@ -62,6 +64,7 @@ pub use api::{
     swiglu,
 };
 pub use attention::{attention, attention_packed};
+pub use attention_masks::{AttentionMasks, Kept};
 pub use convolution::causal_convolution;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
@@ -75,6 +78,7 @@ pub use latent::latent_keys;
 pub use layouts::sizes::{LOGITS_AT_ONCE, positions_at_once};
 pub use low_rank::add_linear;
 pub use low_rank_swiglu::{SwiGluNeighbours, low_rank_swiglu};
+pub use masked_attention::MaskedAttentionKernels;
 pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
 pub use pass::{PassContext, PassKind};
 pub use prologue::Prologue;

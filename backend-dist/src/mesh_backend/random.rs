@@ -12,51 +12,64 @@ pub(super) struct Random {
     calls: u64,
 }
 
+/// The random numbers of one tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    seed: u64,
+    call: u64,
+}
+
 impl Random {
     /// Begins again with `seed`.
     pub fn seed(&mut self, seed: u64) {
         *self = Self { seed, calls: 0 };
     }
 
-    /// The next tensor, of zeros and ones.
-    pub fn next_bernoulli(&mut self, probability: f64) -> Draw {
-        let stream = self.calls;
+    /// The numbers of the next tensor.
+    pub fn next(&mut self) -> Stream {
+        let stream = Stream { seed: self.seed, call: self.calls };
         self.calls += 1;
-        Draw { seed: self.seed, stream, probability }
+        stream
+    }
+}
+
+impl Stream {
+    /// Zeros and ones.
+    pub fn bernoulli(self, probability: f64) -> Draw {
+        Draw::new(self.seed, self.call, probability)
     }
 
-    /// The next tensor.
-    pub fn draw(&mut self, shape: &Shape, dtype: DType, distribution: Distribution) -> TensorData {
-        let (seed, call) = (self.seed, self.calls);
-        self.calls += 1;
-        let all = (0..shape.num_elements() as u64).map(|index| words(seed, call, index));
+    /// The tensor.
+    pub fn tensor(self, shape: &Shape, dtype: DType, distribution: Distribution) -> TensorData {
+        let indices = 0..shape.num_elements() as u64;
+        let values = indices.clone().map(|index| self.value(index, distribution));
         let data = match (dtype.is_int() || dtype.is_uint(), distribution) {
             // Burn's default for integers is every value of the type.
             (true, Distribution::Default) => {
-                TensorData::new(all.map(|words| bits(words) as i64 >> (64 - 8 * dtype.size())).collect(), shape.clone())
+                let all = indices.map(|index| bits(words(self.seed, self.call, index)));
+                TensorData::new(all.map(|bits| bits as i64 >> (64 - 8 * dtype.size())).collect(), shape.clone())
             }
             // Rounding to nearest would make the ends of an interval rarer.
-            (true, _) => {
-                TensorData::new(all.map(|words| value(words, distribution).floor() as i64).collect(), shape.clone())
-            }
-            (false, _) => TensorData::new(all.map(|words| value(words, distribution)).collect(), shape.clone()),
+            (true, _) => TensorData::new(values.map(|value| value.floor() as i64).collect(), shape.clone()),
+            (false, _) => TensorData::new(values.collect(), shape.clone()),
         };
         data.convert_dtype(dtype)
+    }
+
+    fn value(self, index: u64, distribution: Distribution) -> f64 {
+        let words = || words(self.seed, self.call, index);
+        let uniform = || (bits(words()) >> 11) as f64 / (1u64 << 53) as f64;
+        match distribution {
+            Distribution::Default => uniform(),
+            Distribution::Uniform(low, high) => low + (high - low) * uniform(),
+            Distribution::Bernoulli(probability) => self.bernoulli(probability).bernoulli(index),
+            Distribution::Normal(mean, std) => mean + std * standard_normal(words()),
+        }
     }
 }
 
 fn bits(words: [u32; 4]) -> u64 {
     (u64::from(words[0]) << 32) | u64::from(words[1])
-}
-
-fn value(words: [u32; 4], distribution: Distribution) -> f64 {
-    let uniform = (bits(words) >> 11) as f64 / (1u64 << 53) as f64;
-    match distribution {
-        Distribution::Default => uniform,
-        Distribution::Uniform(low, high) => low + (high - low) * uniform,
-        Distribution::Bernoulli(probability) => f64::from(uniform < probability),
-        Distribution::Normal(mean, std) => mean + std * standard_normal(words),
-    }
 }
 
 #[cfg(test)]
@@ -66,7 +79,7 @@ mod tests {
     fn draws(distribution: Distribution, dtype: DType) -> Vec<f64> {
         let mut random = Random::default();
         random.seed(3);
-        random.draw(&Shape::from([50_000]), dtype, distribution).iter::<f64>().collect()
+        random.next().tensor(&Shape::from([50_000]), dtype, distribution).iter::<f64>().collect()
     }
 
     /// Bounds are four standard errors of 50,000 draws.
@@ -88,11 +101,11 @@ mod tests {
     fn calls_differ_and_a_seed_repeats_them() {
         let shape = Shape::from([8]);
         let mut random = Random::default();
-        let first = random.draw(&shape, DType::F64, Distribution::Default);
-        assert_ne!(first, random.draw(&shape, DType::F64, Distribution::Default));
+        let first = random.next().tensor(&shape, DType::F64, Distribution::Default);
+        assert_ne!(first, random.next().tensor(&shape, DType::F64, Distribution::Default));
         random.seed(0);
-        assert_eq!(first, random.draw(&shape, DType::F64, Distribution::Default));
+        assert_eq!(first, random.next().tensor(&shape, DType::F64, Distribution::Default));
         random.seed(1);
-        assert_ne!(first, random.draw(&shape, DType::F64, Distribution::Default));
+        assert_ne!(first, random.next().tensor(&shape, DType::F64, Distribution::Default));
     }
 }

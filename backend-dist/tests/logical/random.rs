@@ -6,6 +6,7 @@ use backend_dist::logical::Placement::Shard;
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
 use burn::nn::DropoutConfig;
+use burn::tensor::activation::softmax;
 use burn::tensor::{Distribution, Tensor};
 
 fn drawn(layout: &str, is_sharded: bool, fusion: bool) -> Vec<Vec<f64>> {
@@ -43,6 +44,31 @@ fn draws_of_rows_are_not_repeated_for_every_column() {
         Ok(())
     })
     .unwrap();
+}
+
+/// A mask that is read otherwise than element by element is in memory, with the same numbers.
+#[test]
+fn draws_that_are_reduced_or_moved_are_those_of_their_elements() {
+    let read = |layout: &str, fusion| {
+        launch(&Mesh::new(layout.parse().unwrap()).unwrap(), &[cpu()], |rank| {
+            let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
+            let device = rank.logical_device_with(&[Axis::Tp], options);
+            device.seed(5);
+            let mask = Tensor::<2>::random([8, 6], Distribution::Bernoulli(0.5), &device);
+            let share = mask.clone().redistribute(&rank, Axis::Tp, Shard(1));
+            let all = [mask.clone() * 3.0, mask.clone().transpose().reshape([8, 6]), share * mask.clone().sum_dim(1)];
+            let softmax = softmax(mask.clone(), 1) * mask.sum_dim(0);
+            Ok(all.into_iter().chain([softmax]).flat_map(|x| x.into_data().iter::<f64>().collect::<Vec<_>>()).collect())
+        })
+        .unwrap()
+    };
+    let alone: Vec<f64> = read("TP1", false).remove(0);
+    for (layout, fusion) in [("TP1", true), ("TP2", false), ("TP2", true)] {
+        for rank in read(layout, fusion) {
+            let is_near = |(x, y): (&f64, &f64)| (x - y).abs() < 1e-12;
+            assert!(rank.len() == alone.len() && rank.iter().zip(&alone).all(is_near), "{layout}, fusion {fusion}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! burn-nn's decoder and cross-attention.
 
-use crate::harness::{Case, LAYOUTS, tensor};
+use crate::harness::{Case, LAYOUTS, ints, tensor};
+use backend_dist::mesh::Axis;
 use backend_dist::parallelize::Plan;
 use burn::nn::attention::{CrossAttention, CrossAttentionConfig, generate_autoregressive_mask};
 use burn::nn::transformer::{TransformerDecoder, TransformerDecoderConfig, TransformerDecoderInput};
@@ -12,13 +13,20 @@ fn the_decoder() {
         loss: |model, device, _| {
             let (target, memory) = (tensor([2, 6, 16], 3, device), tensor([2, 5, 16], 4, device));
             let mask = generate_autoregressive_mask(2, 6, device);
-            let y = model.forward(TransformerDecoderInput::new(target, memory).target_mask_attn(mask));
+            let padding = ints([2, 5], 4, device).equal_elem(0);
+            let input = TransformerDecoderInput::new(target, memory).target_mask_attn(mask).memory_mask_pad(padding);
+            let y = model.forward(input);
             (y.clone() - tensor([2, 6, 16], 5, device)).powf_scalar(2.0).sum() + y.powf_scalar(3.0).mean()
         },
     };
     for layout in LAYOUTS {
-        let report = case.check(layout, &Plan::auto());
+        let plan = [Plan::auto()];
+        case.check_with(layout, &[Axis::Tp], &plan, false);
+        let report = case.check_with(layout, &[Axis::Tp], &plan, true);
         assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+        // Two layers, of themselves and of the memory.
+        assert_eq!(report.kernels["attention"], 4, "{layout}: {report}");
+        assert_eq!(report.kernels["attention gradient"], 4, "{layout}: {report}");
     }
 }
 

@@ -124,10 +124,23 @@ impl<M: Module + ModuleDisplay> Case<M> {
 
     /// [`check_on`](Self::check_on) with fused operations, or without.
     pub fn check_with(&self, layout: &str, axes: &[Axis], plans: &[Plan], fusion: bool) -> Report {
-        let expected = self.alone();
+        self.check_against(&self.alone(), layout, axes, plans, fusion)
+    }
+
+    /// [`check_with`](Self::check_with), compared with another step than that of one device.
+    pub fn check_against(&self, expected: &Step, layout: &str, axes: &[Axis], plans: &[Plan], fusion: bool) -> Report {
+        let mut ranks = self.run(layout, axes, plans, fusion);
+        for (rank, (step, _)) in ranks.iter().enumerate() {
+            compare(step, expected, &format!("{layout} rank {rank}, fusion {fusion}"));
+        }
+        ranks.swap_remove(0).1
+    }
+
+    /// Forward and backward on each rank of `layout`, and what it did before gradients were read.
+    pub fn run(&self, layout: &str, axes: &[Axis], plans: &[Plan], fusion: bool) -> Vec<(Step, Report)> {
         let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-        let mut reports = launch(&mesh, &[cpu()], |rank| {
+        launch(&mesh, &[cpu()], |rank| {
             let device = rank.logical_device_with(axes, options).autodiff();
             let mut model = determined((self.init)(&device));
             for plan in plans {
@@ -139,11 +152,9 @@ impl<M: Module + ModuleDisplay> Case<M> {
             let report = explain(&device).since(&before);
             let step =
                 Step { loss: loss.into_data().iter::<f64>().next().unwrap(), gradients: gradients(&model, &grads) };
-            compare(&step, &expected, &format!("{layout} rank {}, fusion {fusion}", rank.rank));
-            Ok(report)
+            Ok((step, report))
         })
-        .unwrap();
-        reports.swap_remove(0)
+        .unwrap()
     }
 }
 

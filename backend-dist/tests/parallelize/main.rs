@@ -9,6 +9,7 @@ mod decoder;
 mod failures;
 mod harness;
 mod llama;
+mod masks;
 mod recurrent;
 mod sequence;
 mod training;

@@ -75,6 +75,40 @@ fn the_encoder_with_norms_last_and_masks() {
     }
 }
 
+/// Masks of dropout are drawn where they are used, of a rank's share alone: none is in memory, whole or as a slice. Two axes
+/// share the attention's, which are whole there.
+#[test]
+fn the_encoder_with_dropout_has_no_masks_in_memory() {
+    let case = Case {
+        init: |device| TransformerEncoderConfig::new(16, 32, 4, 2).with_dropout(0.1).with_norm_first(true).init(device),
+        ..encoder()
+    };
+    let in_sequence = Case {
+        loss: |model: &TransformerEncoder, device, rank| {
+            let mut x = tensor([4, 8, 16], 3, device);
+            if let Some(rank) = rank {
+                x = x.redistribute(rank, Axis::Tp, Shard(1));
+            }
+            loss(model.forward(TransformerEncoderInput::new(x)))
+        },
+        ..case
+    };
+    let (axes, plans) = (&[Axis::Tp], &[Plan::auto()]);
+    let expected = case.run("TP1", axes, plans, false).swap_remove(0).0;
+    assert_ne!(expected.loss, encoder().alone().loss);
+    for layout in LAYOUTS {
+        for case in [&case, &in_sequence] {
+            case.check_against(&expected, layout, axes, plans, false);
+            let report = case.check_against(&expected, layout, axes, plans, true);
+            assert!(report.fallbacks.is_empty(), "{layout}: {report}");
+            assert_eq!(report.kernels.get("random numbers"), None, "{layout}: {report}");
+        }
+    }
+    let samples = Case { loss: samples_sharded().loss, ..case };
+    let report = samples.check_against(&expected, "TP2 DP2", &[Axis::Dp, Axis::Tp], plans, true);
+    assert!(report.fallbacks.is_empty() && report.kernels["random numbers"] > 0, "{report}");
+}
+
 /// The encoder with its samples sharded along the data-parallel axis.
 fn samples_sharded() -> Case<TransformerEncoder> {
     Case {

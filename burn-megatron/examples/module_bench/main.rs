@@ -4,7 +4,8 @@
 //!
 //! `cargo run --release --example module_bench --features cuda -- WAYS MODEL [WIDTH] [LAYERS] [BATCH] [SEQUENCE]`:
 //! `encoder` is a `TransformerEncoder` of 302 million parameters (1024, 24) and 16 × 512 tokens for each data-parallel
-//! rank, unless sizes are given; `padded` is that with a padding mask; `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
+//! rank, unless sizes are given; `padded` is that with a padding mask, `dropout` also with Burn's usual dropout of 0.1;
+//! `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
 //! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
 //! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, with `+bf16` under autocast, with
 //! `+overlap` gradients reduced during the backward pass, with `+keep` parameters of ZeRO 3 that stay gathered until then,
@@ -43,8 +44,9 @@ fn main() -> Result<(), BoxError> {
     let (kind, usual) = match model.as_str() {
         "encoder" => (Kind::Encoder, [1024, 24, 16, 512]),
         "padded" => (Kind::Padded, [1024, 24, 16, 512]),
+        "dropout" => (Kind::Dropout, [1024, 24, 16, 512]),
         "llama" => (Kind::Llama, [2048, 16, 1, 4096]),
-        other => return Err(format!("model {other}; nearest legal: encoder, padded, llama").into()),
+        other => return Err(format!("model {other}; nearest legal: encoder, padded, dropout, llama").into()),
     };
     let size = |index: usize| given.get(index).copied().unwrap_or(usual[index]);
     let sizes = Sizes { kind, width: size(0), layers: size(1), batch: size(2), sequence: size(3) };
@@ -65,6 +67,7 @@ fn main() -> Result<(), BoxError> {
 enum Kind {
     Encoder,
     Padded,
+    Dropout,
     Llama,
 }
 
@@ -168,7 +171,9 @@ impl Model {
             return Self::Llama(Llama::new(width, layers, sequence, device));
         }
         let config = TransformerEncoderConfig::new(width, 4 * width, 16, layers);
-        Self::Encoder(config.with_dropout(0.0).with_norm_first(true).init(device))
+        Self::Encoder(
+            config.with_dropout(if kind == Kind::Dropout { 0.1 } else { 0.0 }).with_norm_first(true).init(device),
+        )
     }
 
     fn loss(&self, batch: Batch) -> Tensor<1> {
@@ -236,7 +241,7 @@ impl Batcher<usize, Batch> for Sizes {
         let each = |n: i64, shape: [usize; 3]| Tensor::<1, Int>::arange(0..n, device).float().reshape(shape);
         let item = each(count, [items.len(), 1, 1]) + first as f64;
         let at = each(sequence as i64, [1, sequence, 1]) * 0.37 + each(width as i64, [1, 1, width]) * 0.11;
-        let padding = (kind == Kind::Padded).then(|| {
+        let padding = matches!(kind, Kind::Padded | Kind::Dropout).then(|| {
             // The last eighth.
             let position = Tensor::<1, Int>::arange(0..sequence as i64, device);
             position

@@ -40,6 +40,18 @@ pub enum AttentionError {
     /// A dropout probability outside `[0, 1)`.
     #[error("the dropout probability is {0}; it must be in [0, 1)")]
     Probability(f32),
+    /// Masks of single scores without a kernel.
+    #[error(
+        "masks of single scores with head dimension {head_dim}: the kernels exist for 64 and 128, without packed \
+         sequences, other dropout and a fixed order of sums"
+    )]
+    Masks { head_dim: usize },
+    /// A mask of other scores.
+    #[error(
+        "a mask has shape {found:?}: scores of {expected:?} [batch, heads, queries, keys] need that, or 1 in place \
+             of one of the first three"
+    )]
+    MaskShape { found: [usize; 4], expected: [usize; 4] },
     /// A tensor of another shape than the call's sizes say.
     #[error("{name} has shape {found:?}: the sizes of the call need {expected:?} [seq, batch, heads, head_dim]")]
     Shape { name: &'static str, found: [usize; 4], expected: [usize; 4] },

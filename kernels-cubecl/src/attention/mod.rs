@@ -39,6 +39,7 @@ mod error;
 pub mod forward;
 mod kv_blocks;
 mod maps;
+pub mod masks;
 pub mod merge;
 pub mod portable;
 mod problem;
@@ -50,6 +51,7 @@ pub mod variant;
 pub use crate::hopper::mma::Half;
 pub use backward::{BackwardPlan, BackwardStats, Gradients, Saved, backward, launch_dkdv, launch_dq, preprocess};
 pub use error::AttentionError;
+pub use masks::{BitMask, ScoreMasks};
 pub use problem::{AttentionShape, CallOptions, Dropout, Packed};
 pub use tensor::Tensor4;
 pub use variant::Variant;
@@ -100,7 +102,7 @@ fn sizes(shape: &AttentionShape, options: &CallOptions) -> SizesLaunch {
         shape.statistics_len() as u32,
         (shape.heads / shape.kv_heads) as u32,
         dropout.map_or(0, |dropout| dropout.threshold()),
-        dropout.map_or(1.0, |dropout| 1.0 / (1.0 - dropout.p)),
+        options.masks.kept.map_or_else(|| dropout.map_or(1.0, |dropout| 1.0 / (1.0 - dropout.p)), |(_, factor)| factor),
         dropout.map_or(0, |dropout| dropout.first[3] as u32),
     )
 }
@@ -158,14 +160,19 @@ pub fn forward_planned(
     let keys = options.dropout.map(|dropout| launch_dropout_keys(client, shape, &dropout));
     let dropout_keys = keys.as_ref().map_or_else(|| flat(lse, 1), |keys| flat(keys, 2 * shape.statistics_len()));
     let (query_starts, key_starts) = starts(options, lse);
-    // SAFETY: the tensor maps bound every access but those to `lse` and the dropout keys. Their rows are padded to
-    // whole blocks, and the kernel bounds them itself when sequences are packed.
+    let rows_of = |mask: Option<&BitMask>| mask.map_or_else(|| masks::no_mask(lse), BitMask::of_queries);
+    let (hidden, hidden_rows) = rows_of(options.masks.hidden);
+    let (kept, kept_rows) = rows_of(options.masks.kept.map(|(mask, _)| mask));
+    // SAFETY: the tensor maps bound every access but those to `lse`, the dropout keys and the masks. Rows of the first two
+    // are padded to whole blocks, and the kernel bounds them itself when sequences are packed; masks are of the call's
+    // shape, and are not read past their last row and word.
     unsafe {
         launch_kernel!(forward::attention_forward, client, CubeCount::Static(shape.heads as u32, sequences, blocks),
             CubeDim::new_1d(UNITS);
             maps::load(q, ROWS), maps::load(k, plan.block), maps::load(v, plan.block),
-            maps::store(out, plan.variant.packed), flat(lse, shape.statistics_len()), dropout_keys, query_starts,
-            key_starts; sizes(shape, options), scale * core::f32::consts::LOG2_E; plan);
+            maps::store(out, plan.variant.packed), flat(lse, shape.statistics_len()), dropout_keys, hidden, kept,
+            query_starts, key_starts; hidden_rows, kept_rows, sizes(shape, options),
+            scale * core::f32::consts::LOG2_E; plan);
     }
     Ok(())
 }

@@ -19,15 +19,20 @@ pub struct Variant {
     pub packed: bool,
     /// Dropout of probabilities.
     pub dropout: bool,
+    /// Bits hide scores.
+    pub hidden: bool,
+    /// Bits keep probabilities.
+    pub kept: bool,
     /// Type of the tensors.
     pub element: Half,
 }
 
 impl Variant {
-    /// One batch of bf16 without window and dropout.
+    /// One batch of bf16 without window, dropout and bits.
     pub fn dense(head_dim: usize, value_dim: usize, causal: bool) -> Self {
         let element = Half::Bf16;
-        Self { head_dim, value_dim, causal, window: false, packed: false, dropout: false, element }
+        let (window, packed, dropout, hidden, kept) = (false, false, false, false, false);
+        Self { head_dim, value_dim, causal, window, packed, dropout, hidden, kept, element }
     }
 
     /// The variant of a call.
@@ -39,6 +44,8 @@ impl Variant {
             window: shape.window.is_some_and(|window| (window as i64) <= shape.max_distance(options)),
             packed: options.packed.is_some(),
             dropout: options.dropout.is_some(),
+            hidden: options.masks.hidden.is_some(),
+            kept: options.masks.kept.is_some(),
             element: options.element,
         }
     }

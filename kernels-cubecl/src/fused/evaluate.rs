@@ -1,5 +1,6 @@
 //! What a program gives, computed on the host.
-use super::program::{Binary, Draw, Extent, Program, Reduce, Sharing, Step, Unary};
+use super::draw::Draw;
+use super::program::{Binary, Extent, Program, Reduce, Sharing, Step, Unary};
 
 impl Program {
     /// The outputs for `rows × columns` numbers, computed on the host in f64: what the kernel must give. `shares` are of the

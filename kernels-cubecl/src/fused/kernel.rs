@@ -1,9 +1,9 @@
 //! The kernel of a program.
+use super::draw::{DRAW_WORDS, draws_from};
 use super::math::{binary, unary};
 use super::plan::Plan;
 use super::program::{Element, Extent, Program, Reduce, Step};
 use crate::pointwise::CubeShape;
-use crate::random::kernel::words;
 use cubecl::prelude::*;
 
 /// One buffer of a launch.
@@ -80,23 +80,22 @@ pub fn fused<E: Float, N: Size>(
                     registers.push(value);
                 }
             }
-            Step::Bernoulli(draw) => {
-                let low = draws[comptime![6 * draw]];
-                let high = draws[comptime![6 * draw + 1]];
-                let seed_low = draws[comptime![6 * draw + 2]];
-                let seed_high = draws[comptime![6 * draw + 3]];
-                let most = draws[comptime![6 * draw + 4]];
-                let least = draws[comptime![6 * draw + 5]];
+            Step::Bernoulli(draw) =>
+            {
                 #[unroll]
                 for v in 0..comptime![plan.vectors] {
                     let column = unit + comptime![v as u32 * plan.units];
+                    let start = (first + column) * comptime![plan.vector as u32];
                     let mut value = Vector::<f32, N>::new(0.0);
                     #[unroll]
-                    for i in 0..comptime![plan.vector] {
-                        let index = (first + column) * comptime![plan.vector as u32] + comptime![i as u32];
-                        let (a, b, _, _) = words(u64::cast_from(index), low, high, seed_low, seed_high);
-                        let is_one = a < most || (a == most && b >> 11u32 < least);
-                        value.insert(i, select(is_one, 1.0f32, 0.0f32));
+                    for four in 0..comptime![plan.vector.div_ceil(4)] {
+                        let index = u64::cast_from(start + comptime![4 * four as u32]);
+                        let bits = draws_from(index, draws, comptime![DRAW_WORDS * draw]);
+                        #[unroll]
+                        for i in 0..comptime![plan.vector.min(4)] {
+                            let bit = (bits >> comptime![i as u32]) & 1u32;
+                            value.insert(comptime![4 * four + i], f32::cast_from(bit));
+                        }
                     }
                     registers.push(value);
                 }

@@ -1,7 +1,8 @@
 //! The launch of a program.
+use super::draw::{Draw, draw_words};
 use super::kernel::{BufferLaunch, fused};
 use super::plan::{MOST, Plan};
-use super::program::{Draw, Element, Extent, Program, Sharing};
+use super::program::{Element, Extent, Program, Sharing};
 use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -48,20 +49,6 @@ pub fn launch<E: Float>(
             program, plan)
     };
     Ok(())
-}
-
-/// Stream, seed and threshold, as the kernel reads them: it compares the first word of an element with the threshold's
-/// first 32 bits, and the first 21 bits of the second with the others.
-fn draw_words(draw: Draw) -> [u32; 6] {
-    let threshold = draw.threshold();
-    let two = |x: u64| [x as u32, (x >> 32) as u32];
-    let ([stream_low, stream_high], [seed_low, seed_high]) = (two(draw.stream), two(draw.seed));
-    // All are below a threshold of 2⁵³, whose first bits have no place in a word.
-    let (most, least) = match threshold >> 53 {
-        0 => ((threshold >> 21) as u32, (threshold & 0x1f_ffff) as u32),
-        _ => (u32::MAX, 1 << 21),
-    };
-    [stream_low, stream_high, seed_low, seed_high, most, least]
 }
 
 /// Buffers by the kernel's arguments.

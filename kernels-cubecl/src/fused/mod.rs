@@ -3,6 +3,7 @@
 //! A [`Program`] is what a chain computes. Its kernel reads every input once, keeps everything between in registers, and
 //! writes the outputs once: a softmax with what comes before it, LayerNorm and its gradient, an optimizer's update.
 
+mod draw;
 mod evaluate;
 mod program;
 
@@ -15,10 +16,11 @@ mod math;
 #[cfg(feature = "cuda")]
 mod plan;
 
+pub use draw::{Draw, Part};
+#[cfg(feature = "cuda")]
+pub(crate) use draw::{draw_words, four_draws};
 #[cfg(feature = "cuda")]
 pub use launch::launch;
 #[cfg(feature = "cuda")]
 pub use plan::{MOST, Plan};
-pub use program::{
-    Binary, Draw, Element, Extent, Input, Output, Program, Reduce, Register, Sharing, Step, Unary, row_fits,
-};
+pub use program::{Binary, Element, Extent, Input, Output, Program, Reduce, Register, Sharing, Step, Unary, row_fits};

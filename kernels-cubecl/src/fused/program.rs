@@ -1,7 +1,5 @@
 //! What a fused kernel computes: steps on registers, of which every row of a matrix has its own.
 
-use crate::random::words;
-
 /// Units that a row may have, and vectors of each: registers hold every step's.
 pub(super) const MOST: [usize; 2] = [512, 4];
 
@@ -33,31 +31,6 @@ pub enum Step {
     Reduce(Reduce, Register),
     /// Random zeros and ones, from the draw of this number.
     Bernoulli(usize),
-}
-
-/// Random zeros and ones: element `i` is one if the number in `[0, 1)` of element `i` of the stream is below the
-/// probability, as [`words`](crate::random::words) give it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
-    /// Seed.
-    pub seed: u64,
-    /// Number of the stream.
-    pub stream: u64,
-    /// Probability of a one.
-    pub probability: f64,
-}
-
-impl Draw {
-    /// Numbers below this, of 53 bits, are ones.
-    pub(super) fn threshold(self) -> u64 {
-        (self.probability.clamp(0.0, 1.0) * (1u64 << 53) as f64).ceil() as u64
-    }
-
-    /// Element `index`.
-    pub fn bernoulli(self, index: u64) -> f64 {
-        let [high, low, ..] = words(self.seed, self.stream, index);
-        f64::from(((u64::from(high) << 32) | u64::from(low)) >> 11 < self.threshold())
-    }
 }
 
 /// Functions of one number.

@@ -6,6 +6,7 @@ use kernels_cubecl::attention::dkdv::{self, DkDvOutputs, DkDvPlan};
 use kernels_cubecl::attention::dq::{self, DqPlan};
 use kernels_cubecl::attention::dqdkdv::{self, DqDkDvPlan};
 use kernels_cubecl::attention::forward::{self, ForwardPlan};
+use kernels_cubecl::attention::masks::BitRowsCompilationArg;
 use kernels_cubecl::attention::variant::SizesCompilationArg;
 use kernels_cubecl::attention::{Half, Variant, delta, dropout, merge};
 
@@ -34,6 +35,19 @@ fn sizes() -> SizesCompilationArg {
     }
 }
 
+fn rows() -> BitRowsCompilationArg {
+    BitRowsCompilationArg { by_batch: (), by_head: (), by_row: (), last_row: (), last_word: () }
+}
+
+/// Those with masks of single scores and weights.
+fn masked() -> impl Iterator<Item = Variant> {
+    let dims = [64, 128].into_iter().map(|d| Variant::dense(d, d, false));
+    dims.flat_map(|plain| {
+        let (hidden, kept) = (Variant { hidden: true, ..plain }, Variant { kept: true, ..plain });
+        [hidden, kept, Variant { hidden: true, ..kept }]
+    })
+}
+
 /// All head dimensions, causal and full; for some of them all other options too.
 fn variants() -> Vec<Variant> {
     let dims = [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)];
@@ -53,10 +67,10 @@ fn variants() -> Vec<Variant> {
 
 #[test]
 fn forward_overlaps_its_gemms() {
-    for variant in variants() {
+    for variant in variants().into_iter().chain(masked()) {
         let plan = ForwardPlan::fastest(variant);
         let kernel = kernel!(forward::attention_forward::AttentionForward, settings();
-            (), (), (), (), buffer(), buffer(), buffer(), buffer(), sizes(), (), plan);
+            (), (), (), (), buffer(), buffer(), buffer(), buffer(), buffer(), buffer(), rows(), rows(), sizes(), (), plan);
         // S and P V of a step. The step is compiled for masked and for unmasked blocks (once with a window), and its parts
         // before and after the loop.
         let copies = if variant.window { 2 } else { 3 };
@@ -120,10 +134,10 @@ fn dqdkdv_overlaps_its_gemms() {
     let mut plans: Vec<DqDkDvPlan> = variants().into_iter().filter_map(DqDkDvPlan::fastest).collect();
     assert_eq!(plans.len(), 8 + 5, "head_dim 128 and 64, causal and full: bf16, fp16, with a window, packed");
     let all = [64, 128].map(|d| Variant { window: true, packed: true, ..Variant::dense(d, d, false) });
-    plans.extend(all.into_iter().filter_map(DqDkDvPlan::fastest));
+    plans.extend(all.into_iter().chain(masked()).filter_map(DqDkDvPlan::fastest));
     for plan in plans {
         let kernel = kernel!(dqdkdv::attention_dqdkdv::AttentionDqdkdv, settings();
-            (), (), (), (), (), buffer(), buffer(), buffer(), (), (), sizes(), (), plan);
+            (), (), (), (), (), buffer(), buffer(), buffer(), buffer(), buffer(), (), (), rows(), rows(), sizes(), (), plan);
         // S and dP, dV and dK, and dQ; the last dQ is after the loop.
         let mmas = 2 * plan.head_dim() / 16 + 2 * plan.block() / 16 + 2 * 8;
         check(&format!("{plan:?}"), kernel, mmas);

@@ -124,7 +124,7 @@ fn fused_programs() {
         both!(fused::runs, "softmax", &fused::softmax(), rows, columns);
         both!(fused::runs, "norm of a sum", &fused::norm(), rows, columns);
     }
-    both!(fused::runs, "dropout", &fused::dropout(), 5, 22);
+    [7, 22, 12, 24].iter().for_each(|columns| both!(fused::runs, "dropout", &fused::dropout(), 5, *columns));
     both!(fused::runs, "functions", &fused::functions(), 3, 5);
     both!(fused::runs, "of rows", &fused::of_rows(), 5, 22);
     // Too long for registers.

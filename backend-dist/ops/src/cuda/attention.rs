@@ -2,8 +2,6 @@
 //! also within a packed projection, and so are their gradients written. The log-sum-exp has the layout of the kernels,
 //! `[b, hq, padded queries]` in f32.
 
-use std::ops::Range;
-
 use burn::backend::{Cube, DType, FloatDType, TensorMetadata, ops::FloatTensorOps};
 use burn_cubecl::kernel::copy_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -13,8 +11,10 @@ use kernels_cubecl::attention::{
     self as hopper, AttentionShape, CallOptions, Dropout, Gradients, Half, Packed, Saved, Tensor4,
 };
 
+use super::attention_parts::{arranged_as, parts, whole};
 use super::{Float, empty, is_aligned, is_here, launched};
 use crate::{
+    attention_masks::Bits,
     options::{AttentionDropout, AttentionOptions, PackedHeads},
     plain,
 };
@@ -27,18 +27,14 @@ pub fn forward(qkv: [Float; 3], options: AttentionOptions) -> (Float, Float) {
         let [q, k, v] = qkv;
         return plain::attention::forward::<Cube>(q, k, v, options);
     };
-    let [q, k, v] = qkv.map(|x| call.readable(x));
-    call.forward(&q, [&q, &k, &v].map(whole))
+    call.output(qkv)
 }
 
 pub fn grads(qkv: [Float; 3], result: [Float; 2], grad: Float, options: AttentionOptions) -> [Float; 3] {
     let Some(call) = Call::of(&qkv, options) else {
         return plain::attention::grads::<Cube>(qkv, result, grad, options);
     };
-    let [q, k, v] = qkv.map(|x| call.readable(x));
-    let gradients = [&q, &k, &v].map(|x| empty(x, x.shape(), x.dtype()));
-    call.backward([&q, &k, &v].map(whole), result, grad, gradients.each_ref().map(whole));
-    gradients
+    call.gradients(qkv, result, grad)
 }
 
 pub fn packed_forward(qkv: Float, heads: PackedHeads, options: AttentionOptions) -> (Float, Float) {
@@ -86,6 +82,7 @@ pub(super) struct Call {
     scale: f64,
     extras: CallOptions<'static>,
     starts: Option<DocumentStarts>,
+    bits: Bits,
     dtype: DType,
 }
 
@@ -106,7 +103,7 @@ impl DocumentStarts {
 }
 
 impl Call {
-    fn of([q, k, v]: &[Float; 3], options: AttentionOptions) -> Option<Self> {
+    pub fn of([q, k, v]: &[Float; 3], options: AttentionOptions) -> Option<Self> {
         let [from, to] = [q, k].map(|x| x.meta.shape());
         let alike = k.dtype() == q.dtype() && v.dtype() == q.dtype();
         let lengths = [from[3], v.meta.shape()[3]];
@@ -157,7 +154,8 @@ impl Call {
             _ => return None,
         };
         let extras = CallOptions { element: half.unwrap_or_default(), ..extras };
-        let mut call = Self { kernel: Kernel::Portable(element), shape, scale, extras, starts, dtype };
+        let (kernel, bits) = (Kernel::Portable(element), Bits::default());
+        let mut call = Self { kernel, shape, scale, extras, starts, bits, dtype };
         call.kernel = match half {
             Some(_) if scale > 0.0 && shape.check(&x.client, &call.extras()).is_ok() => Kernel::Hopper,
             Some(half) if mma::has_kernel(&x.client, half, &shape) => Kernel::Mma,
@@ -166,8 +164,29 @@ impl Call {
         is_here(x).then_some(call)
     }
 
+    /// A call with masks for single scores, which only one kernel has.
+    pub fn with_bits(self, bits: Bits) -> Self {
+        debug_assert!(matches!(self.kernel, Kernel::Hopper), "no other kernel has masks for single scores");
+        Self { bits, ..self }
+    }
+
     fn extras(&self) -> CallOptions<'_> {
-        CallOptions { packed: self.starts.as_ref().map(DocumentStarts::packed), ..self.extras }
+        let packed = self.starts.as_ref().map(DocumentStarts::packed);
+        CallOptions { packed, masks: self.bits.masks(), ..self.extras }
+    }
+
+    /// Output and log-sum-exp.
+    pub fn output(&self, qkv: [Float; 3]) -> (Float, Float) {
+        let [q, k, v] = qkv.map(|x| self.readable(x));
+        self.forward(&q, [&q, &k, &v].map(whole))
+    }
+
+    /// The gradients of queries, keys and values.
+    pub fn gradients(&self, qkv: [Float; 3], result: [Float; 2], grad: Float) -> [Float; 3] {
+        let [q, k, v] = qkv.map(|x| self.readable(x));
+        let gradients = [&q, &k, &v].map(|x| arranged_as(x, x.meta.shape().dims(), x.dtype()));
+        self.backward([&q, &k, &v].map(whole), result, grad, gradients.each_ref().map(whole));
+        gradients
     }
 
     /// `x [s, b, h, d]` in place if the kernel can read its layout, else a copy.
@@ -187,7 +206,7 @@ impl Call {
     pub fn forward(&self, like: &CubeTensor, [q, k, v]: [Tensor4; 3]) -> (Float, Float) {
         let Self { kernel, shape, scale, dtype, .. } = self;
         let extras = &self.extras();
-        let out = empty(like, shape.out_shape(), *dtype);
+        let out = arranged_as(like, shape.out_shape(), *dtype);
         let lse = empty(like, [shape.batch, shape.heads, shape.padded_queries()], DType::F32);
         let (qkv, target) = ((&q, &k, &v), whole(&out));
         let done = match kernel {
@@ -235,40 +254,4 @@ impl Call {
         };
         launched("attention gradient", done);
     }
-}
-
-/// Heads `first..first + heads` of `x [s, b, h, d]`.
-fn some_heads(x: &CubeTensor, first: usize, heads: usize) -> Tensor4 {
-    let (shape, strides) = (x.meta.shape(), x.meta.strides());
-    // The stride of a dimension of size one may be anything.
-    let stride = |i: usize| if shape[i] == 1 { shape[3] } else { strides[i] };
-    let skipped = first * stride(2) * x.dtype().size();
-    Tensor4 {
-        handle: x.handle.clone().offset_start(skipped as u64),
-        shape: [shape[0], shape[1], heads, shape[3]],
-        strides: [stride(0), stride(1), stride(2)],
-    }
-}
-
-pub(super) fn whole(x: &CubeTensor) -> Tensor4 {
-    some_heads(x, 0, x.meta.shape()[2])
-}
-
-/// Some positions and samples of `x [s, b, h, d]`.
-pub(super) fn some_rows(x: &CubeTensor, rows: &Range<usize>, samples: &Range<usize>) -> Tensor4 {
-    let whole = whole(x);
-    let [by_row, by_sample, _] = whole.strides;
-    let skipped = (rows.start * by_row + samples.start * by_sample) * x.dtype().size();
-    let [_, _, heads, length] = whole.shape;
-    Tensor4 {
-        handle: whole.handle.offset_start(skipped as u64),
-        shape: [rows.len(), samples.len(), heads, length],
-        strides: whole.strides,
-    }
-}
-
-/// `[q | k | v]` in place.
-fn parts(qkv: &CubeTensor, heads: PackedHeads) -> [Tensor4; 3] {
-    let (q, kv) = (heads.heads, heads.kv_heads);
-    [(0, q), (q, kv), (q + kv, kv)].map(|(first, count)| some_heads(qkv, first, count))
 }

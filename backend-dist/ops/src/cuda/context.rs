@@ -10,7 +10,8 @@ use kernels_cubecl::attention::merge::{MergedOutput, merge_into};
 use kernels_cubecl::attention::{AttentionShape, CallOptions, Dropout, Half};
 use kernels_cubecl::pointwise::accumulate as kernels;
 
-use super::attention::{Call, DocumentStarts, some_rows, whole};
+use super::attention::{Call, DocumentStarts};
+use super::attention_parts::{some_rows, whole};
 use super::{Float, empty, launched, packed, work};
 use crate::context::kernels::{
     ContextKernels, OutputLse, Qkv, SequenceOptions, add_unfused, forward_by_document, grads_by_document, merge_unfused,

@@ -29,6 +29,7 @@ macro_rules! by_float {
 mod accumulate;
 mod activation;
 mod attention;
+mod attention_parts;
 mod biases;
 mod blocks;
 mod blockwise;
@@ -52,6 +53,7 @@ mod latent;
 mod linear;
 mod local_kernels;
 mod low_rank;
+mod masked_attention;
 mod moe;
 mod norm;
 mod reductions;

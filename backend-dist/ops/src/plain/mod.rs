@@ -10,6 +10,7 @@ pub(super) mod embedding;
 mod gated_delta;
 pub(super) mod gated_norm;
 pub(super) mod linear;
+pub(super) mod masked_attention;
 pub(super) mod norm;
 pub(super) mod rope;
 pub(super) mod ssd;

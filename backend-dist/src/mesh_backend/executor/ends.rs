@@ -13,9 +13,9 @@ impl<B: Inner> Executor<B> {
         let waits = self.gemms.remove(&id).is_some()
             || self.value_gradients.remove(&id).is_some()
             || self.deferred.remove(&id).is_some()
-            || self.transposed.remove(&id).is_some()
+            || self.viewed.remove(&id).is_some()
             || self.chain.forget(id)
-            || self.constants.remove(&id).is_some();
+            || self.generated.remove(&id).is_some();
         if !waits {
             self.drop_stored(id);
         }
@@ -35,5 +35,6 @@ impl<B: Inner> Executor<B> {
         self.views.remove(&id);
         self.logsumexps.remove(&id);
         self.names.remove(&id);
+        self.of_masks.remove(&id);
     }
 }

@@ -21,12 +21,21 @@ pub(super) enum Expression<'a> {
     Bernoulli(Draw),
 }
 
-use Expression::{Number, Tensor};
+/// What a tensor is that is not in memory, but computed where it is used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Generated {
+    /// All elements are one number.
+    Number(f64),
+    /// Random zeros and ones: its elements, row by row, are those of the draw.
+    Draw(Draw),
+}
 
-/// The expression of `op` and its output, if it has one. Tensors of which all elements are one `constant` are numbers.
+use Expression::{Bernoulli, Number, Tensor};
+
+/// The expression of `op` and its output, if it has one. Tensors that are `generated` are what they are computed from.
 pub(super) fn expression(
     op: &OperationIr,
-    constant: impl Fn(&TensorIr) -> Option<f64>,
+    generated: impl Fn(&TensorIr) -> Option<Generated>,
 ) -> Option<(Expression<'_>, &TensorIr)> {
     let (mut expression, out) = match op {
         OperationIr::NumericFloat(_, op) => numeric(op),
@@ -40,7 +49,11 @@ pub(super) fn expression(
         }
         _ => None,
     }?;
-    expression.replace(&constant);
+    expression.replace(&|x| match generated(x)? {
+        Generated::Number(value) => Some(Number(value)),
+        // An element has its own draw: one that is broadcast is not drawn again.
+        Generated::Draw(draw) => (x.shape == out.shape).then_some(Bernoulli(draw)),
+    });
     Some((expression, out))
 }
 
@@ -194,18 +207,19 @@ fn number(scalar: &ScalarIr) -> f64 {
 }
 
 impl<'a> Expression<'a> {
-    fn replace(&mut self, constant: &impl Fn(&TensorIr) -> Option<f64>) {
+    /// Puts what `generated` gives in place of tensors. Those that a reduction reads remain: it has another shape.
+    fn replace(&mut self, generated: &impl Fn(&TensorIr) -> Option<Self>) {
         match self {
             Self::Tensor(x) => {
-                if let Some(value) = constant(x) {
-                    *self = Number(value);
+                if let Some(generated) = generated(x) {
+                    *self = generated;
                 }
             }
             Self::Number(_) | Self::Mask(_) | Self::Reduce(..) | Self::Bernoulli(_) => {}
-            Self::Unary(_, x) => x.replace(constant),
+            Self::Unary(_, x) => x.replace(generated),
             Self::Binary(_, a, b) => {
-                a.replace(constant);
-                b.replace(constant);
+                a.replace(generated);
+                b.replace(generated);
             }
         }
     }
@@ -240,6 +254,16 @@ impl<'a> Expression<'a> {
             Self::Tensor(_) | Self::Number(_) | Self::Mask(_) | Self::Bernoulli(_) => false,
             Self::Unary(_, x) => x.reduces(),
             Self::Binary(_, a, b) => a.reduces() || b.reduces(),
+        }
+    }
+
+    /// Whether it draws random numbers.
+    pub fn draws(&self) -> bool {
+        match self {
+            Self::Bernoulli(_) => true,
+            Self::Tensor(_) | Self::Number(_) | Self::Mask(_) => false,
+            Self::Unary(_, x) | Self::Reduce(_, x) => x.draws(),
+            Self::Binary(_, a, b) => a.draws() || b.draws(),
         }
     }
 }

@@ -1,61 +1,51 @@
 //! Which operations wait to run together.
 
 use super::chain::Operand;
-use super::expression::{self, Expression, expression};
+use super::expression::{Expression, Generated, expression};
 use super::lazy::{Gemm, Source};
-use super::{Executor, float};
+use super::{Executor, float, masks};
 use crate::mesh_backend::inner::Inner;
 use burn_ir::{BaseOperationIr, HandleKind, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
-use kernels_cubecl::fused::Draw;
 
 impl<B: Inner> Executor<B> {
-    /// Keeps a tensor of which all elements are one number as that number.
-    pub(super) fn note_constant(&mut self, op: &OperationIr) -> bool {
-        let constant = expression::constant(op).filter(|(_, out)| out.dtype == self.limits.dtype);
-        if let Some((value, out)) = constant {
-            self.constants.insert(out.id, (value, out.shape.clone()));
-        }
-        constant.is_some()
-    }
-
     /// Adds an operation to the chain, or begins another with it.
     pub(super) fn fuse(&mut self, op: &OperationIr) -> bool {
         if let OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) = op {
             return self.chain.reshape(&op.input, &op.out);
         }
-        let constants = &self.constants;
-        let constant = |x: &TensorIr| constants.get(&x.id).map(|(value, _)| *value);
-        let Some((expression, out)) = expression(op, constant) else {
+        let Some((expression, out)) = expression(op, |x| self.generated(x.id)) else {
             return false;
         };
         if out.dtype != self.limits.dtype {
             return false;
         }
         if let Some(value) = expression.value() {
-            self.constants.insert(out.id, (value, out.shape.clone()));
+            self.register_generated(out.id, Generated::Number(value), out.shape.clone());
         } else {
             let mut inputs = Vec::new();
             expression.tensors(&mut |x| inputs.push((x.id, x.shape == out.shape)));
             let reduces = expression.reduces();
             for (id, is_whole) in inputs {
-                // A reduction reads a tensor even if all its elements are one number.
-                match reduces {
-                    _ if self.joins_unread(id, is_whole || reduces) => self.settle_late(id),
-                    true => self.settle_number(id),
-                    false => self.settle_before(id),
+                if self.joins_unread(id, is_whole || reduces) {
+                    self.settle_late(id);
+                } else {
+                    // A generated tensor that the expression still has is reduced or broadcast.
+                    self.settle_generated(id);
                 }
             }
             if !self.join(&expression, out) {
-                self.flush();
+                self.flush(None);
                 if !self.join(&expression, out) {
                     return false;
                 }
             }
         }
-        if !self.constants.is_empty() || !self.deferred.is_empty() {
+        if !self.generated.is_empty() || !self.deferred.is_empty() {
             for x in op.inputs().filter(|x| x.status == TensorStatus::ReadWrite) {
-                self.constants.remove(&x.id);
-                self.deferred.remove(&x.id);
+                self.generated.remove(&x.id);
+                if self.deferred.remove(&x.id).is_some() {
+                    self.forget(x.id);
+                }
             }
         }
         self.chain.take_ended().into_iter().for_each(|id| self.drop_tensor(id));
@@ -68,22 +58,22 @@ impl<B: Inner> Executor<B> {
         self.deferred.contains_key(&id) || (is_whole && self.gemms.get(&id).is_some_and(|x| is_matrix(x)))
     }
 
-    /// A random tensor of zeros and ones, if it can be computed where it is used.
-    pub fn bernoulli(&mut self, out: &TensorIr, draw: Draw) -> bool {
-        if !self.fuses || out.dtype != self.limits.dtype {
-            return false;
-        }
-        let expression = Expression::Bernoulli(draw);
-        if !self.join(&expression, out) {
-            self.flush();
-            return self.join(&expression, out);
-        }
-        true
-    }
-
     fn join(&mut self, expression: &Expression, out: &TensorIr) -> bool {
-        let Self { chain, inner, halves, copies, shared_copies, views, half, limits, gemms, deferred, names, .. } =
-            self;
+        let Self {
+            chain,
+            inner,
+            halves,
+            copies,
+            shared_copies,
+            views,
+            half,
+            limits,
+            gemms,
+            deferred,
+            names,
+            of_masks,
+            ..
+        } = self;
         chain.join((expression, out), *limits, deferred, |x, extent| {
             if let Some(gemm) = gemms.get(&x.id) {
                 let (handle, is_half) = (Source::Gemm(gemm.clone()), *half == Some(gemm.dtype));
@@ -96,7 +86,7 @@ impl<B: Inner> Executor<B> {
                 let half = half.filter(|_| !extent.is_narrow());
                 let dtype = half.unwrap_or(limits.dtype);
                 let HandleKind::Bool(mask) = inner.get_tensor(x) else { unreachable!("a mask has booleans") };
-                let handle = Source::Stored(B::bool_into_float(mask, dtype.into()));
+                let handle = Source::Mask(masks::mask(x, of_masks), B::bool_into_float(mask, dtype.into()));
                 return Operand { handle, is_half: half.is_some(), has_copy: false };
             }
             let is_stored_half = halves.contains(&x.id);

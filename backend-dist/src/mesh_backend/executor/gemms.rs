@@ -1,6 +1,6 @@
-//! GEMMs, which wait where they may be a sum of GEMMs or a part of attention.
+//! GEMMs, which wait where they may be a sum of GEMMs or a part of attention, or may add a bias.
 
-use super::chain::{Deferred, Launch};
+use super::chain::Launch;
 use super::lazy::{Gemm, Source};
 use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
@@ -21,15 +21,38 @@ impl<B: Inner> Executor<B> {
         // Burn's gradient of a weight is a sum over samples.
         let may_be_summed = rank == 3 && op.out.shape[0] > 1 && is_batch;
         let may_be_attention = rank == 4 && is_batch;
+        let may_have_bias = dtype != DType::F64 && op.rhs.shape[..lead].iter().all(|size| *size == 1);
         let inputs = [&op.lhs, &op.rhs];
         let names = inputs.map(|x| self.name(x.id));
         inputs.iter().for_each(|x| self.want(x.id, dtype));
         let operands = inputs.map(|x| (x.id, self.in_type(x, dtype)));
         let gemm = Gemm::new(operands, names, dtype, op.out.shape.clone());
         self.gemms.insert(op.out.id, Arc::new(gemm));
-        if !may_be_summed && !may_be_attention {
+        if !may_be_summed && !may_be_attention && !may_have_bias {
             self.run_gemm(op.out.id);
         }
+    }
+
+    /// Lets a GEMM with the weight of a layer add the layer's bias, if that is the next operation.
+    pub(super) fn add_bias(&mut self, op: &OperationIr) -> bool {
+        let OperationIr::NumericFloat(_, NumericOperationIr::Add(op)) = op else { return false };
+        let (x, bias) = (&op.lhs, &op.rhs);
+        let columns = x.shape[x.shape.num_dims() - 1];
+        let is_bias = bias.shape[..].last() == Some(&columns) && bias.shape.num_elements() == columns;
+        let waits = |gemm: &Arc<Gemm<B>>| gemm.is_for_bias();
+        if !is_bias || x.status != TensorStatus::ReadWrite || !self.gemms.get(&x.id).is_some_and(waits) {
+            return false;
+        }
+        let dtype = self.gemms[&x.id].dtype;
+        self.want(bias.id, dtype);
+        let added = self.in_type(bias, dtype);
+        let Some(gemm) = self.gemms.remove(&x.id) else { unreachable!("nothing ran that reads it") };
+        let [a, b] = gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), dtype));
+        self.count("GEMM");
+        let sum = self.allocating(gemm.shape.num_elements(), || B::gemm_and_bias(a, b, added, dtype));
+        self.insert(op.out.id, sum, self.half == Some(dtype));
+        self.forget(x.id);
+        true
     }
 
     pub(super) fn run_gemm(&mut self, id: TensorId) {
@@ -49,33 +72,15 @@ impl<B: Inner> Executor<B> {
         gemm.result.get_or_init(|| result).clone()
     }
 
-    /// Computes a deferred tensor, or its transpose.
-    pub(super) fn run_deferred(&mut self, id: TensorId) {
-        let deferred = self.deferred.remove(&id);
-        let is_transposed = deferred.is_none();
-        let Some(launch) = deferred.or_else(|| self.transposed.remove(&id)) else { return };
-        let x = self.computed(&launch);
-        let x = if is_transposed { B::float_swap_dims(x, 2, 3) } else { x };
-        self.insert(id, x, launch.outputs[0].is_half);
-    }
-
-    /// The tensor that a launch computes.
-    pub(super) fn computed(&mut self, deferred: &Deferred<Source<B>>) -> Float<B> {
-        self.launch(Launch::clone(deferred)).remove(0)
-    }
-
     /// The outputs of a launch.
     pub(super) fn launch(&mut self, launch: Launch<Source<B>>) -> Vec<Float<B>> {
         self.count("fused kernel");
-        let Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others } = launch;
-        let read = |source| match source {
-            Source::Stored(x) => x,
+        let launch = launch.with_inputs(|source| match source {
+            Source::Stored(x) | Source::Mask(_, x) | Source::Output(_, x) => x,
             Source::Gemm(gemm) => self.result_of(&gemm),
-        };
-        let inputs = inputs.into_iter().map(read).collect();
-        let launch = Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others };
+        });
         let half = self.half.unwrap_or(DType::BF16);
-        self.allocating(rows * columns, || B::fused(launch, half, &self.device))
+        self.allocating(launch.rows * launch.columns, || B::fused(launch, half, &self.device))
     }
 
     /// `x`, the tensor `id`, as GEMMs read it. What must be copied for that is copied once, however many read it.

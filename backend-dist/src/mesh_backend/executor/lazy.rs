@@ -1,9 +1,12 @@
 //! GEMMs that have not run yet, and attention that was computed in place of some.
 
 use super::Float;
+use super::softmax::Factors;
 use crate::mesh_backend::inner::Inner;
+use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use burn_ir::TensorId;
+use ops::AttentionMasks;
 use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 
@@ -37,9 +40,37 @@ impl<B: Inner> Gemm<B> {
     }
 }
 
+impl<B: Inner> Gemm<B> {
+    /// Whether it has all rows of `a` times one matrix, both of more than a vector, and waits for who reads it.
+    pub fn is_for_bias(&self) -> bool {
+        let [(_, a), (_, b)] = &self.operands;
+        let (a, b) = (a.shape(), b.shape());
+        let lead = b.num_dims() - 2;
+        let is_one = b[..lead].iter().all(|size| *size == 1);
+        let rows: usize = a[..a.num_dims() - 1].iter().product();
+        self.result.get().is_none()
+            && is_one
+            && self.dtype != DType::F64
+            && rows > 1
+            && b[lead..].iter().all(|n| *n > 1)
+    }
+}
+
+/// Which booleans a mask is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mask {
+    Tensor(TensorId),
+    /// For each row of this tensor, whether all of it is true.
+    AllOfRows(TensorId),
+}
+
 /// What a chain reads.
 pub(super) enum Source<B: Inner> {
     Stored(Float<B>),
+    /// One where the mask is true, else zero.
+    Mask(Mask, Float<B>),
+    /// What a chain wrote, by the number of that output among all.
+    Output(usize, Float<B>),
     Gemm(Arc<Gemm<B>>),
 }
 
@@ -47,15 +78,22 @@ impl<B: Inner> Clone for Source<B> {
     fn clone(&self) -> Self {
         match self {
             Self::Stored(x) => Self::Stored(x.clone()),
+            Self::Mask(mask, x) => Self::Mask(*mask, x.clone()),
+            Self::Output(number, x) => Self::Output(*number, x.clone()),
             Self::Gemm(gemm) => Self::Gemm(gemm.clone()),
         }
     }
 }
 
-/// Equal if they certainly are the same.
+/// Equal if they certainly are the same. No tensor of booleans changes, and no other has its name after it.
 impl<B: Inner> PartialEq for Source<B> {
     fn eq(&self, other: &Self) -> bool {
-        matches!((self, other), (Self::Gemm(a), Self::Gemm(b)) if Arc::ptr_eq(a, b))
+        match (self, other) {
+            (Self::Gemm(a), Self::Gemm(b)) => Arc::ptr_eq(a, b),
+            (Self::Mask(a, _), Self::Mask(b, _)) => a == b,
+            (Self::Output(a, _), Self::Output(b, _)) => a == b,
+            _ => false,
+        }
     }
 }
 
@@ -67,8 +105,17 @@ pub(super) struct Attention<B: Inner> {
     /// The output `[s, b, h, d]`, and the log-sum-exp as kernels keep it.
     pub result: [Float<B>; 2],
     pub scale: f64,
+    /// The tensor that says what is hidden.
+    pub hidden: Option<TensorId>,
+    pub masks: AttentionMasks<B>,
     /// For the gradient of the output those of queries, keys and values `[b, h, s, d]`.
     pub gradients: Mutex<Option<(Name, [Float<B>; 3])>>,
+}
+
+impl<B: Inner> Attention<B> {
+    pub fn factors(&self) -> Factors {
+        Factors { scale: self.scale, kept: self.masks.kept.map_or(1.0, |kept| kept.factor) }
+    }
 }
 
 /// The gradient of the values, `Pᵀ · dO`, which waits for those of queries and keys.

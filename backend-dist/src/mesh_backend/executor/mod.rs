@@ -6,12 +6,16 @@
 
 mod attention;
 mod chain;
+mod deferred;
 mod ends;
 mod expression;
 mod fuse;
 mod gemms;
+mod generated;
 mod lazy;
+mod masks;
 mod precision;
+mod reads;
 mod scores;
 mod softmax;
 mod steps;
@@ -19,6 +23,7 @@ mod storage;
 mod views;
 
 pub(super) use chain::{Launch, Limits, Written};
+pub(super) use expression::Generated;
 
 use super::ids::{ById, Ids};
 use super::inner::Inner;
@@ -28,6 +33,8 @@ use burn_ir::{FloatOperationIr, HandleKind, OperationIr, TensorId, TensorStatus}
 use burn_router::TensorInterpreter;
 use chain::{Chain, Deferred};
 use lazy::{Gemm, Name, Source, ValueGradient};
+use masks::OfMask;
+use softmax::Known;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use steps::Steps;
@@ -59,19 +66,25 @@ pub(super) struct Executor<B: Inner> {
     late: Ids,
     /// Elements of the rank's share of a parameter, for each size that there is.
     lasting: HashSet<usize>,
-    /// Tensors of which all elements are one number.
-    constants: ById<(f64, Shape)>,
+    /// Tensors that are computed where they are used.
+    generated: ById<(Generated, Shape)>,
     kernels: BTreeMap<&'static str, usize>,
     /// What attention saved for its backward pass, as kernels keep it.
     logsumexps: ById<Float<B>>,
     /// Batches of GEMMs that wait whether they are summed, or are a part of attention.
     gemms: ById<Arc<Gemm<B>>>,
-    /// Tensors that are computed only if somebody reads them, and their transposes.
+    /// Tensors that are computed only if somebody reads them, and views of such.
     deferred: ById<Deferred<Source<B>>>,
-    transposed: ById<Deferred<Source<B>>>,
+    viewed: ById<(Deferred<Source<B>>, Vec<View>)>,
+    /// How many outputs launches have had.
+    written: usize,
     /// What tensors are transposes of.
     names: ById<Name>,
+    /// What tensors are of masks.
+    of_masks: ById<OfMask>,
     value_gradients: ById<ValueGradient<B>>,
+    /// What launches were recognized as.
+    known: Known,
     /// Optimizer steps that wait for others like them.
     steps: Steps<B>,
 }
@@ -93,14 +106,17 @@ impl<B: Inner> Executor<B> {
             waiting: Vec::new(),
             late: Ids::default(),
             lasting: HashSet::new(),
-            constants: ById::default(),
+            generated: ById::default(),
             kernels: BTreeMap::new(),
             logsumexps: ById::default(),
             gemms: ById::default(),
             deferred: ById::default(),
-            transposed: ById::default(),
+            viewed: ById::default(),
+            written: 0,
             names: ById::default(),
+            of_masks: ById::default(),
             value_gradients: ById::default(),
+            known: Known::default(),
             steps: Steps::default(),
         }
     }
@@ -111,6 +127,7 @@ impl<B: Inner> Executor<B> {
         if !self.fuses {
             return self.run_at_once(op);
         }
+        self.note_mask(op);
         if matches!(op, OperationIr::Module(_) | OperationIr::Float(_, FloatOperationIr::Matmul(_))) {
             // No AdamW has these: the optimizer's last step has come, and what steps read is not to be memory in a pass.
             self.run_steps();
@@ -123,6 +140,7 @@ impl<B: Inner> Executor<B> {
                 self.matmul(op);
             }
             _ if self.note_constant(op)
+                || self.add_bias(op)
                 || self.fuse(op)
                 || self.sum_gemms(op)
                 || self.wait(op)
@@ -141,8 +159,14 @@ impl<B: Inner> Executor<B> {
     }
 
     fn run(&mut self, op: &OperationIr) {
+        let view = view(op);
+        if let Some((x, out, view)) = &view
+            && self.defer_view(x, out.id, view)
+        {
+            return;
+        }
         op.inputs().for_each(|x| self.settle(x.id));
-        if let Some((x, out, view)) = view(op) {
+        if let Some((x, out, view)) = view {
             self.count("view");
             self.link(x, out.id, &view);
             self.apply_view(x, out.id, view);
@@ -156,19 +180,9 @@ impl<B: Inner> Executor<B> {
 
     /// Lets nothing wait that computes this tensor.
     pub fn settle(&mut self, id: TensorId) {
-        self.settle_number(id);
+        self.settle_generated(id);
         if self.chain.has(id) {
-            self.flush();
-        }
-    }
-
-    /// As [`settle_before`](Self::settle_before), and fills the tensor if it is kept as a number.
-    fn settle_number(&mut self, id: TensorId) {
-        self.settle_before(id);
-        if let Some((value, shape)) = self.constants.remove(&id) {
-            self.count("fill");
-            let whole = B::float_full(shape, value.into(), &self.device, self.limits.dtype.into());
-            self.insert(id, whole, false);
+            self.flush(Some(id));
         }
     }
 
@@ -184,20 +198,8 @@ impl<B: Inner> Executor<B> {
     /// Runs the chain if the tensor waits for that.
     fn settle_late(&mut self, id: TensorId) {
         if self.late.contains(&id) {
-            self.flush();
+            self.flush(None);
         }
-    }
-
-    /// A parameter has so many elements on this rank.
-    pub fn note_parameter(&mut self, elements: usize) {
-        self.lasting.insert(elements);
-    }
-
-    /// Runs `work`, whose outputs have so many elements. Parameters, their gradients and an optimizer's states are as
-    /// large as they were a step before: with memory that is kept for that size, an allocation does not search what lies
-    /// between others.
-    fn allocating<T: Send>(&self, elements: usize, work: impl FnOnce() -> T + Send) -> T {
-        if self.lasting.contains(&elements) { B::keeping_memory(&self.device, work) } else { work() }
     }
 
     fn count(&mut self, kernel: &'static str) {
@@ -216,12 +218,13 @@ impl<B: Inner> Executor<B> {
         }
     }
 
-    /// Runs the chain and what waits for it.
-    fn flush(&mut self) {
-        if let Some(mut launch) = self.chain.take(self.limits.dtype, self.half.is_some()) {
+    /// Runs the chain, which stores the `wanted` tensor, and what waits for it.
+    fn flush(&mut self, wanted: Option<TensorId>) {
+        if let Some((mut launch, remade)) = self.chain.take(self.limits.dtype, self.half.is_some(), wanted) {
             let others = std::mem::take(&mut launch.others);
             let targets: Vec<_> = launch.outputs.iter().map(|x| (x.id, x.is_half, x.is_copy)).collect();
             let written = self.launch(launch);
+            self.defer_remade(remade, &written);
             for (output, x) in others {
                 let reshaped = B::float_reshape(written[output].clone(), x.shape);
                 self.keep((x.id, x.is_half, x.is_copy), reshaped);
@@ -237,7 +240,8 @@ impl<B: Inner> Executor<B> {
         self.chain.take_released().into_iter().for_each(|id| self.drop_tensor(id));
     }
 
-    fn keep(&mut self, (id, is_half, is_copy): (TensorId, bool, bool), x: Float<B>) {
+    fn keep(&mut self, (id, is_half, is_copy): (Option<TensorId>, bool, bool), x: Float<B>) {
+        let Some(id) = id else { return };
         if is_copy {
             self.copies.insert(id, x);
         } else {
@@ -250,7 +254,7 @@ impl<B: Inner> Executor<B> {
         let gemms: Vec<_> = self.gemms.keys().copied().collect();
         gemms.into_iter().for_each(|id| self.run_gemm(id));
         self.run_steps();
-        self.flush();
+        self.flush(None);
     }
 
     /// Waits for the device, after everything has been given to it.

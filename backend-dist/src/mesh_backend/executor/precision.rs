@@ -28,6 +28,12 @@ impl<B: Inner> Executor<B> {
     pub(super) fn want(&mut self, id: TensorId, dtype: DType) {
         if Some(dtype) == self.half {
             self.chain.want_half(id);
+            if self.chain.has(id) {
+                self.flush(None);
+            }
+            if self.copies.contains_key(&id) && (self.deferred.contains_key(&id) || self.viewed.contains_key(&id)) {
+                return;
+            }
         }
         self.settle(id);
     }
@@ -73,8 +79,7 @@ impl<B: Inner> Executor<B> {
     /// The tensor in half precision if autocast computes with that, else as it is stored; and whether it is half precision.
     pub fn halved(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
         let Some(half) = self.half_of(x) else { return self.stored(x) };
-        self.chain.want_half(x.id);
-        self.settle(x.id);
+        self.want(x.id, half);
         (HandleKind::Float(self.in_type(x, half)), true)
     }
 

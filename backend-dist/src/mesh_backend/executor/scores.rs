@@ -6,13 +6,14 @@
 
 use super::attention::{by_head, by_position};
 use super::chain::Deferred;
-use super::lazy::{Attention, Gemm, Name, Source, ValueGradient};
-use super::softmax::{is_softmax_gradient, scale_of_softmax};
+use super::lazy::{Attention, Name, Source, ValueGradient};
+use super::reads::Reads;
+use super::views::View;
 use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
 use burn::backend::TensorMetadata;
 use burn_ir::{BaseOperationIr, MatmulOpIr, OperationIr, TensorId, TensorIr, TensorStatus};
-use ops::AttentionOptions;
+use ops::{AttentionMasks, AttentionOptions, Kept};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -38,25 +39,29 @@ impl<B: Inner> Executor<B> {
         }
         let name = self.name(x.id);
         self.names.insert(out.id, Name { transposed: !name.transposed, ..name });
-        let Some(deferred) = self.deferred.get(&x.id).cloned() else { return false };
-        self.transposed.insert(out.id, deferred);
-        self.end(x);
-        true
+        self.defer_view(x, out.id, &View::SwapDims(2, 3))
     }
 
     /// `softmax(c q kᵀ) v`, where the chain has the softmax.
     fn output(&mut self, op: &MatmulOpIr) -> bool {
         let Some(weights) = self.pending(op.lhs.id) else { return false };
-        let Some(scores) = self.scores(&weights) else { return false };
-        let known = scale_of_softmax(&weights.program, &weights.scalars);
-        let (Some(scale), None) = (known, scores.attention.get()) else { return false };
+        let Some(reads) = Reads::of(&weights).filter(|reads| reads.gradient.is_none()) else { return false };
+        let scores = &reads.scores;
+        let known = self.known.factors(&reads.formula(&weights));
+        let (Some(factors), None) = (known, scores.attention.get()) else { return false };
         let [q, k] = scores.operands.each_ref().map(|(_, x)| x.clone());
         let head_dim = op.rhs.shape[3];
+        let kept = reads.draw.map(|draw| Kept { draw, factor: factors.kept });
+        let (hidden, is_hidden) = reads.hidden.unzip();
+        let masks = AttentionMasks::new(is_hidden, kept);
         let is_here = op.lhs.shape == scores.shape
             && self.waiting.is_empty()
             && !self.chain.has(op.rhs.id)
             && q.shape()[3] == head_dim
-            && B::has_flash_attention(head_dim, scores.dtype);
+            && match masks.is_empty() {
+                true => B::has_flash_attention(head_dim, scores.dtype),
+                false => B::has_masked_attention(&by_position::<B>(q.clone()), scores.shape[3]),
+            };
         if !is_here {
             return false;
         }
@@ -64,10 +69,10 @@ impl<B: Inner> Executor<B> {
         let value = self.name(op.rhs.id);
         let qkv = [q, transposed::<B>(k), self.in_type(&op.rhs, scores.dtype)].map(by_position::<B>);
         self.count("attention");
-        let [q, k, v] = qkv.clone();
-        let (y, saved) = B::attention_forward(q, k, v, options(scale));
+        let [y, saved] = attend::<B>(qkv.clone(), &masks, factors.scale);
         self.insert(op.out.id, by_head::<B>(y.clone()), self.half == Some(scores.dtype));
-        let attention = Attention { value, qkv, result: [y, saved], scale, gradients: Mutex::default() };
+        let (result, gradients) = ([y, saved], Mutex::default());
+        let attention = Attention { value, qkv, result, scale: factors.scale, hidden, masks, gradients };
         let _ = scores.attention.set(attention);
         self.defer_chain();
         self.end(&op.lhs);
@@ -98,11 +103,19 @@ impl<B: Inner> Executor<B> {
 
     /// That of the values, where the transpose of the softmax is deferred.
     fn value_gradient(&mut self, op: &MatmulOpIr) -> bool {
-        let Some(weights) = self.transposed.get(&op.lhs.id).cloned() else { return false };
-        let Some(scores) = self.scores(&weights) else { return false };
-        let is_output = |attention: &Attention<B>| attention.result[0].shape()[3] == op.rhs.shape[3];
-        let is_softmax = || scale_of_softmax(&weights.program, &weights.scalars).is_some();
-        if !scores.attention.get().is_some_and(is_output) || !is_softmax() {
+        let Some((weights, views)) = self.viewed.get(&op.lhs.id) else { return false };
+        if !matches!(views[..], [View::SwapDims(2, 3)]) {
+            return false;
+        }
+        let weights = weights.clone();
+        let Some(reads) = Reads::of(&weights) else { return false };
+        let scores = reads.scores.clone();
+        let Some(attention) = scores.attention.get() else { return false };
+        let known = self.known.factors(&reads.formula(&weights));
+        let is_of_values = attention.result[0].shape()[3] == op.rhs.shape[3]
+            && attention.has_masks_of(&reads)
+            && known.is_some_and(|factors| factors.are_near(attention.factors()));
+        if !is_of_values {
             return false;
         }
         self.want(op.rhs.id, scores.dtype);
@@ -123,13 +136,14 @@ impl<B: Inner> Executor<B> {
     /// Those of queries and keys if the chain computes `id` as the gradient of scores whose operands are as `fits` wants.
     fn gradients(&mut self, id: TensorId, fits: impl FnOnce([Name; 2]) -> bool) -> Option<[Float<B>; 2]> {
         let pending = self.pending(id)?;
-        let [scores, grad] = self.scores_and_grad(&pending)?;
+        let reads = Reads::of(&pending)?;
+        let (scores, grad) = (&reads.scores, reads.gradient.as_ref()?);
         let attention = scores.attention.get()?;
-        let at = pending.inputs.iter().position(|source| *source == Source::Gemm(scores.clone()))?;
         let is_gradient = fits(scores.names)
             && self.waiting.is_empty()
             && grad.names[1] == attention.value.transpose()
-            && is_softmax_gradient(&pending.program, &pending.scalars, at, attention.scale);
+            && attention.has_masks_of(&reads)
+            && self.known.is_gradient(&reads.formula(&pending), attention.factors());
         if !is_gradient {
             return None;
         }
@@ -148,9 +162,7 @@ impl<B: Inner> Executor<B> {
             return gradients.clone();
         }
         self.count("attention gradient");
-        let Attention { qkv, result, scale, .. } = attention;
-        let gradients = B::attention_grads(qkv.clone(), result.clone(), by_position::<B>(output), options(*scale));
-        let gradients = gradients.map(by_head::<B>);
+        let gradients = attention_gradients(attention, by_position::<B>(output)).map(by_head::<B>);
         *known = Some((name, gradients.clone()));
         gradients
     }
@@ -159,24 +171,6 @@ impl<B: Inner> Executor<B> {
     fn pending(&self, id: TensorId) -> Option<Deferred<Source<B>>> {
         let launch = || self.chain.launch_of(id, self.limits.dtype, self.half.is_some());
         self.deferred.get(&id).cloned().or_else(|| launch().map(Arc::new))
-    }
-
-    /// The scores, if a launch reads nothing else.
-    fn scores(&self, launch: &Deferred<Source<B>>) -> Option<Arc<Gemm<B>>> {
-        match &launch.inputs[..] {
-            [Source::Gemm(scores)] => Some(scores.clone()),
-            _ => None,
-        }
-    }
-
-    /// The scores that attention was computed from, and the gradient of their softmax, if a launch reads nothing else.
-    fn scores_and_grad(&self, launch: &Deferred<Source<B>>) -> Option<[Arc<Gemm<B>>; 2]> {
-        let [Source::Gemm(a), Source::Gemm(b)] = &launch.inputs[..] else { return None };
-        match (a.attention.get(), b.attention.get()) {
-            (Some(_), None) => Some([a.clone(), b.clone()]),
-            (None, Some(_)) => Some([b.clone(), a.clone()]),
-            _ => None,
-        }
     }
 
     fn defer_chain(&mut self) {
@@ -189,6 +183,26 @@ impl<B: Inner> Executor<B> {
         if x.status == TensorStatus::ReadWrite {
             self.drop_tensor(x.id);
         }
+    }
+}
+
+/// Output and log-sum-exp.
+fn attend<B: Inner>(qkv: [Float<B>; 3], masks: &AttentionMasks<B>, scale: f64) -> [Float<B>; 2] {
+    if !masks.is_empty() {
+        return B::masked_attention(qkv, masks, scale);
+    }
+    let [q, k, v] = qkv;
+    let (y, saved) = B::attention_forward(q, k, v, options(scale));
+    [y, saved]
+}
+
+/// The gradients of queries, keys and values for that of the output.
+fn attention_gradients<B: Inner>(attention: &Attention<B>, grad: Float<B>) -> [Float<B>; 3] {
+    let Attention { qkv, result, masks, scale, .. } = attention;
+    let (qkv, result) = (qkv.clone(), result.clone());
+    match masks.is_empty() {
+        true => B::attention_grads(qkv, result, grad, options(*scale)),
+        false => B::masked_attention_grads(qkv, result, grad, masks, *scale),
     }
 }
 

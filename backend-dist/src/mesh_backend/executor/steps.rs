@@ -69,7 +69,7 @@ impl<B: Inner> Executor<B> {
         let elements = outs[0].shape.num_elements();
         let is_like = |x: &TensorIr| x.dtype == self.limits.dtype && x.shape == outs[0].shape;
         // What a chain computes it had better use itself.
-        let is_stored = |x: &&TensorIr| !self.chain.has(x.id) && !self.constants.contains_key(&x.id);
+        let is_stored = |x: &&TensorIr| !self.chain.has(x.id) && !self.generated.contains_key(&x.id);
         let may_wait = self.fuses
             && (1..=MOST).contains(&elements)
             && inputs.iter().all(|x| is_like(x) && is_stored(x))
@@ -127,8 +127,8 @@ impl<B: Inner> Executor<B> {
         let template = template.or_insert_with(|| Arc::new(template_of(kind, steps.len(), limits, keeps_half))).clone();
         let outs: Vec<&TensorIr> = steps.iter().flat_map(|step| &step.outs).collect();
         let written = |x: &Written| {
-            let out = outs[x.id.value() as usize];
-            Written { id: out.id, shape: out.shape.clone(), ..*x }
+            let out = outs[x.id.expect("all outputs are of a step").value() as usize];
+            Written { id: Some(out.id), shape: out.shape.clone(), ..*x }
         };
         let outputs: Vec<Written> = template.outputs.iter().map(written).collect();
         let targets: Vec<_> = outputs.iter().map(|x| (x.id, x.is_half, x.is_copy)).collect();
@@ -196,7 +196,9 @@ fn template_of(kind: Kind, count: usize, limits: Limits, keeps_half: bool) -> Te
             assert!(joins, "{count} steps are one chain");
         }
     }
-    chain.take(limits.dtype, keeps_half).expect("a step has outputs")
+    let (launch, remade) = chain.take(limits.dtype, keeps_half, None).expect("a step has outputs");
+    debug_assert!(remade.is_empty(), "no output of a step follows from another");
+    launch
 }
 
 fn join(

@@ -3,11 +3,23 @@
 use super::super::inner::Inner;
 use super::{Executor, float};
 use burn::backend::ExecutionError;
-use burn::tensor::{Shape, TensorData};
+use burn::tensor::TensorData;
 use burn_ir::{HandleKind, TensorId, TensorIr, TensorStatus};
 use burn_std::future::DynFut;
 
 impl<B: Inner> Executor<B> {
+    /// A parameter has so many elements on this rank.
+    pub fn note_parameter(&mut self, elements: usize) {
+        self.lasting.insert(elements);
+    }
+
+    /// Runs `work`, whose outputs have so many elements. Parameters, their gradients and an optimizer's states are as
+    /// large as they were a step before: with memory that is kept for that size, an allocation does not search what lies
+    /// between others.
+    pub(super) fn allocating<T: Send>(&self, elements: usize, work: impl FnOnce() -> T + Send) -> T {
+        if self.lasting.contains(&elements) { B::keeping_memory(&self.device, work) } else { work() }
+    }
+
     /// The tensor as it is stored, and whether that is half precision.
     pub fn stored(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
         self.settle(x.id);
@@ -23,15 +35,6 @@ impl<B: Inner> Executor<B> {
         if is_half {
             self.halves.insert(id);
         }
-    }
-
-    /// The number that all elements of a tensor are, if it is kept as that.
-    pub fn number(&self, id: TensorId) -> Option<f64> {
-        self.constants.get(&id).map(|(number, _)| *number)
-    }
-
-    pub fn register_number(&mut self, id: TensorId, number: f64, shape: Shape) {
-        self.constants.insert(id, (number, shape));
     }
 
     pub fn register_data(&mut self, id: TensorId, data: TensorData) {

@@ -5,15 +5,15 @@ mod cube;
 
 use super::executor::{Launch, Limits, Written};
 use burn::backend::tensor::{Device, FloatTensor};
-use burn::backend::{Flex, flex::FlexTensor, ops::FloatTensorOps};
+use burn::backend::{Flex, TensorMetadata, flex::FlexTensor, ops::FloatTensorOps};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{BackendIr, HandleKind};
-use ops::LocalKernels;
+use ops::{LocalKernels, MaskedAttentionKernels};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
 
 /// A backend that runs a rank's share of every operation.
-pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
+pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttentionKernels {
     /// The tensor in memory of its own: a slice may be a view that keeps all of what it is a slice of.
     fn owned(x: HandleKind<Self>) -> HandleKind<Self> {
         x
@@ -69,6 +69,19 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels {
     /// Whether attention in `dtype` with heads of this size has a kernel that is faster than its GEMMs.
     fn has_flash_attention(_head_dim: usize, _: DType) -> bool {
         true
+    }
+
+    /// [`gemm`](Self::gemm) with the weight of a layer, whose bias is added to every row; all have one type.
+    fn gemm_and_bias(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
+        let y = Self::gemm(a, b, dtype);
+        let ones = vec![1; y.shape().num_dims() - 1];
+        let columns = bias.shape().num_elements();
+        Self::float_add(y, Self::float_reshape(bias, Shape::from([ones, vec![columns]].concat())))
     }
 
     /// `a · b` of the last two dimensions with elements of `dtype`; the others broadcast. `a` and `b` have one type.

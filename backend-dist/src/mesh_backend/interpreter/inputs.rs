@@ -1,10 +1,11 @@
 //! Brings the inputs of an operation to where it needs them.
 
 use super::Interpreter;
-use crate::logical::Placement::{self, Partial, Replicate};
-use crate::mesh_backend::{inner::Inner, reshard::reshard, table::Table};
+use crate::logical::Placement::{self, Partial, Replicate, Shard};
+use crate::mesh_backend::{executor::Generated, inner::Inner, reshard::reshard, table::Table};
 use burn::tensor::Shape;
 use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
+use kernels_cubecl::fused::Part;
 
 /// An input as the inner interpreter knows it.
 #[derive(Clone, Copy)]
@@ -91,7 +92,7 @@ impl<B: Inner> Interpreter<B> {
         local.id = shard;
         local.status = if is_consumed { TensorStatus::ReadWrite } else { TensorStatus::ReadOnly };
         local.shape = self.shape_here(&x.shape, from);
-        if let Some(id) = self.share_of_number(shard, (from, to), &local.shape) {
+        if let Some(id) = self.share_of_generated(shard, (from, to), &local.shape) {
             if is_consumed {
                 self.drop_local(shard);
             }
@@ -115,17 +116,27 @@ impl<B: Inner> Interpreter<B> {
         shape
     }
 
-    /// A share of a replicated tensor whose elements are one number, without a kernel.
-    fn share_of_number(
+    /// A share of a replicated tensor that is computed where it is used, without a kernel.
+    fn share_of_generated(
         &mut self,
         whole: TensorId,
         (from, to): (&[Placement], &[Placement]),
         shape: &Shape,
     ) -> Option<TensorId> {
         let is_share = to.iter().all(|at| *at == Replicate || at.is_shard());
-        let number = self.executor.number(whole).filter(|_| is_share && from.iter().all(|at| *at == Replicate))?;
+        let whole = self.executor.generated(whole).filter(|_| is_share && from.iter().all(|at| *at == Replicate))?;
+        let mut sharded = (0..to.len()).filter(|&axis| self.axes[axis].ranks > 1 && to[axis] != Replicate);
+        let share = match (whole, sharded.next(), sharded.next()) {
+            (Generated::Number(_), ..) | (_, None, _) => whole,
+            (Generated::Draw(draw), Some(axis), None) => {
+                let Shard(dim) = to[axis] else { return None };
+                let part = Part::of_dim(shape, dim, self.groups[axis].rank(), self.axes[axis].ranks);
+                Generated::Draw(draw.share(part)?)
+            }
+            _ => return None,
+        };
         let id = self.new_id();
-        self.executor.register_number(id, number, self.shape_here(shape, to));
+        self.executor.register_generated(id, share, self.shape_here(shape, to));
         Some(id)
     }
 }

@@ -141,18 +141,11 @@ impl<B: Inner> Interpreter<B> {
 
     /// Where random numbers decide between zero and one, as in dropout, the device draws them.
     fn draw(&mut self, out: &TensorIr, distribution: Distribution) {
-        let data = match distribution {
-            Distribution::Bernoulli(probability) if out.dtype.is_float() => {
-                let draw = self.random.next_bernoulli(probability);
-                if self.executor.bernoulli(out, draw) {
-                    return;
-                }
-                let values = (0..out.shape.num_elements() as u64).map(|index| draw.bernoulli(index)).collect();
-                TensorData::new(values, out.shape.clone()).convert_dtype(out.dtype)
-            }
-            _ => self.random.draw(&out.shape, out.dtype, distribution),
-        };
-        self.executor.register_data(out.id, data);
+        let stream = self.random.next();
+        match distribution {
+            Distribution::Bernoulli(probability) if self.executor.keep_draw(out, stream.bernoulli(probability)) => {}
+            _ => self.executor.register_data(out.id, stream.tensor(&out.shape, out.dtype, distribution)),
+        }
     }
 
     fn drop_copies(&mut self, entry: table::Entry) {

@@ -1,7 +1,8 @@
 //! The fused backward pass: dQ, dK and dV by one kernel.
 use super::{BackwardStats, Gradients, Saved, check_saved};
 use crate::attention::dqdkdv::{self, DqDkDvPlan};
-use crate::attention::{AttentionError, AttentionShape, CallOptions, Tensor4, UNITS, grid, maps, sizes, starts};
+use crate::attention::{AttentionError, AttentionShape, BitMask, CallOptions, Tensor4};
+use crate::attention::{UNITS, grid, maps, masks, sizes, starts};
 use crate::{attention::dq_accum, hopper::mma::ROWS, tiling::CUBE_KEYS};
 use cubecl::prelude::*;
 
@@ -32,9 +33,13 @@ pub fn launch_dqdkdv(
     let packed = plan.variant.packed;
     let (query_starts, key_starts) = starts(options, &stats.lse_delta);
     let (dq_starts, _) = starts(options, &stats.lse_delta);
+    let rows_of = |mask: Option<&BitMask>| mask.map_or_else(|| masks::no_mask(&stats.lse_delta), BitMask::of_keys);
+    let (hidden, hidden_rows) = rows_of(options.masks.hidden);
+    let (kept, kept_rows) = rows_of(options.masks.kept.map(|(mask, _)| mask));
     let [by_row, by_batch, by_head] = gradients.dq.strides.map(|stride| (stride / 8) as u32);
     // SAFETY: the tensor maps bound every access but those to the dQ accumulator, which has a block for every q block
-    // of every sequence and one more; `convert_dq` writes only rows that exist.
+    // of every sequence and one more, and to masks, which are of the call's shape and not read past their last row and
+    // word; `convert_dq` writes only rows that exist.
     unsafe {
         launch_kernel!(dq_accum::clear_dq_accum, client,
             CubeCount::Static((len / 4).div_ceil(8 * UNITS as usize).min(1 << 16) as u32, 1, 1), CubeDim::new_1d(UNITS);
@@ -43,9 +48,9 @@ pub fn launch_dqdkdv(
             CubeCount::Static(shape.kv_heads as u32, sequences, key_blocks), CubeDim::new_1d(UNITS);
             maps::load(saved.q, plan.block()), maps::load(saved.k, ROWS), maps::load(saved.v, ROWS),
             maps::load(dout, plan.block()),
-            maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()), query_starts,
-            key_starts, dq_accum_arg(), maps::store(gradients.dk, packed), maps::store(gradients.dv, packed);
-            sizes(shape, options), scale; plan);
+            maps::statistics(shape, &stats.lse_delta, plan.stats_width(), f32::elem_type_native()), hidden, kept,
+            query_starts, key_starts, dq_accum_arg(), maps::store(gradients.dk, packed),
+            maps::store(gradients.dv, packed); hidden_rows, kept_rows, sizes(shape, options), scale; plan);
         let (count, dq) = (CubeCount::Static(query_blocks, shape.heads as u32, sequences), gradients.dq);
         by_half!(options.element, E => {
             launch_kernel!(dq_accum::convert_dq<E>, client, count, CubeDim::new_1d(UNITS);

@@ -12,6 +12,7 @@ mod step;
 pub use plan::{DqDkDvPlan, block};
 
 use super::dq_accum::{self, DQ_HALF, reduce_dq, sync_warpgroup};
+use super::masks::BitRows;
 use super::q_blocks;
 use super::tile;
 use super::variant::{Sizes, cube_sequence};
@@ -39,11 +40,15 @@ pub fn attention_dqdkdv(
     v: &TensorMap<bf16, Tiled>,
     dout: &TensorMap<bf16, Tiled>,
     lse_delta: &TensorMap<f32, Tiled>,
+    hidden: &[u32],
+    kept: &[u32],
     query_starts: &[i32],
     key_starts: &[i32],
     dq_accum: &mut [Quad],
     dk: &mut TensorMap<bf16, Tiled>,
     dv: &mut TensorMap<bf16, Tiled>,
+    hidden_rows: BitRows,
+    kept_rows: BitRows,
     sizes: Sizes,
     scale: f32,
     #[comptime] plan: DqDkDvPlan,
@@ -180,6 +185,11 @@ pub fn attention_dqdkdv(
             dout,
             lse_delta,
             dq_accum,
+            hidden,
+            kept,
+            &hidden_rows,
+            &kept_rows,
+            row,
             target,
             step,
             scale_log2,
@@ -220,7 +230,7 @@ pub fn attention_dqdkdv(
     sync_cube();
     let mut factor = Array::<f32>::new(2usize);
     let at_row = first_key + warpgroup * 64;
-    mma::fill(&mut factor, 1.0, 2usize);
+    mma::fill(&mut factor, if comptime![variant.kept] { sizes.keep_scale } else { 1.0f32.runtime() }, 2usize);
     let tile = v_smem.slice_mut(own, own + k_tile);
     let (head, from, rows) = (kv_head as i32, sequence.first_key, sequence.mask.keys);
     tile::store(&state.acc_dv, &factor, tile, dv, &sequence, head, from, at_row, rows, head_dim, variant);

@@ -4,8 +4,9 @@ use super::ds::{ds_offset, issue_dq, store_ds, wait_for_ds};
 use super::mask::{VisibleQueries, apply_mask};
 use super::plan::{DS_STAGES, DqDkDvPlan};
 use crate::attention::dq_accum::{reduce_dq, sync_warpgroup};
+use crate::attention::masks::{self, BitRows, row_masks};
 use crate::attention::q_blocks::{self, QLoop};
-use crate::attention::tile::{self, Ring};
+use crate::attention::tile::{self, MASKED, Ring};
 use crate::hopper::bulk::{self, Quad};
 use crate::hopper::{barrier::barrier_at, mma, ptx};
 use cubecl::prelude::*;
@@ -98,6 +99,11 @@ pub fn advance(
     dout: &TensorMap<bf16, Tiled>,
     lse_delta: &TensorMap<f32, Tiled>,
     dq_accum: &mut [Quad],
+    hidden: &[u32],
+    kept: &[u32],
+    hidden_rows: &BitRows,
+    kept_rows: &BitRows,
+    row: u32,
     target: u32,
     step: u32,
     scale_log2: f32,
@@ -146,6 +152,12 @@ pub fn advance(
     if masked {
         apply_mask(&mut state.acc_s, visible, block_start, plan);
     }
+    let query = block_start as u32 + (UNIT_POS % 4) * 2;
+    let head = q_loop.head + step / q_loop.steps_per_head;
+    if comptime![plan.variant.hidden] {
+        let rows = row_masks(hidden_rows, q_loop.batch as u32, head, row);
+        masks::replace(&mut state.acc_s, hidden, &rows, query, MASKED, true, block);
+    }
     #[unroll]
     for i in 0..comptime![block / 8] {
         #[unroll]
@@ -160,6 +172,10 @@ pub fn advance(
     }
     mma::wait(0usize);
     mma::pin(&mut state.acc_dp);
+    let kept_rows = row_masks(kept_rows, q_loop.batch as u32, head, row);
+    if comptime![plan.variant.kept] {
+        masks::replace(&mut state.acc_dp, kept, &kept_rows, query, 0.0, false, block);
+    }
     #[unroll]
     for i in 0..comptime![block / 8] {
         #[unroll]
@@ -168,9 +184,15 @@ pub fn advance(
             #[unroll]
             for half in 0..2usize {
                 let index = comptime![4 * i + 2 * half + j];
+                if comptime![plan.variant.kept] {
+                    state.acc_dp[index] = state.acc_dp[index] * q_loop.keep_scale;
+                }
                 state.acc_dp[index] = state.acc_s[index] * (state.acc_dp[index] - delta);
             }
         }
+    }
+    if comptime![plan.variant.kept] {
+        masks::replace(&mut state.acc_s, kept, &kept_rows, query, 0.0, false, block);
     }
     // Not before dS: P in 32 and in 16 bits with dP would be more registers than there are.
     tile::pack_operand(&mut state.p, &state.acc_s, block, false, element);

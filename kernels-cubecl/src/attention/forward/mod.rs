@@ -9,6 +9,7 @@ mod step;
 pub use plan::ForwardPlan;
 
 use super::kv_blocks::{self, FragmentPosition, LoopInvariants};
+use super::masks::{BitRows, row_masks};
 use super::tile::{self, MASKED};
 use super::variant::{Sizes, cube_sequence};
 use crate::hopper::barrier::barrier_at;
@@ -32,8 +33,12 @@ pub fn attention_forward(
     out: &mut TensorMap<bf16, Tiled>,
     lse: &mut [f32],
     dropout_keys: &[u32],
+    hidden: &[u32],
+    kept: &[u32],
     query_starts: &[i32],
     key_starts: &[i32],
+    hidden_rows: BitRows,
+    kept_rows: BitRows,
     sizes: Sizes,
     scale_log2: f32,
     #[comptime] plan: ForwardPlan,
@@ -104,6 +109,8 @@ pub fn attention_forward(
             sizes.stats_len,
             variant.dropout,
         ),
+        hidden: row_masks(&hidden_rows, sequence.batch as u32, head, row),
+        kept: row_masks(&kept_rows, sequence.batch as u32, head, row),
     };
     mma::fill(&mut state.acc_o, 0.0, comptime![variant.value_dim / 2]);
     mma::fill(&mut state.row_max, MASKED, 2usize);
@@ -119,7 +126,7 @@ pub fn attention_forward(
     tile::release(&mut k_ring, &first);
     let last = (blocks.end - 1) * comptime![block as u32];
     tile::apply_mask(&mut state.acc_s, row, last + fragment.column, &sequence.mask, block, variant);
-    softmax(&mut state, &kv_loop, last + fragment.column, scale_log2, plan);
+    softmax(&mut state, &kv_loop, hidden, kept, last + fragment.column, scale_log2, plan);
     tile::pack_operand(&mut state.p, &state.acc_s, block, false, variant.element);
 
     let invariants = LoopInvariants::<Descriptors> { fragment, sequence, kv_loop, desc, scale_log2 };
@@ -131,14 +138,14 @@ pub fn attention_forward(
     if comptime![variant.window] {
         for step in 1..count {
             let masked = step < blocks.masked_end || step + blocks.masked_start >= count;
-            advance(&mut state, &mut k_ring, &mut v_ring, &invariants, k, v, step, masked, plan);
+            advance(&mut state, &mut k_ring, &mut v_ring, &invariants, k, v, hidden, kept, step, masked, plan);
         }
     } else {
         for step in 1..blocks.masked_end {
-            advance(&mut state, &mut k_ring, &mut v_ring, &invariants, k, v, step, true, plan);
+            advance(&mut state, &mut k_ring, &mut v_ring, &invariants, k, v, hidden, kept, step, true, plan);
         }
         for step in u32::max(1, blocks.masked_end)..count {
-            advance(&mut state, &mut k_ring, &mut v_ring, &invariants, k, v, step, false, plan);
+            advance(&mut state, &mut k_ring, &mut v_ring, &invariants, k, v, hidden, kept, step, false, plan);
         }
     }
     let slot = tile::slot(count - 1, plan.stages);
@@ -158,7 +165,7 @@ pub fn attention_forward(
         let sum = state.row_sum[half] + plane_shuffle_xor(state.row_sum[half], 1u32);
         let sum = sum + plane_shuffle_xor(sum, 2u32);
         let mut inverse = select(sum > 0.0, ptx::reciprocal(sum), 0.0);
-        if comptime![variant.dropout] {
+        if comptime![variant.dropout || variant.kept] {
             inverse = inverse * sizes.keep_scale;
         }
         state.o_scale[half] = inverse;

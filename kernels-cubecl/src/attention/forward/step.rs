@@ -1,6 +1,7 @@
 //! One step of the loop: the scores of a kv block, their softmax, and P V.
 use super::ForwardPlan;
 use crate::attention::kv_blocks::{self, KvLoop, LoopInvariants};
+use crate::attention::masks::{self, RowMasks};
 use crate::attention::tile::{self, MASKED, Ring, RowDropoutKeys};
 use crate::{attention::dropout, hopper::mma, hopper::ptx};
 use cubecl::prelude::*;
@@ -35,6 +36,10 @@ pub struct SoftmaxState {
     pub o_scale: Array<f32>,
     /// Dropout keys of both rows.
     pub dropout_keys: RowDropoutKeys,
+    /// Bits of scores that are hidden, in both rows.
+    pub hidden: RowMasks,
+    /// Bits of probabilities that are kept.
+    pub kept: RowMasks,
 }
 
 /// Step `step`: the scores of its kv block; P V of the previous kv block runs under their softmax.
@@ -46,6 +51,8 @@ pub fn advance(
     invariants: &LoopInvariants<Descriptors>,
     k: &TensorMap<bf16, Tiled>,
     v: &TensorMap<bf16, Tiled>,
+    hidden: &[u32],
+    kept: &[u32],
     step: u32,
     masked: bool,
     #[comptime] plan: ForwardPlan,
@@ -86,7 +93,7 @@ pub fn advance(
     mma::pin(&mut state.acc_s);
     tile::release(k_ring, &k_slot);
     let column = kv_blocks::mask_block(&mut state.acc_s, invariants, step, masked, block, variant);
-    softmax(state, &invariants.kv_loop, column, invariants.scale_log2, plan);
+    softmax(state, &invariants.kv_loop, hidden, kept, column, invariants.scale_log2, plan);
     if comptime![plan.intra_wg_overlap] {
         // ptxas moves the exponentials after the wait, which serialises them with P V, unless a branch that needs them
         // stands between.
@@ -110,10 +117,15 @@ pub fn advance(
 pub fn softmax(
     state: &mut SoftmaxState,
     kv_loop: &KvLoop,
+    hidden: &[u32],
+    kept: &[u32],
     column: u32,
     scale_log2: f32,
     #[comptime] plan: ForwardPlan,
 ) {
+    if comptime![plan.variant.hidden] {
+        masks::replace(&mut state.acc_s, hidden, &state.hidden, column, MASKED, true, plan.block);
+    }
     let spread = kv_loop.first_column + dropout::spread(column);
     #[unroll]
     for half in 0..2usize {
@@ -144,5 +156,8 @@ pub fn softmax(
         }
         state.row_sum[half] = row_sum;
         state.o_scale[half] = rescale;
+    }
+    if comptime![plan.variant.kept] {
+        masks::replace(&mut state.acc_s, kept, &state.kept, column, 0.0, false, plan.block);
     }
 }

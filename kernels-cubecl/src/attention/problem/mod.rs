@@ -1,5 +1,6 @@
 //! The sizes and options of a call, and whether there are kernels for them.
 use super::error::AttentionError;
+use super::masks::ScoreMasks;
 use crate::hopper::mma::Half;
 use crate::tiling::CUBE_QUERIES;
 use cubecl::prelude::*;
@@ -93,6 +94,8 @@ pub struct CallOptions<'a> {
     pub packed: Option<Packed<'a>>,
     /// Dropout of attention probabilities.
     pub dropout: Option<Dropout>,
+    /// Masks of single scores and weights, for head_dim 64 and 128.
+    pub masks: ScoreMasks<'a>,
     /// The key position of query 0, if it is not `keys - queries`. For a step of a ring with a window: the first
     /// query's position in the whole sequence less that of the first key. May be negative. A query without a visible
     /// key gets an output of 0, a log-sum-exp of minus infinity and no gradients.
@@ -232,6 +235,7 @@ impl AttentionShape {
                 return Err(AttentionError::PackedFirstQuery(first));
             }
         }
+        self.check_masks(options)?;
         if let Some(dropout) = options.dropout.filter(|dropout| !(0.0..1.0).contains(&dropout.p)) {
             return Err(AttentionError::Probability(dropout.p));
         }
@@ -239,6 +243,21 @@ impl AttentionShape {
             return Err(AttentionError::TooFar(first));
         }
         Ok(())
+    }
+
+    fn check_masks(&self, options: &CallOptions) -> Result<(), AttentionError> {
+        let ScoreMasks { hidden, kept } = options.masks;
+        let has_kernel = matches!((self.head_dim, self.value_dim), (64, 64) | (128, 128));
+        if !options.masks.is_empty()
+            && (!has_kernel || options.packed.is_some() || options.dropout.is_some() || options.deterministic)
+        {
+            return Err(AttentionError::Masks { head_dim: self.head_dim });
+        }
+        let expected = [self.batch, self.heads, self.queries, self.keys];
+        match hidden.into_iter().chain(kept.map(|(kept, _)| kept)).find(|mask| !mask.fits(expected)) {
+            Some(mask) => Err(AttentionError::MaskShape { found: mask.shape, expected }),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn check_statistics(&self, name: &'static str, handle: &Handle) -> Result<(), AttentionError> {

@@ -2,7 +2,9 @@
 use super::{Element, download, poisoned, random, report, upload};
 use cubecl::prelude::*;
 use kernels_cubecl::fused::Element as Kind;
-use kernels_cubecl::fused::{Binary, Draw, Extent, Input, Output, Plan, Program, Reduce, Sharing, Step, Unary, launch};
+use kernels_cubecl::fused::{
+    Binary, Draw, Extent, Input, Output, Part, Plan, Program, Reduce, Sharing, Step, Unary, launch,
+};
 
 /// `softmax(x · s)` over a row.
 pub fn softmax() -> Program {
@@ -166,7 +168,7 @@ pub fn functions() -> Program {
     Program { inputs, scalars: 1, draws: 0, steps, outputs }
 }
 
-/// Zeros and ones of three probabilities, and a row's share of ones.
+/// Zeros and ones of four probabilities, and a row's share of ones.
 pub fn dropout() -> Program {
     let steps = vec![
         Step::Load(0),
@@ -175,10 +177,11 @@ pub fn dropout() -> Program {
         Step::Bernoulli(1),
         Step::Bernoulli(2),
         Step::Reduce(Reduce::Sum, 1),
+        Step::Bernoulli(3),
     ];
-    let whole = [1, 3, 4].map(|register| output(register, Extent::Whole, Kind::F32));
+    let whole = [1, 3, 4, 6].map(|register| output(register, Extent::Whole, Kind::F32));
     let outputs = [&whole[..], &[output(2, Extent::Whole, Kind::Half), output(5, Extent::PerRow, Kind::F32)]].concat();
-    Program { inputs: vec![input(Extent::Whole, Kind::Half)], draws: 3, steps, outputs, ..Default::default() }
+    Program { inputs: vec![input(Extent::Whole, Kind::Half)], draws: 4, steps, outputs, ..Default::default() }
 }
 
 /// Runs `program` on random numbers.
@@ -202,9 +205,11 @@ pub fn runs<E: Element>(client: &Client, name: &str, program: &Program, rows: us
     let scalars = [1.0 / columns as f64, 1.0];
     let scalars = if program.scalars == 1 { &scalars[1..] } else { &scalars[..program.scalars] };
     let slices: Vec<&[f64]> = values.iter().map(Vec::as_slice).collect();
-    let draw =
-        |i| Draw { seed: 0x1234_5678_9abc_def0, stream: (1 << 40) + i, probability: [0.9, 1.0, 0.0][i as usize] };
-    let draws: Vec<_> = (0..program.draws as u64).map(draw).collect();
+    let draw = |i: usize| Draw::new(0x1234_5678_9abc_def0, (1 << 40) + i as u64, [0.9, 1.0, 0.0, 0.3][i]);
+    let mut draws: Vec<_> = (0..program.draws).map(draw).collect();
+    for draw in draws.iter_mut().take(1) {
+        *draw = draw.share(Part { first: 1 << 32, stride: 1 << 31, width: 20 }).expect("whole fours");
+    }
     let expected = program.evaluate(&slices, &shares, scalars, &draws, (rows, columns));
     let buffer = |values: &Vec<f64>, input: &Input| match input.element {
         Kind::F32 => upload::<f32>(client, values),

@@ -1,6 +1,7 @@
 //! What a chain gives to the device.
 
-use super::{Chain, Deferred, Value};
+use super::split::{Origin, Split};
+use super::{Chain, Deferred, Value, facts::place};
 use burn::tensor::{DType, Shape};
 use burn_ir::TensorId;
 use kernels_cubecl::fused::{Draw, Element, Extent, Output, Program, Register, Sharing, Step};
@@ -24,10 +25,14 @@ pub struct Launch<H> {
     pub others: Vec<(usize, Written)>,
 }
 
+/// The launch of a chain, and those of values that are remade from its outputs.
+pub type Taken<H> = (Launch<H>, Vec<Launch<Origin<H>>>);
+
 /// A tensor that a launch writes.
 #[derive(Clone)]
 pub struct Written {
-    pub id: TensorId,
+    /// `None` for what only remade values read.
+    pub id: Option<TensorId>,
     pub shape: Shape,
     pub is_half: bool,
     /// Whether it is a copy of another output in half precision.
@@ -41,22 +46,43 @@ impl<H> Launch<H> {
         let before = (0..input).filter(|number| is_shared(*number)).count();
         if is_shared(input) { self.shares[before] } else { Sharing::default() }
     }
+
+    /// The same with other inputs.
+    pub fn with_inputs<T>(self, input: impl FnMut(H) -> T) -> Launch<T> {
+        let Self { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others } = self;
+        let inputs = inputs.into_iter().map(input).collect();
+        Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others }
+    }
+
+    /// Whether the rows of an input are those of a tensor of this shape, broadcast to `whole`.
+    pub fn broadcasts(&self, input: usize, shape: &Shape, whole: &Shape) -> bool {
+        let (extent, sharing) = (self.program.inputs[input].extent, self.sharing(input));
+        place(shape, whole, (self.rows, self.columns)) == Some((extent, sharing))
+    }
 }
 
 impl<H: Clone> Chain<H> {
-    /// The launch that computes what somebody may still read, and an empty chain. `keeps_half` says whether values that
-    /// come from half precision alone are stored so.
-    pub fn take(&mut self, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
+    /// The launch that computes what somebody may still read, those of values that are remade from its outputs, and an empty
+    /// chain. `keeps_half` says whether values that come from half precision alone are stored so; the `wanted` value is
+    /// stored.
+    pub fn take(&mut self, dtype: DType, keeps_half: bool, wanted: Option<TensorId>) -> Option<Taken<H>> {
         let chain = self.end();
         let mut values: Vec<_> = chain.values.iter().collect();
         values.sort_by_key(|(_, value)| value.at);
-        chain.launch(values, dtype, keeps_half)
+        let split = chain.split(&values, keeps_half, wanted);
+        let (launch, renamed) = chain.launch(values, &split, dtype, keeps_half)?;
+        let place = |register: Register, extent| {
+            let output = Output { register: renamed[register], extent, element: Element::F32 };
+            launch.program.outputs.iter().position(|other| *other == output).expect("what is stored is an output")
+        };
+        let remade = split.remade.iter().map(|remade| chain.remake(remade, &split, place, dtype)).collect();
+        Some((launch, remade))
     }
 
     /// The launch that computes one tensor, without a copy of it.
     pub fn launch_of(&self, id: TensorId, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
         let value = Value { wants_half: false, ..self.values.get(&id)?.clone() };
-        self.launch(vec![(&id, &value)], dtype, keeps_half)
+        self.launch(vec![(&id, &value)], &Split::default(), dtype, keeps_half).map(|(launch, _)| launch)
     }
 
     /// For each tensor the launch that computes it, and an empty chain.
@@ -72,13 +98,23 @@ impl<H: Clone> Chain<H> {
         std::mem::replace(self, Self { released, ..Self::default() })
     }
 
-    fn launch(&self, values: Vec<(&TensorId, &Value)>, dtype: DType, keeps_half: bool) -> Option<Launch<H>> {
+    /// The launch, and the chain's registers as its program numbers them.
+    fn launch(
+        &self,
+        values: Vec<(&TensorId, &Value)>,
+        split: &Split,
+        dtype: DType,
+        keeps_half: bool,
+    ) -> Option<(Launch<H>, Vec<Register>)> {
         let (rows, columns) = self.size?;
         if values.is_empty() {
             return None;
         }
         let mut needed = vec![false; self.steps.len()];
-        values.iter().for_each(|(_, value)| needed[value.register] = true);
+        let wants_copy = |value: &Value| value.wants_half || self.facts[value.register].has_copy;
+        let is_written = |(id, value): &&(&TensorId, &Value)| !split.is_remade(**id) || wants_copy(value);
+        values.iter().filter(is_written).for_each(|(_, value)| needed[value.register] = true);
+        split.rows.iter().for_each(|register| needed[*register] = true);
         for (register, step) in self.steps.iter().enumerate().rev() {
             if needed[register] {
                 operands(step).into_iter().flatten().for_each(|x| needed[x] = true);
@@ -125,7 +161,7 @@ impl<H: Clone> Chain<H> {
                     extent: if is_whole { Extent::Whole } else { Extent::PerRow },
                     element: if is_half { Element::Half } else { Element::F32 },
                 };
-                let written = Written { id: *id, shape: value.shape.clone(), is_half, is_copy };
+                let written = Written { id: Some(*id), shape: value.shape.clone(), is_half, is_copy };
                 match program.outputs.iter().position(|other| *other == output) {
                     Some(same) => others.push((same, written)),
                     None => {
@@ -134,13 +170,22 @@ impl<H: Clone> Chain<H> {
                     }
                 }
             };
-            write(stored_half, false);
-            let wants_half = value.wants_half || self.facts[value.register].has_copy;
-            if wants_half && is_whole && !stored_half {
+            if !split.is_remade(*id) {
+                write(stored_half, false);
+            }
+            if wants_copy(value) && is_whole && !stored_half {
                 write(true, true);
             }
         }
-        Some(Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others })
+        for register in &split.rows {
+            let output = Output { register: renamed[*register], extent: Extent::PerRow, element: Element::F32 };
+            if !program.outputs.contains(&output) {
+                program.outputs.push(output);
+                outputs.push(Written { id: None, shape: Shape::from([rows, 1]), is_half: false, is_copy: false });
+            }
+        }
+        let launch = Launch { dtype, program, rows, columns, inputs, shares, scalars, draws, outputs, others };
+        Some((launch, renamed))
     }
 }
 

@@ -2,17 +2,20 @@
 
 mod facts;
 mod launch;
+mod remake;
+mod split;
 mod steps;
 #[cfg(test)]
 mod tests;
 
 pub use launch::{Launch, Written};
+pub(super) use split::Origin;
 
 use super::expression::Expression;
 use crate::mesh_backend::ids::{ById, Ids};
 use burn::tensor::{DType, Shape};
 use burn_ir::{TensorId, TensorIr, TensorStatus};
-use facts::{Fact, extent, place, size};
+use facts::{Fact, place, size};
 use kernels_cubecl::fused::{Draw, Element, Extent, Input, Register, Sharing, Step};
 use std::sync::Arc;
 use steps::Operands;
@@ -105,8 +108,7 @@ impl<H: Clone + PartialEq> Chain<H> {
 
     /// Whether the chain will store this tensor in half precision if it may: it computes the tensor from such tensors alone.
     pub fn is_half(&self, id: TensorId) -> bool {
-        let is_whole = |value: &Value| self.size.is_some_and(|size| extent(&value.shape, size) == Some(Extent::Whole));
-        self.values.get(&id).is_some_and(|value| self.facts[value.register].is_half && is_whole(value))
+        self.values.get(&id).is_some_and(|value| self.facts[value.register].is_half && self.is_whole(value))
     }
 
     /// Nobody will read this tensor, unless it is pinned. Returns whether the chain was to compute it.
@@ -274,7 +276,7 @@ impl<H: Clone + PartialEq> Chain<H> {
         let out_fits = match extent(out) {
             Some(Extent::Whole) => true,
             // A row's number comes from numbers of rows, or from a reduction.
-            Some(Extent::PerRow) => reduces || (of_rows && !matches!(expression, Expression::Bernoulli(_))),
+            Some(Extent::PerRow) => reduces || (of_rows && !expression.draws()),
             _ => false,
         };
         fits && out_fits

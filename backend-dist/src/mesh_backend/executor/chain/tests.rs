@@ -23,6 +23,10 @@ fn sum(x: &TensorIr) -> Expression<'_> {
     Expression::Reduce(Reduce::Sum, Box::new(Expression::Tensor(x)))
 }
 
+fn quarter_of(x: &TensorIr) -> Expression<'_> {
+    Expression::Binary(Binary::Mul, Box::new(Expression::Tensor(x)), Box::new(Expression::Number(0.25)))
+}
+
 /// A row must lie in registers only if something is summed over it.
 #[test]
 fn long_rows_run_together_without_their_sums() {
@@ -37,4 +41,69 @@ fn long_rows_run_together_without_their_sums() {
         assert!(chain.has(scaled.id) && chain.has(total.id) == fits);
         assert_eq!(joins(&mut Chain::default(), sum(&x), &total), fits, "{columns} columns");
     }
+}
+
+/// What a launch writes.
+fn run(launch: &Launch<Vec<f64>>) -> Vec<Vec<f64>> {
+    let inputs: Vec<&[f64]> = launch.inputs.iter().map(Vec::as_slice).collect();
+    launch.program.evaluate(&inputs, &launch.shares, &launch.scalars, &launch.draws, (launch.rows, launch.columns))
+}
+
+fn ids<H>(launch: &Launch<H>) -> Vec<Option<u64>> {
+    launch.outputs.iter().map(|x| x.id.map(|id| id.value())).collect()
+}
+
+/// Of a norm `(x - mean) gamma` of a sum, the centered and the scaled input are not written, and what remakes them has the
+/// same numbers.
+#[test]
+fn what_follows_from_the_input_of_a_norm_is_not_written() {
+    let whole = [3, 4];
+    let (a, b, gamma) = (tensor(1, whole), tensor(2, whole), tensor(3, [1, 4]));
+    let [x, centered, scaled] = [4, 5, 6].map(|id| tensor(id, whole));
+    let [total, mean] = [7, 8].map(|id| TensorIr { status: TensorStatus::ReadWrite, ..tensor(id, [3, 1]) });
+    let values = |id: TensorId| -> Vec<f64> {
+        let count = if id == gamma.id { 4 } else { 12 };
+        (0..count).map(|i| (i as f64 + 7.0 * id.value() as f64).sin()).collect()
+    };
+    let chain = || {
+        let mut chain = Chain::default();
+        assert!(joins(&mut chain, two(Binary::Add, &a, &b), &x));
+        assert!(joins(&mut chain, sum(&x), &total));
+        assert!(joins(&mut chain, quarter_of(&total), &mean));
+        assert!(joins(&mut chain, two(Binary::Sub, &x, &mean), &centered));
+        assert!(joins(&mut chain, two(Binary::Mul, &centered, &gamma), &scaled));
+        chain
+    };
+    let (launch, remade) = chain().take(DType::F32, true, None).unwrap();
+    assert_eq!(ids(&launch), [Some(4), None], "the sum, and the mean of each row");
+    let written = run(&launch.with_inputs(values));
+    let stored = chain().take(DType::F32, true, Some(centered.id)).unwrap().0;
+    assert_eq!(ids(&stored), [Some(4), Some(5)], "what is about to be read is written");
+    let expected = run(&chain().launch_of(scaled.id, DType::F32, true).unwrap().with_inputs(values));
+    let remade: Vec<_> = remade
+        .into_iter()
+        .map(|launch| {
+            let launch = launch.with_inputs(|origin| match origin {
+                Origin::Output(output) => written[output].clone(),
+                Origin::Input(id) => values(id),
+            });
+            (ids(&launch), run(&launch))
+        })
+        .collect();
+    assert_eq!(remade[1], (vec![Some(6)], expected), "as the chain itself computes it");
+    assert_eq!(remade[0], (vec![Some(5)], vec![run(&stored.with_inputs(values))[1].clone()]));
+}
+
+/// Nothing is remade from inputs of all elements.
+#[test]
+fn what_needs_more_than_is_stored_is_written() {
+    let whole = [3, 4];
+    let (a, b) = (tensor(1, whole), tensor(2, whole));
+    let (product, sum_of_both) = (tensor(4, whole), tensor(5, whole));
+    let mut chain = Chain::default();
+    assert!(joins(&mut chain, two(Binary::Mul, &a, &b), &product));
+    assert!(joins(&mut chain, two(Binary::Add, &product, &b), &sum_of_both));
+    let (launch, remade) = chain.take(DType::F32, true, None).unwrap();
+    assert_eq!(ids(&launch), [Some(4), Some(5)]);
+    assert!(remade.is_empty());
 }
