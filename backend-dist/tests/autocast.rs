@@ -111,6 +111,34 @@ fn tensors_of_ones_and_zeros_are_no_memory() {
     }
 }
 
+/// Biases are added by the GEMMs of their layers, and what follows from a norm's input is neither stored nor cast: a layer
+/// with its norms first has a kernel before each of its two parts and one within the MLP, and as many for gradients.
+#[test]
+fn a_layer_has_few_kernels_besides_gemms() {
+    let kernels = |layers: usize| {
+        let config = TransformerEncoderConfig::new(16, 32, 4, layers).with_dropout(0.0).with_norm_first(true);
+        in_half("TP1", |_, device| {
+            let model = config.init(&device);
+            let x = Tensor::<3>::ones([4, 8, 16], &device);
+            let pass = || {
+                let loss = model.forward(TransformerEncoderInput::new(x.clone())).powi_scalar(2).mean();
+                let gradients = loss.backward();
+                device.sync().unwrap();
+                drop(gradients);
+            };
+            // Weights are cast once.
+            pass();
+            let before = explain(&device);
+            pass();
+            let kernels = explain(&device).since(&before).kernels;
+            Ok(["fused kernel", "cast", "GEMM"].map(|kernel| kernels.get(kernel).copied().unwrap_or(0)))
+        })[0]
+    };
+    let (three, two) = (kernels(3), kernels(2));
+    let of_a_layer: Vec<usize> = three.iter().zip(two).map(|(three, two)| three - two).collect();
+    assert_eq!(of_a_layer, [6, 0, 18], "kernels, casts, and GEMMs: six forward, twelve for gradients");
+}
+
 #[test]
 fn sums_over_tensor_parallel_ranks_are_in_half_precision() {
     let ranks = in_half("TP2", |rank, device| {

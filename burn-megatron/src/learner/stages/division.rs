@@ -226,6 +226,8 @@ struct Parameters(Vec<(String, ParamId, bool)>);
 
 impl PathVisitor for Parameters {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
-        self.0.push((path.to_string(), param.id, param.is_require_grad()));
+        // Nothing is made to ask: what is not there yet is to be trained.
+        let is_trained = !param.is_initialized() || param.is_require_grad();
+        self.0.push((path.to_string(), param.id, is_trained));
     }
 }
