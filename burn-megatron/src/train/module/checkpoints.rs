@@ -1,5 +1,8 @@
 //! burn-train's checkpoints of a run, and what else is in their folder.
 
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::ModuleConfig;
@@ -67,10 +70,22 @@ pub(super) fn begin(folder: &Path, config: &ModuleConfig, is_first: bool) -> Res
         same(&before.config, config)?;
     }
     if is_first {
-        let text = serde_json::to_string_pretty(config).expect("plain data");
-        std::fs::write(folder.join(RUN), text).map_err(io)?;
+        write(&folder.join(RUN), &serde_json::to_string_pretty(config).expect("plain data"))?;
     }
     Ok(saved)
+}
+
+/// Writes a file that other processes of the run may read at the same time: they find the old one or the new.
+fn write(path: &Path, text: &str) -> Result<(), TrainError> {
+    let replace = || {
+        let folder = path.parent().expect("a file in the folder of the checkpoints");
+        // As other new files: runs of other users read it.
+        let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
+        file.write_all(text.as_bytes())?;
+        file.persist(path)?;
+        Ok(())
+    };
+    replace().map_err(|cause| TrainError::Io { path: path.into(), cause })
 }
 
 /// Refuses lists with other samples than those of the run that is resumed, by what the first process has noted of them.
@@ -85,7 +100,7 @@ pub(super) fn same_data(folder: &Path, digest: &str, resumes: bool, is_first: bo
         ));
     }
     match is_first {
-        true => std::fs::write(&path, digest).map_err(|cause| TrainError::Io { path, cause }),
+        true => write(&path, digest),
         false => Ok(()),
     }
 }
@@ -106,4 +121,24 @@ fn same(before: &ModuleConfig, now: &ModuleConfig) -> Result<(), TrainError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first process of a run writes while the others read: none finds half a file.
+    #[test]
+    fn a_file_that_is_read_meanwhile_is_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(DATA);
+        let text = "0123456789".repeat(10_000);
+        write(&path, &text).unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| (0..300).for_each(|_| write(&path, &text).unwrap()));
+            while !writer.is_finished() {
+                assert!(std::fs::read_to_string(&path).unwrap() == text, "half a file");
+            }
+        });
+    }
 }
