@@ -37,6 +37,11 @@ impl AttentionOptions {
         Self { scale, causal: true, window: None, softcap: None, dropout: None, deterministic: false }
     }
 
+    /// The same, but every query sees every key, with this scale.
+    pub fn full(scale: f64) -> Self {
+        Self { scale, causal: false, ..Self::causal(1) }
+    }
+
     /// The half-open range of `keys` keys that the query at position `i` may see, empty if it sees none. Both ends grow
     /// with `i`.
     pub(crate) fn visible(&self, i: i64, keys: usize) -> (usize, usize) {

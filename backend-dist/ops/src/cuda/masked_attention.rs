@@ -19,7 +19,7 @@ impl MaskedAttentionKernels for Cube {
 
     fn masked_attention(qkv: [Float; 3], masks: &AttentionMasks<Self>, scale: f64) -> [Float; 2] {
         let Some(call) = call(&qkv, masks, scale) else { return plain::forward::<Self>(qkv, masks, scale) };
-        let _noted = work::attention(&qkv[0], qkv[1].meta.shape()[0], &options(scale), false);
+        let _noted = work::attention(&qkv[0], qkv[1].meta.shape()[0], &AttentionOptions::full(scale), false);
         call.output(qkv).into()
     }
 
@@ -33,7 +33,7 @@ impl MaskedAttentionKernels for Cube {
         let Some(call) = call(&qkv, masks, scale) else {
             return plain::grads::<Self>(qkv, result, grad, masks, scale);
         };
-        let _noted = work::attention(&qkv[0], qkv[1].meta.shape()[0], &options(scale), true);
+        let _noted = work::attention(&qkv[0], qkv[1].meta.shape()[0], &AttentionOptions::full(scale), true);
         call.gradients(qkv, result, grad)
     }
 }
@@ -44,13 +44,9 @@ fn call(qkv: &[Float; 3], masks: &AttentionMasks<Cube>, scale: f64) -> Option<Ca
     if !Cube::has_masked_attention(q, keys) || scale <= 0.0 {
         return None;
     }
-    let call = Call::of(qkv, options(scale))?;
+    let call = Call::of(qkv, AttentionOptions::full(scale))?;
     let bits = masks.bits.get_or_init(|| bits(masks, [batch, heads, queries, keys], q));
     Some(call.with_bits(bits.clone()))
-}
-
-fn options(scale: f64) -> AttentionOptions {
-    AttentionOptions { scale, causal: false, ..AttentionOptions::causal(1) }
 }
 
 /// The bits of masks for scores of this shape; `like` is on the device.

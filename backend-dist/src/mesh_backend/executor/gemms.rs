@@ -21,14 +21,14 @@ impl<B: Inner> Executor<B> {
         // Burn's gradient of a weight is a sum over samples.
         let may_be_summed = rank == 3 && op.out.shape[0] > 1 && is_batch;
         let may_be_attention = rank == 4 && is_batch;
-        let may_have_bias = dtype != DType::F64 && op.rhs.shape[..lead].iter().all(|size| *size == 1);
         let inputs = [&op.lhs, &op.rhs];
         let names = inputs.map(|x| self.name(x.id));
         inputs.iter().for_each(|x| self.want(x.id, dtype));
         let operands = inputs.map(|x| (x.id, self.in_type(x, dtype)));
         let gemm = Gemm::new(operands, names, dtype, op.out.shape.clone());
+        let waits = may_be_summed || may_be_attention || gemm.may_have_bias();
         self.gemms.insert(op.out.id, Arc::new(gemm));
-        if !may_be_summed && !may_be_attention && !may_have_bias {
+        if !waits {
             self.run_gemm(op.out.id);
         }
     }
@@ -39,14 +39,12 @@ impl<B: Inner> Executor<B> {
         let (x, bias) = (&op.lhs, &op.rhs);
         let columns = x.shape[x.shape.num_dims() - 1];
         let is_bias = bias.shape[..].last() == Some(&columns) && bias.shape.num_elements() == columns;
-        let waits = |gemm: &Arc<Gemm<B>>| gemm.is_for_bias();
-        if !is_bias || x.status != TensorStatus::ReadWrite || !self.gemms.get(&x.id).is_some_and(waits) {
-            return false;
-        }
-        let dtype = self.gemms[&x.id].dtype;
+        let waits = |gemm: &&Arc<Gemm<B>>| is_bias && x.status == TensorStatus::ReadWrite && gemm.may_have_bias();
+        let Some(gemm) = self.gemms.get(&x.id).filter(waits).cloned() else { return false };
+        self.gemms.remove(&x.id);
+        let dtype = gemm.dtype;
         self.want(bias.id, dtype);
         let added = self.in_type(bias, dtype);
-        let Some(gemm) = self.gemms.remove(&x.id) else { unreachable!("nothing ran that reads it") };
         let [a, b] = gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), dtype));
         self.count("GEMM");
         let sum = self.allocating(gemm.shape.num_elements(), || B::gemm_and_bias(a, b, added, dtype));

@@ -38,11 +38,9 @@ impl<B: Inner> Gemm<B> {
     pub fn new(operands: [(TensorId, Float<B>); 2], names: [Name; 2], dtype: DType, shape: Shape) -> Self {
         Self { operands, names, dtype, shape, result: OnceLock::new(), attention: OnceLock::new() }
     }
-}
 
-impl<B: Inner> Gemm<B> {
-    /// Whether it has all rows of `a` times one matrix, both of more than a vector, and waits for who reads it.
-    pub fn is_for_bias(&self) -> bool {
+    /// Whether it has not run, and multiplies all rows of `a` by one matrix, neither of which is a vector.
+    pub fn may_have_bias(&self) -> bool {
         let [(_, a), (_, b)] = &self.operands;
         let (a, b) = (a.shape(), b.shape());
         let lead = b.num_dims() - 2;

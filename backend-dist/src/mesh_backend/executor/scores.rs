@@ -192,7 +192,7 @@ fn attend<B: Inner>(qkv: [Float<B>; 3], masks: &AttentionMasks<B>, scale: f64) -
         return B::masked_attention(qkv, masks, scale);
     }
     let [q, k, v] = qkv;
-    let (y, saved) = B::attention_forward(q, k, v, options(scale));
+    let (y, saved) = B::attention_forward(q, k, v, AttentionOptions::full(scale));
     [y, saved]
 }
 
@@ -201,13 +201,9 @@ fn attention_gradients<B: Inner>(attention: &Attention<B>, grad: Float<B>) -> [F
     let Attention { qkv, result, masks, scale, .. } = attention;
     let (qkv, result) = (qkv.clone(), result.clone());
     match masks.is_empty() {
-        true => B::attention_grads(qkv, result, grad, options(*scale)),
+        true => B::attention_grads(qkv, result, grad, AttentionOptions::full(*scale)),
         false => B::masked_attention_grads(qkv, result, grad, masks, *scale),
     }
-}
-
-fn options(scale: f64) -> AttentionOptions {
-    AttentionOptions { scale, causal: false, ..AttentionOptions::causal(1) }
 }
 
 /// The last two dimensions swapped.
