@@ -47,7 +47,7 @@ impl<B: Inner> Executor<B> {
         let added = self.in_type(bias, dtype);
         let [a, b] = gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), dtype));
         self.count("GEMM");
-        let sum = self.allocating(gemm.shape.num_elements(), || B::gemm_and_bias(a, b, added, dtype));
+        let sum = self.allocating(gemm.shape.num_elements(), || B::gemm_and_bias([a, b, added], dtype));
         self.insert(op.out.id, sum, self.half == Some(dtype));
         self.forget(x.id);
         true

@@ -85,12 +85,7 @@ impl Inner for Cube {
         matches!(dtype, DType::BF16 | DType::F16) && [64, 96, 128, 192, 256].contains(&head_dim)
     }
 
-    fn gemm_and_bias(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        dtype: DType,
-    ) -> FloatTensor<Self> {
+    fn gemm_and_bias([a, b, bias]: [FloatTensor<Self>; 3], dtype: DType) -> FloatTensor<Self> {
         let rows = a.meta.shape()[..a.meta.shape().num_dims() - 1].to_vec();
         let shape = Shape::from([rows, vec![bias.meta.shape().num_elements()]].concat());
         lt::gemm_and_bias(Operand::flat(a), Operand::batched(b), packed(bias), shape, dtype)

@@ -72,12 +72,7 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
     }
 
     /// [`gemm`](Self::gemm) with the weight of a layer, whose bias is added to every row; all have one type.
-    fn gemm_and_bias(
-        a: FloatTensor<Self>,
-        b: FloatTensor<Self>,
-        bias: FloatTensor<Self>,
-        dtype: DType,
-    ) -> FloatTensor<Self> {
+    fn gemm_and_bias([a, b, bias]: [FloatTensor<Self>; 3], dtype: DType) -> FloatTensor<Self> {
         let y = Self::gemm(a, b, dtype);
         let ones = vec![1; y.shape().num_dims() - 1];
         let columns = bias.shape().num_elements();
