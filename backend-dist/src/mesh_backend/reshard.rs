@@ -10,12 +10,14 @@ use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
 
 /// `x`, a rank's share of a tensor in the placements `from`, in the placements `to`, which must divide its shape. All
-/// ranks of `groups`, one for each axis, must call this alike. The collectives are added to `report`.
+/// ranks of `groups`, one for each axis, must call this alike. The collectives are added to `report`. `meanwhile` runs while
+/// one is on its way, and is given the bytes that a rank receives.
 pub(super) fn reshard<B: Inner>(
     mut x: HandleKind<B>,
     (from, to): (&[Placement], &[Placement]),
     groups: &[Group],
     report: &mut Report,
+    meanwhile: &mut dyn FnMut(usize),
 ) -> HandleKind<B> {
     let changed: Vec<usize> = (0..groups.len()).filter(|&axis| from[axis] != to[axis]).collect();
     let dims = |axis: usize| [from[axis].dim(), to[axis].dim()].into_iter().flatten();
@@ -27,13 +29,13 @@ pub(super) fn reshard<B: Inner>(
     let parts =
         bytes(&x) * (0..groups.len()).filter(|&a| from[a].is_shard()).map(|a| groups[a].size()).product::<usize>();
     if let [axis] = undone[..] {
-        return step(x, (from[axis], to[axis]), &groups[axis], (parts, report));
+        return step(x, (from[axis], to[axis]), &groups[axis], (parts, report, meanwhile));
     }
     for &axis in undone.iter().rev() {
-        x = step(x, (from[axis], Replicate), &groups[axis], (parts, report));
+        x = step(x, (from[axis], Replicate), &groups[axis], (parts, report, meanwhile));
     }
     for &axis in &undone {
-        x = step(x, (Replicate, to[axis]), &groups[axis], (parts, report));
+        x = step(x, (Replicate, to[axis]), &groups[axis], (parts, report, meanwhile));
     }
     x
 }
@@ -43,20 +45,20 @@ fn step<B: Inner>(
     x: HandleKind<B>,
     (from, to): (Placement, Placement),
     group: &Group,
-    (bytes, report): (usize, &mut Report),
+    (bytes, report, meanwhile): (usize, &mut Report, &mut dyn FnMut(usize)),
 ) -> HandleKind<B> {
     if let (Strided { dim, blocks }, other) | (other, Strided { dim, blocks }) = (from, to)
         && from != to
     {
         if other.is_shard() {
-            let x = step(x, (from, Replicate), group, (bytes, report));
-            return step(x, (Replicate, to), group, (bytes, report));
+            let x = step(x, (from, Replicate), group, (bytes, report, meanwhile));
+            return step(x, (Replicate, to), group, (bytes, report, meanwhile));
         }
         // With the blocks as a dimension of their own the shard is a plain one.
         let mut split = shape(&x);
         split.splice(dim..=dim, [blocks, split[dim] / blocks]);
         let plain = |at: Placement| if at == other { other } else { Shard(dim + 1) };
-        let x = step(reshape(x, split), (plain(from), plain(to)), group, (bytes, report));
+        let x = step(reshape(x, split), (plain(from), plain(to)), group, (bytes, report, meanwhile));
         let mut merged = shape(&x);
         merged.splice(dim..=dim + 1, [merged[dim] * merged[dim + 1]]);
         return reshape(x, merged);
@@ -65,7 +67,7 @@ fn step<B: Inner>(
         if group.size() > 1 {
             report.collective(name, bytes);
         }
-        run_collective(x, what, group)
+        run_meanwhile(x, what, group, meanwhile)
     };
     match (from, to) {
         _ if from == to => x,
@@ -122,6 +124,19 @@ fn part_of(shape: &[usize], dim: usize, ranks: usize) -> usize {
          nearest sizes of the part are {below} and {above}"
     );
     size / ranks
+}
+
+/// A collective over `group`, while `meanwhile` runs.
+fn run_meanwhile<B: Inner>(
+    x: HandleKind<B>,
+    what: Collective,
+    group: &Group,
+    meanwhile: &mut dyn FnMut(usize),
+) -> HandleKind<B> {
+    match x {
+        HandleKind::Float(x) => HandleKind::Float(B::collective_meanwhile(x, what, group, meanwhile)),
+        x => run_collective(x, what, group),
+    }
 }
 
 /// A collective over `group`.

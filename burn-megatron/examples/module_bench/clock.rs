@@ -3,10 +3,11 @@
 use backend_dist::gpu::profile::{Profile, Session, readable};
 use backend_dist::local::is_logical;
 use backend_dist::mesh_backend::{Report, explain};
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::{Arc, Barrier};
 use std::thread::{self, ThreadId};
 use std::time::Instant;
 
@@ -23,8 +24,9 @@ pub struct Step {
 }
 
 struct Clock {
-    rank: ThreadId,
-    step: usize,
+    /// Threads that train, the first of which is timed, and the steps that they have begun.
+    steps: Vec<(ThreadId, usize)>,
+    barrier: Arc<Barrier>,
     marks: Vec<Mark>,
     profile: Option<Session>,
 }
@@ -41,39 +43,55 @@ fn clock() -> MutexGuard<'static, Option<Clock>> {
     CLOCK.lock()
 }
 
-impl Clock {
-    fn new(rank: ThreadId) -> Self {
-        let is_profiled = std::env::args().any(|argument| argument.contains("+profile"));
-        let profile = is_profiled.then(|| Session::start().expect("a profile needs a GPU"));
-        Self { rank, step: 0, marks: Vec::new(), profile }
-    }
+/// So many data-parallel ranks are about to train.
+pub fn start(ranks: usize) {
+    let is_profiled = std::env::args().any(|argument| argument.contains("+profile"));
+    let profile = is_profiled.then(|| Session::start().expect("a profile needs a GPU"));
+    *clock() = Some(Clock { steps: Vec::new(), barrier: Arc::new(Barrier::new(ranks)), marks: Vec::new(), profile });
 }
 
 /// A rank begins a step with the parameter `x`. Whether it is one after which the time is taken.
 pub fn tick<const D: usize>(x: &Tensor<D>) -> bool {
-    let rank = thread::current().id();
-    let mut clock = clock();
-    let clock = clock.get_or_insert_with(|| Clock::new(rank));
-    if clock.rank != rank {
-        return false;
-    }
-    let is_marked = [STEPS[0], STEPS[0] + STEPS[1]].contains(&clock.step);
-    if is_marked {
+    let (step, is_first, barrier) = clock().as_mut().expect("the clock was started").next();
+    if [STEPS[0], STEPS[0] + STEPS[1]].contains(&step) {
         let device = x.device();
         device.sync().expect("the device runs");
-        match clock.profile.take() {
-            Some(mut session) if clock.marks.is_empty() => {
+        // A profile waits for all GPUs, which must not wait for ranks that wait for this one.
+        barrier.wait();
+        if is_first {
+            clock().as_mut().expect("the clock was started").mark(&device);
+        }
+        barrier.wait();
+    }
+    is_first && step == STEPS[0] + STEPS[1]
+}
+
+impl Clock {
+    /// The step that this thread begins, whether it is the first thread, and where all meet.
+    fn next(&mut self) -> (usize, bool, Arc<Barrier>) {
+        let rank = thread::current().id();
+        let known = self.steps.iter().position(|(thread, _)| *thread == rank);
+        let place = known.unwrap_or_else(|| {
+            self.steps.push((rank, 0));
+            self.steps.len() - 1
+        });
+        let step = self.steps[place].1;
+        self.steps[place].1 += 1;
+        (step, place == 0, self.barrier.clone())
+    }
+
+    fn mark(&mut self, device: &Device) {
+        match self.profile.take() {
+            Some(mut session) if self.marks.is_empty() => {
                 session.begin().expect("GPUs run");
-                clock.profile = Some(session);
+                self.profile = Some(session);
             }
             Some(session) => show(&session.end().expect("GPUs run")),
             None => {}
         }
-        let report = if is_logical(&device) { explain(&device) } else { Report::default() };
-        clock.marks.push(Mark { at: Instant::now(), report, threads: threads() });
+        let report = if is_logical(device) { explain(device) } else { Report::default() };
+        self.marks.push(Mark { at: Instant::now(), report, threads: threads() });
     }
-    clock.step += 1;
-    is_marked && clock.step > STEPS[1]
 }
 
 /// The step of a training that has ended.

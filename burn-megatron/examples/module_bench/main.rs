@@ -94,6 +94,7 @@ fn train(way: &str, sizes: Sizes) -> Result<(f64, usize), BoxError> {
         batches.build(InMemDataset::<usize>::new(items))
     };
     device.seed(1);
+    clock::start(ranks);
     let model = Model::new(sizes, &device.clone().autodiff());
     let directory = tempfile::tempdir()?;
     let result = SupervisedTraining::new(directory.path(), loader(items), loader(vec![0]))

@@ -45,7 +45,7 @@ pub(super) fn gathered(shard: Float, factor: &Factor, bias: Option<Float>, group
 }
 
 /// The gathered shards, which arrive one by one, the local one last.
-fn whole_of(shard: &CubeTensor, group: &Group) -> (Float, Vec<Pending>) {
+pub(super) fn whole_of(shard: &CubeTensor, group: &Group) -> (Float, Vec<Pending>) {
     let whole = empty(shard, resized(shard, |first| first * group.size(), columns(shard)), shard.dtype);
     let arriving = dma::gather(shard, &whole, group);
     (whole, arriving)
@@ -85,6 +85,20 @@ pub(super) fn scattered(x: Float, factor: &Factor, after: f64, group: &Group) ->
 }
 
 impl PendingSum {
+    /// Starts to sum the members' `staged`, which is contiguous.
+    pub(super) fn new(staged: Float, group: &Group) -> Self {
+        let size = group.size();
+        let arrived =
+            empty(&staged, resized(&staged, |first| first / size * (size - 1), columns(&staged)), staged.dtype);
+        let copies = dma::collect(&staged, &arrived, 1..size, group).into_iter().collect();
+        Self { staged, arrived, copies, rank: group.rank() }
+    }
+
+    /// Bytes of the shards that this member copies.
+    pub(super) fn received(&self) -> usize {
+        bytes(&self.arrived)
+    }
+
     /// The sum, for later work of the compute stream.
     pub(super) fn wait(self) -> Float {
         let Self { staged, arrived, copies, rank } = self;

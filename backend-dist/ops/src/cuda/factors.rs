@@ -17,6 +17,11 @@ pub(super) struct Factor {
 }
 
 impl Factor {
+    /// Columns of the GEMM's input.
+    pub(super) fn rows(&self) -> usize {
+        self.w.meta.shape()[usize::from(self.transposed)]
+    }
+
     /// Columns of the GEMM's output.
     pub(super) fn columns(&self) -> usize {
         self.w.meta.shape()[usize::from(!self.transposed)]
@@ -29,8 +34,7 @@ impl Factor {
 
     /// The GEMM of `rows` rows.
     pub(super) fn of(&self, rows: usize) -> Gemm {
-        let inner = self.w.meta.shape()[usize::from(self.transposed)];
-        Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size(), gpu: first_model() }
+        Gemm { rows, inner: self.rows(), columns: self.columns(), element: self.w.dtype.size(), gpu: first_model() }
     }
 
     /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`. `left` SMs are left

@@ -224,7 +224,7 @@ pub(crate) fn elements(x: &CubeTensor) -> usize {
     x.meta.shape().num_elements()
 }
 
-fn scaled(x: &CubeTensor, rows: impl FnOnce(usize) -> usize) -> Shape {
+pub(crate) fn scaled(x: &CubeTensor, rows: impl FnOnce(usize) -> usize) -> Shape {
     let mut shape = x.meta.shape().to_vec();
     shape[0] = rows(shape[0]);
     Shape::from(shape)

@@ -11,6 +11,7 @@ impl<B: Inner> Executor<B> {
         self.settle_late(id);
         self.run_step(id);
         let waits = self.gemms.remove(&id).is_some()
+            || self.drop_sum(id)
             || self.value_gradients.remove(&id).is_some()
             || self.deferred.remove(&id).is_some()
             || self.viewed.remove(&id).is_some()

@@ -3,6 +3,7 @@
 use super::chain::Operand;
 use super::expression::{Expression, Generated, expression};
 use super::lazy::{Gemm, Source};
+use super::views::view;
 use super::{Executor, float, masks};
 use crate::mesh_backend::inner::Inner;
 use burn_ir::{BaseOperationIr, HandleKind, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
@@ -107,8 +108,17 @@ impl<B: Inner> Executor<B> {
         })
     }
 
-    /// Lets a sum over leading dimensions of what the chain computes wait for the chain, which can continue meanwhile.
+    /// Lets a sum over leading dimensions of what the chain computes wait for the chain, which can continue meanwhile, and
+    /// so a view of such a sum.
     pub(super) fn wait(&mut self, op: &OperationIr) -> bool {
+        if !self.late.is_empty()
+            && let Some((x, out, _)) = view(op)
+            && self.late.contains(&x.id)
+        {
+            self.late.insert(out.id);
+            self.waiting.push(op.clone());
+            return true;
+        }
         let (x, out, last) = match op {
             OperationIr::NumericFloat(_, NumericOperationIr::SumDim(op)) => (&op.input, &op.out, op.axis),
             OperationIr::NumericFloat(_, NumericOperationIr::SumDims(op)) => {

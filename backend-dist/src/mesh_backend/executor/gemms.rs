@@ -4,14 +4,17 @@ use super::chain::Launch;
 use super::lazy::{Gemm, Source};
 use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
-use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_ir::{HandleKind, MatmulOpIr, NumericOperationIr, OperationIr, TensorId, TensorStatus};
 use std::sync::Arc;
 
 impl<B: Inner> Executor<B> {
     /// `a · b`.
     pub(super) fn matmul(&mut self, op: &MatmulOpIr) {
+        // What waited for a bias alone has none.
+        if let Some(before) = self.may_have_bias.take() {
+            self.run_gemm(before);
+        }
         if self.gemm_of_attention(op) {
             return;
         }
@@ -26,10 +29,12 @@ impl<B: Inner> Executor<B> {
         inputs.iter().for_each(|x| self.want(x.id, dtype));
         let operands = inputs.map(|x| (x.id, self.in_type(x, dtype)));
         let gemm = Gemm::new(operands, names, dtype, op.out.shape.clone());
-        let waits = may_be_summed || may_be_attention || gemm.may_have_bias();
+        let may_have_bias = gemm.may_have_bias();
         self.gemms.insert(op.out.id, Arc::new(gemm));
-        if !waits {
-            self.run_gemm(op.out.id);
+        match (may_be_summed || may_be_attention, may_have_bias) {
+            (true, _) => {}
+            (false, true) => self.may_have_bias = Some(op.out.id),
+            (false, false) => self.run_gemm(op.out.id),
         }
     }
 
@@ -51,6 +56,14 @@ impl<B: Inner> Executor<B> {
         self.insert(op.out.id, sum, self.half == Some(dtype));
         self.forget(x.id);
         true
+    }
+
+    /// The operands of the GEMM with one matrix that gives `x`, and its type, if it waits. It does not run then.
+    pub fn take_gemm(&mut self, x: TensorId) -> Option<([Float<B>; 2], DType)> {
+        let gemm = self.gemms.get(&x).filter(|gemm| gemm.may_have_bias()).cloned()?;
+        self.drop_tensor(x);
+        self.count("GEMM");
+        Some((gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), gemm.dtype)), gemm.dtype))
     }
 
     pub(super) fn run_gemm(&mut self, id: TensorId) {
@@ -93,29 +106,4 @@ impl<B: Inner> Executor<B> {
         }
         spaced
     }
-
-    /// Runs waiting GEMMs as one if `op` sums their results over the first dimension and nobody else reads them.
-    pub(super) fn sum_gemms(&mut self, op: &OperationIr) -> bool {
-        let OperationIr::NumericFloat(_, NumericOperationIr::SumDim(sum)) = op else { return false };
-        let (x, out) = (&sum.input, &sum.out);
-        if sum.axis != 0 || x.status != TensorStatus::ReadWrite || x.shape.num_dims() != 3 {
-            return false;
-        }
-        let Some(gemm) = self.gemms.remove(&x.id) else { return false };
-        let [a, b] = gemm.operands.each_ref().map(|(_, x)| x.clone());
-        drop(gemm);
-        self.count("GEMM");
-        let [batches, rows, inner] = dims(&a);
-        let columns = dims(&b)[2];
-        let a = B::float_reshape(B::float_swap_dims(a, 1, 2), Shape::from([1, batches * inner, rows]));
-        let b = B::float_reshape(b, Shape::from([1, batches * inner, columns]));
-        let sum = self.allocating(rows * columns, || B::gemm(B::float_swap_dims(a, 1, 2), b, out.dtype));
-        self.insert(out.id, sum, false);
-        true
-    }
-}
-
-fn dims<T: TensorMetadata>(x: &T) -> [usize; 3] {
-    let shape = x.shape();
-    [shape[0], shape[1], shape[2]]
 }

@@ -20,6 +20,7 @@ mod scores;
 mod softmax;
 mod steps;
 mod storage;
+mod sums;
 mod views;
 
 pub(super) use chain::{Launch, Limits, Written};
@@ -38,6 +39,7 @@ use softmax::Known;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use steps::Steps;
+use sums::Sum;
 use views::{View, view};
 
 type Float<B> = burn::backend::tensor::FloatTensor<B>;
@@ -73,6 +75,8 @@ pub(super) struct Executor<B: Inner> {
     logsumexps: ById<Float<B>>,
     /// Batches of GEMMs that wait whether they are summed, or are a part of attention.
     gemms: ById<Arc<Gemm<B>>>,
+    /// The one that waits for a bias, until the next GEMM at most.
+    may_have_bias: Option<TensorId>,
     /// Tensors that are computed only if somebody reads them, and views of such.
     deferred: ById<Deferred<Source<B>>>,
     viewed: ById<(Deferred<Source<B>>, Vec<View>)>,
@@ -87,6 +91,9 @@ pub(super) struct Executor<B: Inner> {
     known: Known,
     /// Optimizer steps that wait for others like them.
     steps: Steps<B>,
+    /// Whether sums of GEMMs wait for collectives that they hide, and those that wait.
+    hides: bool,
+    sums: Vec<Sum<B>>,
 }
 
 impl<B: Inner> Executor<B> {
@@ -110,6 +117,7 @@ impl<B: Inner> Executor<B> {
             kernels: BTreeMap::new(),
             logsumexps: ById::default(),
             gemms: ById::default(),
+            may_have_bias: None,
             deferred: ById::default(),
             viewed: ById::default(),
             written: 0,
@@ -118,7 +126,15 @@ impl<B: Inner> Executor<B> {
             value_gradients: ById::default(),
             known: Known::default(),
             steps: Steps::default(),
+            hides: false,
+            sums: Vec::new(),
         }
+    }
+
+    /// For a device of several ranks, whose collectives take time that GEMMs can fill.
+    pub fn with_hidden_collectives(mut self, hides: bool) -> Self {
+        self.hides = hides;
+        self
     }
 
     /// Runs an operation, or lets it wait.
@@ -190,6 +206,7 @@ impl<B: Inner> Executor<B> {
     fn settle_before(&mut self, id: TensorId) {
         self.run_step(id);
         self.run_gemm(id);
+        self.run_sum_of(id);
         self.run_value_gradient(id);
         self.run_deferred(id);
         self.settle_late(id);
@@ -253,6 +270,7 @@ impl<B: Inner> Executor<B> {
     fn flush_all(&mut self) {
         let gemms: Vec<_> = self.gemms.keys().copied().collect();
         gemms.into_iter().for_each(|id| self.run_gemm(id));
+        self.run_sums(usize::MAX);
         self.run_steps();
         self.flush(None);
     }

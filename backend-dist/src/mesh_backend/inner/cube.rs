@@ -1,6 +1,6 @@
 //! On NVIDIA GPUs: chains by our kernel, GEMMs by cuBLASLt.
 
-use super::Inner;
+use super::{Inner, received_bytes};
 use crate::mesh_backend::executor::{Launch, Limits, Written};
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Cube, ops::FloatTensorOps};
@@ -10,7 +10,7 @@ use gpu::cuda::lt::{self, Operand};
 use gpu::cuda::{empty_all, packed_rows};
 use kernels_cubecl::fused::{self, Plan};
 use ops::{LocalKernels, packed};
-use ranks::collective_ops::Collective;
+use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
 use ranks::overlap::together;
 
@@ -63,6 +63,41 @@ impl Inner for Cube {
     ) -> (Vec<FloatTensor<Self>>, Box<dyn Send>) {
         let (results, pending) = together::begin(parts, mean, group);
         (results, Box::new(pending))
+    }
+
+    fn collective_meanwhile(
+        x: FloatTensor<Self>,
+        what: Collective,
+        group: &Group,
+        meanwhile: &mut dyn FnMut(usize),
+    ) -> FloatTensor<Self> {
+        if let Some(result) = ops::collective_by_dma(&x, &what, group, meanwhile) {
+            return result;
+        }
+        let bytes = received_bytes(&x, &what, group);
+        if !together::is_connected(group) || matches!(what, Collective::AllToAll { .. }) {
+            let x = Self::collective(x, what, None, group.clone());
+            meanwhile(bytes);
+            return x;
+        }
+        let (mut results, pending) = together::begin(vec![(x, what)], false, group);
+        meanwhile(bytes);
+        drop(pending);
+        results.remove(0)
+    }
+
+    fn gemm_and_collective(
+        [a, b]: [FloatTensor<Self>; 2],
+        dtype: DType,
+        (what, group): (Collective, &Group),
+        (meanwhile, fills): (&mut dyn FnMut(usize), bool),
+    ) -> FloatTensor<Self> {
+        let is_plain = a.dtype == dtype && b.dtype == dtype;
+        let by_dma = || ops::gemm_and_collective_by_dma([&a, &b], &what, group, (&mut *meanwhile, fills));
+        match is_plain.then(by_dma).flatten() {
+            Some(result) => result,
+            None => Self::collective_meanwhile(Self::gemm(a, b, dtype), what, group, meanwhile),
+        }
     }
 
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {

@@ -50,6 +50,31 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
         unreachable!("collectives over {group:?} are waited for")
     }
 
+    /// A collective. `meanwhile` queues what the device computes while it is on its way, if that is possible, else after
+    /// it; it is given the bytes that a rank receives.
+    fn collective_meanwhile(
+        x: FloatTensor<Self>,
+        what: Collective,
+        group: &Group,
+        meanwhile: &mut dyn FnMut(usize),
+    ) -> FloatTensor<Self> {
+        let bytes = received_bytes(&x, &what, group);
+        let x = Self::collective(x, what, None, group.clone());
+        meanwhile(bytes);
+        x
+    }
+
+    /// A collective of [`gemm`](Self::gemm) with one matrix for all rows of `a`. `fills` says whether `meanwhile` will queue
+    /// as much as the collective takes.
+    fn gemm_and_collective(
+        [a, b]: [FloatTensor<Self>; 2],
+        dtype: DType,
+        (what, group): (Collective, &Group),
+        (meanwhile, _fills): (&mut dyn FnMut(usize), bool),
+    ) -> FloatTensor<Self> {
+        Self::collective_meanwhile(Self::gemm(a, b, dtype), what, group, meanwhile)
+    }
+
     /// Sums over all dimensions but the last, of half precision in `dtype`.
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::bias_grad(Self::float_cast(x, dtype.into()))
@@ -82,6 +107,17 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
     /// `a · b` of the last two dimensions with elements of `dtype`; the others broadcast. `a` and `b` have one type.
     fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::float_cast(Self::float_matmul(a, b), dtype.into())
+    }
+}
+
+/// What a rank receives in a collective of `x`.
+fn received_bytes(x: &impl TensorMetadata, what: &Collective, group: &Group) -> usize {
+    let (bytes, others) = (x.shape().num_elements() * x.dtype().size(), group.size() - 1);
+    match what {
+        Collective::AllGather(_) => bytes * others,
+        Collective::AllReduce(_) => 2 * bytes / group.size() * others,
+        Collective::Identity | Collective::Slice(_) => 0,
+        _ => bytes / group.size() * others,
     }
 }
 
