@@ -11,7 +11,7 @@ use burn::train::ClassificationOutput;
 use burn_megatron::prelude::*;
 use burn_megatron::steps_of_stages;
 
-use crate::{adamw, layouts, proven, sgd};
+use crate::{adamw, layouts, muon, proven, sgd};
 
 const VOCABULARY: usize = 23;
 const CLASSES: usize = 3;
@@ -91,7 +91,7 @@ fn an_encoder_trains_in_pipelines_as_on_one_device() {
         "TP1, DP2 ZeRO1, TP2 SP, PP2, PP4, PP2 VPP2, PP2 DP2, PP2 DP2 ZeRO1, PP2 DP2 ZeRO2, PP2 DP2 ZeRO3, \
          TP2 SP PP2 VPP2 DP2 ZeRO3, TP2 PP2, TP2 SP PP2, TP2 SP PP2 VPP2 DP2 ZeRO1",
     );
-    for optimizer in [adamw as fn() -> burn::optim::ModuleOptimizer, sgd] {
+    for optimizer in [adamw as fn() -> burn::optim::ModuleOptimizer, muon, sgd] {
         let proof = Proof::default().optimizer(optimizer);
         proven(verify_stages_as(|device| Classifier::new(device, 4), batch, &layouts, &proof), layouts.len());
     }

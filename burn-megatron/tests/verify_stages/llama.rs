@@ -12,7 +12,7 @@ use burn::train::RegressionOutput;
 use burn_megatron::prelude::*;
 use burn_megatron::steps_of_stages;
 
-use crate::{adamw, layouts, proven, sgd};
+use crate::{adamw, layouts, muon, proven, sgd};
 
 /// Heads of queries, and of keys and values.
 const HEADS: [usize; 2] = [8, 4];
@@ -185,7 +185,7 @@ fn plan() -> Plan {
 fn a_llama_trains_in_pipelines_as_on_one_device() {
     let layouts =
         layouts("PP2, PP4, PP2 VPP2, TP2 PP2, TP2 SP PP2, PP2 DP2 ZeRO1, TP2 PP2 DP2 ZeRO2, PP2 VPP2 DP2 ZeRO3");
-    for optimizer in [adamw as fn() -> burn::optim::ModuleOptimizer, sgd] {
+    for optimizer in [adamw as fn() -> burn::optim::ModuleOptimizer, muon, sgd] {
         let proof = Proof::default().optimizer(optimizer).plan(plan());
         proven(verify_stages_as(|device| Llama::new(device, 4, false), batch, &layouts, &proof), layouts.len());
     }

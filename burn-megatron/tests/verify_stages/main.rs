@@ -7,6 +7,7 @@ mod says;
 mod bert;
 mod encoder;
 mod images;
+mod layers;
 mod llama;
 mod modules;
 mod routed;
@@ -17,9 +18,9 @@ mod wrong;
 
 use std::ops::Range;
 
-use burn::module::{Module, ModuleDisplay};
+use burn::module::{Module, ModuleDisplay, ParamGroup};
 use burn::optim::momentum::MomentumConfig;
-use burn::optim::{AdamWConfig, ModuleOptimizer, SgdConfig};
+use burn::optim::{AdamWConfig, ModuleOptimizer, MuonConfig, SgdConfig};
 use burn::tensor::{Device, FloatDType, Tensor};
 use burn_megatron::prelude::*;
 use models::hf::HfModule;
@@ -36,6 +37,12 @@ fn adamw() -> ModuleOptimizer {
 fn sgd() -> ModuleOptimizer {
     let momentum = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: true };
     SgdConfig::new().with_momentum(Some(momentum)).init()
+}
+
+/// Muon of matrices and AdamW of the rest.
+fn muon() -> ModuleOptimizer {
+    let muon = MuonConfig::new().with_weight_decay(None).build();
+    adamw().with_group(ParamGroup::from_predicate("weight"), muon, None)
 }
 
 /// With a DoRA adapter of every linear layer.

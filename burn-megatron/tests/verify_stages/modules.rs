@@ -14,7 +14,7 @@ use burn::tensor::Distribution;
 use burn_megatron::prelude::*;
 
 use crate::encoder::{Batch, Classifier, WIDTH, batch};
-use crate::{adamw, layouts, proven, sgd};
+use crate::{adamw, layouts, muon, proven, sgd};
 
 /// The loss with the encoder's own forward pass.
 fn loss(model: &Classifier, items: Range<usize>, device: &Device) -> Tensor<1> {
@@ -46,12 +46,6 @@ fn gradients_that_are_reduced_during_the_backward_pass_train_as_one_device() {
 
 /// Layouts of tensor, sequence and data parallelism on 2 and 4 ranks.
 const SHARDED: &str = "TP2, TP4, TP2 SP, TP4 SP, TP2 DP2, TP2 SP DP2 ZeRO1, TP2 DP2 ZeRO2, TP2 SP DP2 ZeRO3";
-
-/// Muon of matrices and AdamW of the rest.
-fn muon() -> ModuleOptimizer {
-    let muon = MuonConfig::new().with_weight_decay(None).build();
-    adamw().with_group(ParamGroup::from_predicate("weight"), muon, None)
-}
 
 #[test]
 fn every_optimizer_steps_shards_as_one_device() {

@@ -119,7 +119,7 @@ impl<const OWNER: usize> Stages for Chain<OWNER> {
         match (OWNER, path.starts_with("middle")) {
             (1, true) => None,
             (2, true) => Some(Part::Block(7)),
-            (3, false) => Some(Part::Tied),
+            (3, false) | (4, _) => Some(Part::Tied),
             _ => Part::by_path(path, "first", "middle", "last|norm"),
         }
     }
@@ -191,11 +191,17 @@ fn recomputation_of_running_states() {
     says!(text, "recompute: `norm.running_mean` is a running state");
 }
 
-/// Why a chain whose first and last parts have a field each for one parameter does not train.
+/// Why a chain whose first and last parts have a field each for one parameter does not train; as the fourth, one between
+/// them has it too.
 fn twice<const OWNER: usize>() -> String {
     let make_model = |device: &Device| {
         let mut chain = Chain::<OWNER>::new(device, Flaw::None);
         chain.last.weight = chain.first.weight.clone();
+        if OWNER == 4 {
+            // Fields of one value that is not there yet are frozen together.
+            drop(chain.first.weight.val());
+            chain.middle[0].weight = chain.first.weight.clone().set_require_grad(false);
+        }
         chain
     };
     verify_stages(make_model, points, &layouts("PP2")).unwrap_err().to_string()
@@ -205,6 +211,8 @@ fn twice<const OWNER: usize>() -> String {
 fn one_parameter_in_two_fields() {
     says!(twice::<0>(), "`last.weight` (Part::Last) is `first.weight` (Part::First)");
     says!(twice::<3>(), "`last.weight` (Part::Tied) is `first.weight` (Part::Tied)", "nearest legal: one field");
+    // A third one between them, which is not trained.
+    says!(twice::<4>(), "`last.weight` (Part::Tied) is `first.weight` (Part::Tied)");
     chain::<3>(Flaw::None).unwrap();
 }
 

@@ -206,7 +206,9 @@ fn owners<M: Stages>(model: &M, blocks: usize) -> Result<Owned, StagesError> {
             return Err(StagesError::TwoOwners { path, part, other, other_part });
         }
         nearest = part.clone();
-        names.insert(id, (path.clone(), is_trained));
+        if is_trained || !names.contains_key(&id) {
+            names.insert(id, (path.clone(), is_trained));
+        }
         if owners.insert(id, part.clone()).is_none() && is_shared(&part) {
             shared.push(id);
         }
@@ -222,7 +224,7 @@ fn is_shared(part: &Part) -> bool {
 
 /// The paths and ids of a module's float parameters and running states, in its order, and whether they are trained.
 #[derive(Default)]
-struct Parameters(Vec<(String, ParamId, bool)>);
+pub(super) struct Parameters(pub(super) Vec<(String, ParamId, bool)>);
 
 impl PathVisitor for Parameters {
     fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {

@@ -9,6 +9,7 @@ mod chunk;
 mod division;
 mod error;
 mod groups;
+mod layers;
 mod lead;
 mod lines;
 mod orders;
