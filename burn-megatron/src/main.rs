@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use backend_dist::memory::RankAllocator;
 use burn_megatron::cli;
+use burn_megatron::console::warn;
 
 #[cfg(not(feature = "cuda"))]
 use std::alloc::System as Below;
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
         Ok(code) if code != ExitCode::FAILURE => return code,
         // It was printed.
         Ok(_) => {}
-        Err(error) => eprintln!("error: {}", cli::describe(&error)),
+        Err(error) => warn(format_args!("error: {}", cli::describe(&error))),
     }
     // CUDA's own clean-up would end under threads that still work for a rank that has failed, and they panic.
     if cfg!(feature = "cuda") {

@@ -202,3 +202,56 @@ fn a_command_that_lacks_a_model_or_a_folder_names_all_that_it_takes() {
     says!(fail("export --checkpoint runs"), "--hf, --dcp, --torch-dist or --adapter DIR says where to write");
     says!(fail("export --hf out"), "--checkpoint CKPT or --from-hf DIR says what to write");
 }
+
+/// A file that a command reads, and a model's in a folder that it reads, are never its output.
+#[test]
+fn what_is_read_is_not_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = "[model]\npreset = \"tiny\"\n[data]\ntext = [\"book.txt\"]\ntokenizer = \"byte\"\n";
+    let files = [("book.txt", "a book"), ("run.toml", run), ("model.safetensors", "weights"), ("config.json", "{}")];
+    files.iter().for_each(|(name, text)| std::fs::write(folder.path().join(name), text).unwrap());
+    for (command, flag) in [
+        ("eval --hf . --perplexity book.txt --output ./book.txt", "--output ./book.txt"),
+        ("eval --hf . --perplexity book.txt --output config.json", "--output config.json"),
+        ("forward --hf . --input book.txt --output book.txt", "--output book.txt"),
+        ("forward --hf . --input book.txt --output ./model.safetensors", "--output ./model.safetensors"),
+        ("preprocess --chat --input book.txt --tokenizer . --output config.json", "--output config.json"),
+        ("plan run.toml --svg ./run.toml", "--svg ./run.toml"),
+        ("bench run.toml --out run.toml", "--out run.toml"),
+        ("bench book.txt --chart book.txt", "--chart book.txt"),
+        ("train run.toml --dry-run --trace run.toml", "log.trace = run.toml"),
+        ("train run.toml --dry-run --trace book.txt", "log.trace = book.txt"),
+        ("train run.toml --write-top-k book.txt", "--write-top-k book.txt"),
+    ] {
+        let said = command::fail(folder.path(), command);
+        says!(said, &format!("{flag} is an input, which would be lost; name another file"));
+    }
+    // Before anything is computed, too.
+    let said = command::fail(folder.path(), "forward --hf no/such --input book.txt --output none/out.safetensors");
+    says!(said, "error: cannot write none/out.safetensors: No such file or directory");
+    files.iter().for_each(|(name, text)| assert_eq!(std::fs::read_to_string(folder.path().join(name)).unwrap(), *text));
+}
+
+/// An error that nobody reads is still that error.
+#[test]
+fn the_exit_code_needs_no_reader() {
+    let full = || std::fs::File::create("/dev/full").unwrap();
+    let program = std::process::Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
+        .args(["plan", "no/such.toml"])
+        .stdout(full())
+        .stderr(full())
+        .status();
+    assert_eq!(program.unwrap().code(), Some(1));
+}
+
+#[test]
+fn sizes_of_a_module_that_cannot_be_counted_are_refused() {
+    let vit = format!("plan --hf {}/../tests/golden/hf/vit", env!("CARGO_MANIFEST_DIR"));
+    let said = fail(&format!("{vit} --micro-batch 18446744073709551615"));
+    says!(said, "micro-batch 18446744073709551615 is more than can be planned; nearest legal: 4194304");
+    succeed(&format!("{vit} --micro-batch 4194304"));
+    says!(
+        fail(&format!("{vit} --seq-length 2000000")),
+        "seq-length 2000000 is more than can be planned; nearest legal: 1048576"
+    );
+}

@@ -13,6 +13,7 @@ use super::quantise::QuantiseArgs;
 use super::refused;
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::config::LoraSection;
+use crate::console::warn;
 use crate::data::preprocess::end_of_document;
 use crate::data::read_tokenizer;
 use crate::element::Element;
@@ -89,7 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let checkpoint = Checkpoint::open(from)?;
     if let Some(warning) = checkpoint.warning() {
-        eprintln!("warning: {warning}");
+        warn(format_args!("warning: {warning}"));
     }
     let config = model_of(&checkpoint)?;
     let format = match (&args.dcp, &args.torch_dist) {
@@ -123,7 +124,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if tokenizer.is_none() {
         let what = "the checkpoint is without a tokenizer, as its run had no data.tokenizer";
-        eprintln!("note: {what}; copy its tokenizer.json into {}, or take --like DIR", hf.display());
+        warn(format_args!("note: {what}; copy its tokenizer.json into {}, or take --like DIR", hf.display()));
     }
     if companions.is_empty() {
         companions = of_new_model(&checkpoint, tokenizer.as_deref())?;

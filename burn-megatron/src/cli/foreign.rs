@@ -4,24 +4,15 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, Error, FromArgMatches};
 
 use super::Cli;
-use crate::config::{find_anywhere, size_names};
+use crate::config::{find_anywhere, of_megatron, size_names};
 
 /// Megatron-LM's flags that are no alias of a key, and their equivalents.
 const FLAGS: &[(&str, &str)] = &[
-    ("num-layers", "--model.num-hidden-layers N"),
-    ("ffn-hidden-size", "--model.intermediate-size N"),
-    ("num-query-groups", "--model.num-key-value-heads N"),
-    ("group-query-attention", "--model.num-key-value-heads N"),
-    ("kv-channels", "--model.head-dim N"),
-    ("moe-router-topk", "--model.num-experts-per-tok N"),
-    ("moe-ffn-hidden-size", "--model.moe-intermediate-size N"),
     ("rotary-base", "--model.rope-theta X"),
     ("rotary-seq-len-interpolation-factor", "--model.rope-scaling '{ rope_type = \"linear\", factor = X }'"),
     ("untie-embeddings-and-output-weights", "--model.tie-word-embeddings false"),
     ("swiglu", "--model.preset NAME or --model.family llama"),
     ("squared-relu", "--model.preset NAME or --model.family nemotron_h"),
-    ("mamba-state-dim", "--model.ssm-state-size N"),
-    ("mamba-num-groups", "--model.n-groups N"),
     ("normalization", "--model.preset NAME or --model.family NAME"),
     ("position-embedding-type", "--model.preset NAME or --model.family NAME"),
     ("bf16", "--training.dtype bf16"),
@@ -91,7 +82,9 @@ fn counted(mut error: Error) -> Error {
         Some(ContextValue::String(value)) => value.parse::<f64>().is_ok_and(|value| value < 0.0),
         _ => false,
     };
-    if is_negative && error.kind() == ErrorKind::ValueValidation {
+    // The parser of a flag may have said itself what is legal.
+    let is_count = error.to_string().contains("invalid digit");
+    if is_negative && is_count && error.kind() == ErrorKind::ValueValidation {
         let legal = "it takes a whole number that is not negative; nearest legal: 0 or 1".to_string();
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![legal.into()]));
     }
@@ -133,8 +126,9 @@ fn ours(flag: &str) -> Option<String> {
     let name = name(flag);
     let foreign = FLAGS.iter().find(|(foreign, _)| *foreign == name).map(|(_, ours)| ours.to_string());
     let key = || find_anywhere(name).map(|key| format!("--{} VALUE", key.path));
+    let renamed = || of_megatron(name).map(|size| format!("--model.{size} N"));
     let size = || size_names().contains(&name.to_string()).then(|| format!("--model.{name} VALUE"));
-    foreign.or_else(key).or_else(size)
+    foreign.or_else(renamed).or_else(key).or_else(size)
 }
 
 #[cfg(test)]
@@ -149,6 +143,7 @@ mod tests {
         };
         for (flag, ours) in [
             ("--num-layers", "--model.num-hidden-layers N"),
+            ("--num-query-groups=8", "--model.num-key-value-heads N"),
             ("--layout", "--tensor-parallel N, --data-parallel N"),
             ("--config", "the file without a flag"),
             ("--world-size=8", "--data-parallel auto"),
@@ -216,6 +211,8 @@ mod tests {
             assert!(error.contains("not negative") && !error.contains("unexpected argument"), "{line}: {error}");
         }
         assert!(try_parse(["burn-megatron", "train", "run.toml", "--lr.min", "-1"]).is_ok(), "the key says more");
+        let error = try_parse(["burn-megatron", "verify", "--tolerance", "-1"]).unwrap_err().to_string();
+        assert_eq!(error.matches("nearest legal").count(), 1, "{error}");
     }
 
     #[test]

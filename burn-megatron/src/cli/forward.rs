@@ -8,10 +8,12 @@ use backend_dist::mesh::ParallelLayout;
 use backend_dist::process::Cluster;
 use burn::tensor::FloatDType;
 use clap::ValueEnum;
+use host::partial_file::partial;
 use models::ModelConfig;
 
 use super::device::DeviceKind;
 use super::layout::LayoutArgs;
+use super::refused;
 use crate::element::Element;
 use crate::forward::{
     Settings, forward, forward_module, preference, read_input, read_module_inputs, read_preference,
@@ -19,6 +21,7 @@ use crate::forward::{
 };
 use crate::hf::{HfFolder, ModuleFolder, read_adapter};
 use crate::preference::PreferenceLoss;
+use crate::refusal::Access;
 
 /// What is computed in.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -99,8 +102,9 @@ pub struct Args {
     /// With --objective dpo, ipo or kto: folder of the reference model; without it the model of --hf without --adapter
     #[arg(long, value_name = "DIR")]
     reference: Option<PathBuf>,
-    /// Safetensors file with `input_ids` [sequences, tokens] and perhaps `labels` of the same shape; -100 is ignored. Models
-    /// other than causal language models take more by Hugging Face's names, such as `attention_mask`
+    /// Safetensors file with `input_ids` [sequences, tokens] and perhaps `labels` of the same shape; -100 is ignored. An
+    /// `attention_mask` may hide padding at the end; models other than causal language models take others, and more by
+    /// Hugging Face's names
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Safetensors file to write: `logits`, with labels `loss`, with --grads `grad.NAME` of every weight, named as in the
@@ -126,7 +130,13 @@ pub struct Args {
 
 /// Writes the output file and says what is in it. Fails if a file, the model or the layout cannot be used.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
-    super::is_no_input(&args.output, &[&args.input])?;
+    let folders = args.adapter.iter().chain(&args.reference);
+    let inputs: Vec<_> = [&args.input, &args.hf].into_iter().chain(folders).collect();
+    super::is_no_input("--output", &args.output, &inputs)?;
+    if cluster.is_first() {
+        // What cannot be written is not worth computing.
+        partial(&args.output).map(drop).map_err(refused(Access::Write, &args.output))?;
+    }
     let layout = args.layout.over(ParallelLayout::default())?;
     let loss = args.objective.of_pairs();
     if args.reference.is_some() && !loss.is_some_and(PreferenceLoss::has_reference) {

@@ -42,6 +42,7 @@ pub use foreign::parse;
 use processes::together;
 
 use crate::checkpoint::Checkpoint;
+use crate::console::warn;
 use crate::data::readable_tokenizer;
 use crate::hf::{HfFolder, HfFolderError};
 use crate::refusal::{Access, advice};
@@ -182,24 +183,45 @@ fn open_folder(folder: &Path, cluster: Option<&Cluster>) -> Result<HfFolder, HfF
 
 fn say_left_out(folder: &HfFolder, cluster: Option<&Cluster>) {
     if let Some(what) = folder.left_out().filter(|_| cluster.is_none_or(Cluster::is_first)) {
-        eprintln!("note: {what}");
+        warn(format_args!("note: {what}"));
     }
 }
 
 /// The tokenizer of a folder that is written again with the model, unless it is in a form that is not read, which is said.
 fn tokenizer_to_copy(folder: &Path) -> Option<PathBuf> {
     readable_tokenizer(folder).unwrap_or_else(|error| {
-        eprintln!("the tokenizer is left out: {error}");
+        warn(format_args!("the tokenizer is left out: {error}"));
         None
     })
 }
 
-/// Refuses to write over a file that is read.
-fn is_no_input(output: &Path, inputs: &[impl AsRef<Path>]) -> anyhow::Result<()> {
-    let there = output.canonicalize().ok();
-    match inputs.iter().find(|input| there.is_some() && input.as_ref().canonicalize().ok() == there) {
-        Some(_) => anyhow::bail!("--output {} is an input, which would be lost; name another file", output.display()),
-        None => Ok(()),
+/// How files of models and tokenizers begin in a folder.
+const OF_MODELS: [&str; 10] = [
+    "adapter_",
+    "chat_template",
+    "config.json",
+    "generation_config",
+    "merges.",
+    "model-0",
+    "model.safetensors",
+    "special_tokens",
+    "tokenizer",
+    "vocab.",
+];
+
+/// Refuses to write what `flag` names over a file that is read: one of `inputs`, or a model's or tokenizer's file in a folder
+/// of them.
+fn is_no_input(flag: &str, output: &Path, inputs: &[impl AsRef<Path>]) -> anyhow::Result<()> {
+    let Ok(there) = output.canonicalize() else { return Ok(()) };
+    // A file may be a link out of its folder.
+    let folder = output.parent().map(|folder| if folder.as_os_str().is_empty() { Path::new(".") } else { folder });
+    let folder = folder.and_then(|folder| folder.canonicalize().ok());
+    let name = output.file_name().unwrap_or_default().to_string_lossy();
+    let is_of_model = OF_MODELS.iter().any(|start| name.starts_with(start));
+    let is_read = |input: PathBuf| input == there || is_of_model && Some(input) == folder;
+    match inputs.iter().filter_map(|input| input.as_ref().canonicalize().ok()).any(is_read) {
+        true => anyhow::bail!("{flag} {} is an input, which would be lost; name another file", output.display()),
+        false => Ok(()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanCount, HumanDuration, ProgressBar, ProgressStyle};
 
 use super::print;
+use crate::console::warn;
 use crate::data::chat::{ChatPreprocess, ChatPreprocessReport, preprocess_chat};
 use crate::data::indexed::Dtype;
 use crate::data::preprocess::{
@@ -130,8 +131,9 @@ fn chat(args: Args) -> anyhow::Result<ExitCode> {
     let (Some(tokenizer), Some(output)) = (args.tokenizer, args.output) else {
         anyhow::bail!("--chat needs --tokenizer and --output");
     };
-    super::is_no_input(&output, &args.input)?;
     let template = args.chat_template;
+    let inputs: Vec<_> = args.input.iter().chain([&tokenizer]).chain(&template).collect();
+    super::is_no_input("--output", &output, &inputs)?;
     let options = ChatPreprocess { inputs: args.input, tokenizer, template, output, skip_bad_rows: args.skip_bad_rows };
     let report = preprocess_chat(&options)?;
     print(&describe_chat(&options, &report))?;
@@ -216,7 +218,7 @@ impl Display {
             }
             None if self.last_line.elapsed() >= LINE_EVERY => {
                 self.last_line = Instant::now();
-                eprintln!("{text}");
+                warn(text);
             }
             None => {}
         }

@@ -87,6 +87,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
     }
+    let inputs: Vec<_> = config.inputs().into_iter().chain(args.config.clone()).collect();
+    for (flag, output) in [("--write-top-k", &args.write_top_k), ("log.trace =", &config.log.trace)] {
+        output.iter().try_for_each(|output| super::is_no_input(flag, output, &inputs))?;
+    }
     if let Some(file) = &args.write_top_k {
         alone("train --write-top-k")?;
         let (plan, one) = (Plan::new(&config, &args.allow_change)?, device.devices(&ParallelLayout::default())?);

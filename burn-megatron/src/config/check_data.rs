@@ -101,6 +101,7 @@ impl RunConfig {
             ("data.weights", &data.weights, "data.prefixes", &data.prefixes),
             ("data.validation-weights", &data.validation_weights, "data.validation", &data.validation),
             ("data.test-weights", &data.test_weights, "data.test", &data.test),
+            ("chat.weights", &self.chat.weights, "chat.train", &self.chat.train),
         ] {
             let Some(weights) = weights else { continue };
             let (numbers, files) = (weights.len(), prefixes.len());
@@ -108,7 +109,9 @@ impl RunConfig {
             note(demand(data.text.is_empty(), || {
                 format!("{key} is for prefixes, and data.text is one data set; nearest legal: none")
             }));
-            note(demand(weights.iter().all(|weight| *weight > 0.0), || format!("{key} must all be above 0")));
+            if let Some(weight) = weights.iter().find(|weight| **weight <= 0.0) {
+                note(Err(format!("{key} must all be above 0, and one is {weight}; nearest legal: leave its file out")));
+            }
             let sum: f64 = weights.iter().sum();
             note(demand(sum.is_finite(), || format!("{key} are too large to be added; only their shares matter")));
         }

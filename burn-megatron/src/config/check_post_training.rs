@@ -21,12 +21,6 @@ impl RunConfig {
             let there = data.tokenizer.as_deref().unwrap_or("none");
             format!("{key}.train needs a tokenizer.json{template}, but data.tokenizer = {there}")
         }));
-        if let Some(weights) = &chat.weights {
-            let (weights, files) = (weights.len(), chat.train.len());
-            note(demand(weights == files, || format!("chat.weights has {weights} numbers, chat.train {files} files")));
-        }
-        let positive = chat.weights.iter().flatten().all(|weight| *weight > 0.0);
-        note(demand(positive, || "chat.weights must all be above 0".into()));
         for masked in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
             note(Err(format!("{masked} has no meaning with {key}.train: only what assistants write is learned")));
         }

@@ -157,7 +157,13 @@ fn start(base: &Base) -> Result<FamilyConfig, Problem> {
         Base::Family(name) => families().into_iter().find(|config| config.family() == name).ok_or_else(|| {
             let families = families();
             let names: Vec<&str> = families.iter().map(FamilyConfig::family).collect();
-            let guess = did_you_mean(name, names.iter().copied());
+            let module = module_presets().find(|(_, config)| config["model_type"] == **name);
+            let guess = match module {
+                Some((preset, _)) => {
+                    format!("; a plain Burn module has no family: model.preset = {preset}, or model.hf")
+                }
+                None => did_you_mean(name, names.iter().copied()),
+            };
             Problem::new(format!("model.family = {name} is not one of {}{guess}", names.join(", ")))
         }),
     }
@@ -176,6 +182,24 @@ pub(super) fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
     FamilyConfig::from_hf(&json).map_err(|error| named(&error.to_string().trim_start_matches("config.json: ")))
 }
 
+/// Sizes that Megatron-LM calls by other names, without dashes before them, and their keys.
+const MEGATRON: [(&str, &str); 9] = [
+    ("num-layers", "num-hidden-layers"),
+    ("ffn-hidden-size", "intermediate-size"),
+    ("num-query-groups", "num-key-value-heads"),
+    ("group-query-attention", "num-key-value-heads"),
+    ("kv-channels", "head-dim"),
+    ("moe-router-topk", "num-experts-per-tok"),
+    ("moe-ffn-hidden-size", "moe-intermediate-size"),
+    ("mamba-state-dim", "ssm-state-size"),
+    ("mamba-num-groups", "n-groups"),
+];
+
+/// The size of `[model]` that Megatron-LM calls so.
+pub fn of_megatron(name: &str) -> Option<&'static str> {
+    MEGATRON.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| *ours)
+}
+
 /// One size changed; also its field's name.
 fn apply(config: &FamilyConfig, entry: &Entry) -> Result<(String, FamilyConfig), Problem> {
     let problem = |what: String| Problem { origin: entry.origin.clone(), what };
@@ -184,7 +208,11 @@ fn apply(config: &FamilyConfig, entry: &Entry) -> Result<(String, FamilyConfig),
     let Some(old) = fields.get(&name) else {
         let sizes = fields.keys().map(|name| format!("model.{}", kebab(name)));
         let paths: Vec<String> = sizes.chain(KEYS.iter().map(|key| key.path.into())).collect();
-        let guess = did_you_mean(&entry.path, paths.iter().map(String::as_str));
+        let same = of_megatron(&kebab(&name)).filter(|ours| fields.contains_key(&snake(ours)));
+        let guess = same.map_or_else(
+            || did_you_mean(&entry.path, paths.iter().map(String::as_str)),
+            |ours| format!("; did you mean `model.{ours}`?"),
+        );
         return Err(problem(format!("unknown key `{}` for family {}{guess}", entry.path, config.family())));
     };
     if let (true, Ok(changed)) = (entry.value.is(NONE), with(config, &name, Value::Null)) {

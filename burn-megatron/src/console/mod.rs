@@ -39,6 +39,11 @@ pub fn say(line: impl Display) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
+/// Prints a line to standard error. Nothing depends on whether somebody reads it.
+pub fn warn(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Whether stdout and stdin are a terminal that can draw the dashboard.
 pub fn dashboard_possible() -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");

@@ -29,6 +29,7 @@ pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
     if sequences * seq == 0 {
         return Err(refuse(format!("tensor `input_ids` has shape [{sequences}, {seq}]: there is nothing to read")));
     }
+    only_pads_the_end(path, &file, ids.shape())?;
     let labels = match file.tensor("labels") {
         Ok(labels) if labels.shape() == ids.shape() => Some(integers(path, "labels", &labels)?),
         Ok(labels) => {
@@ -38,6 +39,23 @@ pub fn read_input(path: &Path) -> Result<Input, ForwardError> {
         Err(_) => None,
     };
     Ok(Input { sequences, seq, ids: integers(path, "input_ids", &ids)?, labels })
+}
+
+/// Refuses an `attention_mask` other than one that hides the last tokens of a sequence, which change nothing before them: a
+/// causal model has no other mask.
+pub(super) fn only_pads_the_end(path: &Path, file: &SafeTensors, shape: &[usize]) -> Result<(), ForwardError> {
+    let Ok(mask) = file.tensor("attention_mask") else { return Ok(()) };
+    let refuse = |what: String| ForwardError::Input { path: path.into(), what };
+    if mask.shape() != shape {
+        let found = mask.shape();
+        return Err(refuse(format!("tensor `attention_mask` has shape {found:?}, `input_ids` has {shape:?}")));
+    }
+    let mask = integers(path, "attention_mask", &mask)?;
+    let hides_first = |row: &[i64]| row.windows(2).any(|pair| pair[0] == 0 && pair[1] != 0);
+    mask.chunks(shape[1]).position(hides_first).map_or(Ok(()), |sequence| {
+        let legal = "legal: padding at the end, whose labels are -100";
+        Err(refuse(format!("tensor `attention_mask` hides tokens of sequence {sequence} before others; {legal}")))
+    })
 }
 
 /// The bytes of a file.

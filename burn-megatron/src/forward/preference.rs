@@ -10,7 +10,7 @@ use models::{FamilyConfig, ModelConfig, WeightSource};
 use safetensors::SafeTensors;
 
 use super::error::ForwardError;
-use super::files::{integers, open, write_tensors};
+use super::files::{integers, only_pads_the_end, open, write_tensors};
 use super::loss::{IGNORED, counted, log_sum_exp, shifted};
 use super::run::{forward, weighted};
 use super::settings::{Input, Settings};
@@ -54,6 +54,7 @@ pub fn read_preference(path: &Path, loss: PreferenceLoss) -> Result<Preference, 
     let bytes = open(path)?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| refuse(error.to_string()))?;
     let input = completions(path, &file, "input_ids", "completion_mask")?;
+    only_pads_the_end(path, &file, &[input.sequences, input.seq])?;
     if !input.sequences.is_multiple_of(2) {
         let what = "there must be as many chosen sequences as rejected ones";
         return Err(refuse(format!("tensor `input_ids` has shape [{}, {}]: {what}", input.sequences, input.seq)));

@@ -58,8 +58,33 @@ pub fn plan_config(config: &Value, subject: &Subject, run: &ModuleRun) -> Result
              `plan RUN.toml --model.hf DIR`"
         )
     })?;
+    subject.check(run.micro_batches)?;
     plans(config, subject, run)
 }
+
+impl Subject {
+    /// Refuses sizes whose tensors have more bytes than can be counted.
+    fn check(&self, micro_batches: usize) -> Result<(), String> {
+        let (longest, classes) = (self.length.max(self.target), self.classes.unwrap_or(1));
+        let named = if longest == self.length { "seq-length" } else { "target-length" };
+        // Attention has as many scores as a sequence has pairs of tokens.
+        let most_sequences = |longest: usize| (MOST_TOKENS * MOST_TOKENS) / (longest * longest).max(1);
+        for (key, value, most) in [
+            (named, longest, MOST_TOKENS),
+            ("micro-batch", self.batch, most_sequences(longest.min(MOST_TOKENS))),
+            ("micro-batches", micro_batches, MOST_TOKENS),
+            ("num-labels", classes, MOST_TOKENS),
+        ] {
+            if value > most {
+                return Err(format!("{key} {value} is more than can be planned; nearest legal: {most}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tokens of the longest sequence that is planned.
+const MOST_TOKENS: usize = 1 << 20;
 
 fn bert(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {
     let config = sizes::<Bert>(config)?;

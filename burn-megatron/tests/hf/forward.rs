@@ -3,6 +3,8 @@
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::forward::{ForwardError, Input, Output, Settings, forward, read_input};
 use burn_megatron::hf::HfFolder;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, serialize_to_file};
 
 use crate::files::{MODELS, Tensors, golden, read};
 
@@ -184,4 +186,24 @@ fn what_cannot_be_computed_is_refused() {
     assert_eq!(refuse(&unlabelled, &with_gradients), "gradients need a loss: the input has no `labels`");
     let ignored = Input { labels: Some(vec![-100; 80]), ..input };
     assert!(refuse(&ignored, &double("TP1")).starts_with("no token has a loss"));
+}
+
+/// A causal model sees every token before; its last ones may be padding.
+#[test]
+fn a_mask_that_hides_what_others_see_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("in.safetensors");
+    let read_with = |mask: [i64; 8]| {
+        let bytes = |values: &[i64]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let (ids, mask) = (bytes(&[5; 8]), bytes(&mask));
+        let view = |bytes| TensorView::new(Dtype::I64, vec![2, 4], bytes).unwrap();
+        let tensors = [("input_ids", view(&ids)), ("attention_mask", view(&mask))];
+        serialize_to_file(tensors, None, &path).unwrap();
+        read_input(&path).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(read_with([1, 1, 1, 1, 1, 1, 0, 0]), Ok(()));
+    for mask in [[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 1]] {
+        let said = read_with(mask).unwrap_err();
+        assert!(said.contains("hides tokens of sequence 1 before others; legal: padding at the end"), "{said}");
+    }
 }

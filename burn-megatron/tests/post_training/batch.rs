@@ -75,8 +75,10 @@ fn requests_of_a_file_are_answered_by_the_adapters_that_they_name() {
         "no model `none`",
         "base, all, few, dora"
     );
-    let same = "serve --hf base -i requests.jsonl -o ./requests.jsonl";
-    says!(fail(folder.path(), same), "--output-file ./requests.jsonl: it is the file of the requests");
+    for input in ["./requests.jsonl", "base/model.safetensors"] {
+        let over = format!("serve --hf base -i requests.jsonl -o {input}");
+        says!(fail(folder.path(), &over), &format!("--output-file {input} is an input, which would be lost"));
+    }
     fs::write(folder.path().join("requests.jsonl"), "\n{\"custom_id\": 3}\n").unwrap();
     says!(fail(folder.path(), &batch), "requests.jsonl:2: invalid type: integer `3`, expected a string");
 }

@@ -218,6 +218,11 @@ fn bad_rows_templates_and_tokenizers_are_named() {
         &format!("preprocess --chat --input good.jsonl --tokenizer {} --output o.jsonl", at("bare").display()),
     );
     says!(said, "there is no chat template");
+    fs::write(at("empty.jsonl"), "\n").unwrap();
+    says!(
+        fail(folder.path(), &command("empty.jsonl", &tokenizer, &llama3, "")),
+        "there is no conversation in empty.jsonl"
+    );
     // An output that is the input would end it.
     let before = fs::read(at("good.jsonl")).unwrap();
     let command = command("good.jsonl", &tokenizer, &llama3, "").replace("out.jsonl", "./good.jsonl");

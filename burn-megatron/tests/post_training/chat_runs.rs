@@ -65,8 +65,9 @@ fn files_are_blended_by_weight() {
     assert_eq!((data.train.len(), taken), (40, 10));
     assert!(data.notes[1].starts_with(&format!("{}: 6 samples", b.display())), "{:?}", data.notes);
     let refused = |weights| with(weights).check().unwrap_err().to_string();
-    assert!(refused("[1]").contains("chat.weights has 1 numbers, chat.train 2 files"));
-    assert!(refused("[1, 0]").contains("chat.weights must all be above 0"));
+    assert!(refused("[1]").contains("chat.weights has 1 numbers, chat.train 2"));
+    assert!(refused("[1, 0]").contains("chat.weights must all be above 0, and one is 0"));
+    assert!(refused("[1e308, 1e308]").contains("chat.weights are too large to be added"));
 }
 
 #[test]

@@ -115,3 +115,22 @@ fn a_long_conversation_forgets_its_beginning() {
     assert_eq!(lines.len(), 3);
     assert_eq!(lines[1].trim(), expected(folder.path(), "", &[("w6", &long)]));
 }
+
+/// What cannot be read is no end of the conversation.
+#[test]
+fn an_input_that_cannot_be_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path());
+    fs::write(folder.path().join("chat_template.jinja"), TEMPLATE).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_burn-megatron"))
+        .args("chat --hf . --max-new-tokens 5".split(' '))
+        .current_dir(folder.path())
+        .stdin(fs::File::open(folder.path()).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    says!(text(&output.stderr), "error: cannot read standard input: ", "name a file, not a folder");
+    for given in ["=adapter", "mine="] {
+        says!(fail(folder.path(), &format!("chat --hf . --adapter {given}")), "write --adapter NAME=DIR");
+    }
+}

@@ -10,6 +10,7 @@
 //! next to whatever ranks on their way out ask of it. So it waits too until the ranks have stopped and the stream is idle.
 
 use parking_lot::Mutex;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -74,7 +75,7 @@ fn left(name: &str, why: &str) -> bool {
 fn say(line: &str) {
     static SAID: AtomicUsize = AtomicUsize::new(0);
     if SAID.fetch_add(1, Ordering::Relaxed) < LINES {
-        eprintln!("{line}");
+        let _ = writeln!(io::stderr(), "{line}");
     }
 }
 

@@ -116,6 +116,9 @@ pub enum LrError {
     /// The three rates are not ordered `0 <= min <= max` and `0 <= init <= max`, or not finite.
     #[error("learning rates need 0 <= min <= max and 0 <= init <= max, they are max {max}, min {min}, init {init}")]
     Order { max: f64, min: f64, init: f64 },
+    /// There is no decay.
+    #[error("`lr.decay` has a length of {decay}; nearest legal: 1, or lr.form = constant")]
+    Decay { decay: Span },
     /// The warm-up is not shorter than the decay.
     #[error(
         "`lr.warmup` ({warmup}) must be shorter than `lr.decay` ({decay}; by default the length of the run); nearest legal: \
@@ -148,6 +151,9 @@ impl LrConfig {
         }
         let batch = batch.into();
         let (warmup, decay) = (self.warmup.samples(batch), self.decay.samples(batch));
+        if decay == 0 && self.form != LrDecay::Constant {
+            return Err(LrError::Decay { decay: self.decay });
+        }
         if warmup >= decay && self.form != LrDecay::Constant {
             let nearest = self.warmup.longest_below(decay, batch);
             return Err(LrError::Warmup { warmup: self.warmup, decay: self.decay, nearest });
@@ -267,6 +273,8 @@ mod tests {
              legal: 9 steps"
         );
         assert!(said(Span::Samples(120), 12).ends_with("nearest legal: 119 samples"));
+        let bad = LrConfig { warmup: Span::Steps(0), decay: Span::Steps(0), ..config(LrDecay::Cosine) };
+        assert_eq!(bad.schedule(1), Err(LrError::Decay { decay: Span::Steps(0) }));
         let bad = config(LrDecay::Wsd { tail: Span::Steps(9), form: WsdDecay::Linear });
         assert_eq!(bad.schedule(1), Err(LrError::Tail { tail: 9, longest: 8 }));
     }

@@ -23,12 +23,13 @@ use super::hints;
 use super::host;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
-use super::print;
 use super::processes::tell;
+use super::{is_no_input, print};
 use crate::bench::{
     DocumentLengths, DocumentReport, Record, Setup, Timing, announcement, measure, profile, text, together,
 };
 use crate::config::RunConfig;
+use crate::console::warn;
 use crate::data::TokenDataset;
 use crate::plan::ladder;
 use crate::trace::summary_file;
@@ -94,8 +95,10 @@ pub struct Args {
 pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     if let Some(file) = &args.chart {
         let files: Vec<&Path> = std::iter::once(Path::new(&args.what)).chain(args.files.iter().map(|f| &**f)).collect();
+        is_no_input("--chart", file, &files)?;
         return if cluster.is_first() { draw(file, &files) } else { Ok(ExitCode::SUCCESS) };
     }
+    args.out.iter().try_for_each(|out| is_no_input("--out", out, &[&args.what]))?;
     let timing =
         Timing { warmup: args.warmup, steps: args.steps, runs: args.runs, profile: args.profile.unwrap_or_default() };
     let numbers = [("warmup", timing.warmup), ("steps", timing.steps), ("runs", timing.runs)];
@@ -239,7 +242,7 @@ fn one(
     hint(args, &config, cluster);
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {
-        eprintln!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s");
+        warn(format_args!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s"));
     };
     if gpus.is_empty() {
         host::check_memory(&config, 1.0 / cluster.count() as f64)?;

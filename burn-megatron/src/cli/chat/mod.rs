@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use backend_dist::launch::BoxError;
 use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use models::lora::Adapter;
@@ -25,10 +25,12 @@ use super::generate::{cache_bytes, memory};
 use super::open_folder;
 use super::processes::alone;
 use super::sampling::SamplingArgs;
+use crate::console::warn;
 use crate::data::chat::ChatTokenizer;
 use crate::forward::{Settings, build_over};
 use crate::generate::{GenerateOptions, Generated, TextStream, generate};
 use crate::hf::{HfFolder, read_adapter};
+use crate::refusal::{Access, advice};
 
 /// The name of the model without an adapter.
 const NO_ADAPTER: &str = "none";
@@ -88,11 +90,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     folder.config().dims().check_tp(layout.tp)?;
     let stop_tokens = folder.generation().stop_tokens(&args.hf, tokenizer.tokenizer())?;
     if stop_tokens.is_empty() {
-        eprintln!("no end-of-sequence token is known: an answer ends after {max_new_tokens} tokens");
+        warn(format_args!("no end-of-sequence token is known: an answer ends after {max_new_tokens} tokens"));
     }
     let options = args.sampling.options(folder.generation(), max_new_tokens, stop_tokens);
     options.check(folder.config(), &[0])?;
-    folder.generation().note().into_iter().for_each(|note| eprintln!("{note}"));
+    folder.generation().note().into_iter().for_each(warn);
     // A conversation may need all positions, as far as there is memory for their keys and values.
     let each = cache_bytes(folder.config(), args.device, args.dtype, args.tensor_parallel);
     let fitting =
@@ -123,9 +125,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let conversation = Conversation::new(tokenizer, folder.config().vocab_size(), room, args.system.clone());
     // It is in a read of standard input for most of its life, and ends with the program.
-    std::thread::spawn(move || Terminal { conversation, turns, answered, adapters: names }.run());
+    let (refused, refusal) = channel();
+    std::thread::spawn(move || Terminal { conversation, turns, answered, adapters: names, refused }.run());
     folder.config().visit(job)?;
-    Ok(ExitCode::SUCCESS)
+    refusal.try_recv().map_or(Ok(ExitCode::SUCCESS), |error| {
+        Err(anyhow!("cannot read standard input: {error}{}", advice(Access::Read, &error)))
+    })
 }
 
 /// Positions that a model is made for. `None` is no limit: states alone (Mamba-2) are as large at every length, and
@@ -146,6 +151,9 @@ pub(super) fn adapters(given: &[String], config: &FamilyConfig) -> Result<(Vec<S
             Some((name, path)) => (name.to_string(), path),
             None => (own(text), text.as_str()),
         };
+        if name.is_empty() || path.is_empty() {
+            bail!("--adapter {text}: a name or its folder is missing; write --adapter NAME=DIR, or --adapter DIR");
+        }
         if names.contains(&name) {
             bail!(
                 "--adapter {text}: there is an adapter `{name}` already; give it another name, --adapter NAME={path}"

@@ -1,11 +1,12 @@
 //! The side of a conversation that a person sees.
 
-use std::io::{self, BufRead, IsTerminal};
+use std::io::{self, BufRead, IsTerminal, Write};
 use std::sync::mpsc::{Receiver, Sender};
 
 use super::super::write_now;
 use super::conversation::{COMMANDS, Conversation, Line};
 use super::{Answer, Turn};
+use crate::console::warn;
 
 /// Reads standard input.
 pub(super) struct Terminal {
@@ -16,6 +17,8 @@ pub(super) struct Terminal {
     pub answered: Receiver<Option<Answer>>,
     /// By number.
     pub adapters: Vec<String>,
+    /// Why standard input could not be read to its end.
+    pub refused: Sender<io::Error>,
 }
 
 impl Terminal {
@@ -26,7 +29,7 @@ impl Terminal {
             return;
         }
         if person {
-            eprintln!("{COMMANDS}");
+            warn(COMMANDS);
         }
         loop {
             if person && write_now("> ").is_err() {
@@ -36,15 +39,18 @@ impl Terminal {
             match io::stdin().lock().read_line(&mut line) {
                 Ok(0) => return,
                 Ok(_) => {}
-                Err(error) => return eprintln!("cannot read the message: {error}"),
+                Err(error) => {
+                    let _ = self.refused.send(error);
+                    return;
+                }
             }
             match Line::parse(&line) {
                 Line::Quit => return,
                 Line::Empty => {}
-                Line::Help => eprintln!("{COMMANDS}"),
-                Line::Unknown(command) => eprintln!("{command} is no command: {COMMANDS}"),
+                Line::Help => warn(COMMANDS),
+                Line::Unknown(command) => warn(format_args!("{command} is no command: {COMMANDS}")),
                 Line::Adapter(name) => match self.adapters.iter().position(|known| known == name) {
-                    None => eprintln!("there is no adapter `{name}`; there are {}", self.adapters.join(", ")),
+                    None => warn(format_args!("there is no adapter `{name}`; there are {}", self.adapters.join(", "))),
                     Some(number) => {
                         if !self.ask(Turn::Adapter(number)) || !matches!(self.answered.recv(), Ok(None)) {
                             return;
@@ -54,10 +60,12 @@ impl Terminal {
                 Line::Reset => self.conversation.reset(),
                 Line::System(text) => self.conversation.begin(Some(text).filter(|text| !text.is_empty())),
                 Line::Say(text) => match self.conversation.say(text) {
-                    Err(what) => eprintln!("{what}"),
+                    Err(what) => warn(what),
                     Ok((turn, left_out)) => {
                         if left_out > 0 {
-                            eprintln!("the oldest {left_out} messages are left out: the model has no room for them");
+                            warn(format_args!(
+                                "the oldest {left_out} messages are left out: the model has no room for them"
+                            ));
                         }
                         if !self.answer(Turn::Say(turn), person) {
                             return;
@@ -82,7 +90,7 @@ impl Terminal {
         self.conversation.answered(&text);
         if person {
             let rate = generated.tokens.len().saturating_sub(1) as f64 / generated.decode_seconds.max(1e-9);
-            eprint!("\n[{} tokens, {rate:.1} tokens/s]", generated.tokens.len());
+            let _ = write!(io::stderr(), "\n[{} tokens, {rate:.1} tokens/s]", generated.tokens.len());
         }
         write_now("\n").is_ok()
     }

@@ -16,6 +16,7 @@ use super::device::DeviceKind;
 use super::forward::Precision;
 use super::layout::LayoutArgs;
 use super::refused;
+use crate::console::warn;
 use crate::eval::{
     Encoder, EvalSettings, ExactMatch, Limits, TaskResult, Work, read_documents, read_task, results, table,
 };
@@ -94,7 +95,9 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     }
     let limit = args.limit.unwrap_or(usize::MAX);
     if let Some(output) = &args.output {
-        super::is_no_input(output, &[&args.task[..], &args.perplexity].concat())?;
+        let folders = args.adapter.iter().chain([&args.hf]);
+        let inputs: Vec<_> = args.task.iter().chain(&args.perplexity).chain(folders).collect();
+        super::is_no_input("--output", output, &inputs)?;
     }
     let mut tasks = Vec::new();
     for path in &args.task {
@@ -117,7 +120,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     let output = output.map(|path| Ok::<_, anyhow::Error>((path, create(path)?))).transpose()?;
     if work.truncated > 0 && cluster.is_first() {
         let most = limits.max_length;
-        eprintln!("{} samples are longer than {most} tokens: their first tokens are left out", work.truncated);
+        warn(format_args!("{} samples are longer than {most} tokens: their first tokens are left out", work.truncated));
     }
     let settings = EvalSettings {
         forward: Settings::new(args.device.of_cluster(&layout, cluster)?, layout, args.dtype),

@@ -12,6 +12,7 @@ use tokenizers::Tokenizer;
 
 use super::Args;
 use crate::cli::open_folder;
+use crate::console::warn;
 use crate::eval::{Answers, EvalError, EvalSettings, Work, compute, compute_module};
 use crate::hf::{GenerationConfig, HfFolder, HfFolderError, ModuleFolder, read_adapter};
 
@@ -91,7 +92,7 @@ fn causal_length(config: &FamilyConfig, layout: &ParallelLayout, asked: Option<u
     if let (Some(asked), Some(trained)) = (asked, trained)
         && asked > trained
     {
-        eprintln!("note: --max-length {asked}: the model is made for {trained} positions");
+        warn(format_args!("note: --max-length {asked}: the model is made for {trained} positions"));
     }
     let most = asked.or(trained).unwrap_or(2048);
     let length = most - most % unit;

@@ -25,6 +25,7 @@ use super::forward::Precision;
 use super::refused;
 use super::sampling::SamplingArgs;
 use crate::config::decoder_of;
+use crate::console::warn;
 use crate::forward::{Settings, build};
 use crate::generate::{Ended, GenerateOptions, Generated, generate};
 use crate::hf::{GenerationConfig, ModuleFolder, read_adapter};
@@ -113,7 +114,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     }
     let note = beyond_positions(&source.config, tokens.len(), &options).filter(|_| cluster.is_first());
     let keys = source.generation.note().filter(|_| cluster.is_first());
-    keys.into_iter().chain(note).for_each(|note| eprintln!("{note}"));
+    keys.into_iter().chain(note).for_each(warn);
 
     let writer = Mutex::new(writer);
     let settings = Settings {
@@ -131,7 +132,7 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     let generated = source.config.visit(job)?;
     if cluster.is_first() {
         writer.into_inner().finish()?;
-        eprintln!("{}", speed(tokens.len(), &generated));
+        warn(format_args!("{}", speed(tokens.len(), &generated)));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -216,7 +217,7 @@ fn beyond_positions(config: &FamilyConfig, prompt: usize, options: &GenerateOpti
 fn token_id(text: &str, vocabulary: Option<usize>, tokenizer: Option<&Tokenizer>) -> Result<i64> {
     if let Ok(id) = text.parse::<i64>() {
         if let Some(most) = vocabulary.map(|size| size as i64 - 1).filter(|most| !(0..=*most).contains(&id)) {
-            eprintln!("note: --stop-token {id} never comes: the model's tokens are 0 to {most}");
+            warn(format_args!("note: --stop-token {id} never comes: the model's tokens are 0 to {most}"));
         }
         return Ok(id);
     }
@@ -261,7 +262,7 @@ impl WithModel for Job<'_, '_> {
             })?;
             let on_token = |token| {
                 if let Some(started) = startup::end().filter(|_| rank.rank == 0) {
-                    eprintln!("{started}");
+                    warn(started);
                 }
                 self.writer.lock().push(token)
             };

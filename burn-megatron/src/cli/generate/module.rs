@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use super::writer::Writer;
 use super::{Args, Prompt, encode, read_prompt, speed, stop_tokens, tokenizer};
 use crate::cli::refused;
+use crate::console::warn;
 use crate::data::images::{ImageProcessor, RgbImage};
 use crate::data::readable_tokenizer;
 use crate::forward::Settings;
@@ -32,7 +33,7 @@ pub(super) fn run(args: &Args, dir: &Path, cluster: &Cluster) -> Result<ExitCode
     let pixels = pixels(&args.images, images, dir)?;
     let tokenizer = readable_tokenizer(dir)?.map(|path| tokenizer(&path)).transpose()?;
     let generation = GenerationConfig::of_folder(dir)?;
-    generation.note().filter(|_| cluster.is_first()).into_iter().for_each(|note| eprintln!("{note}"));
+    generation.note().filter(|_| cluster.is_first()).into_iter().for_each(warn);
     let (tokens, writer) = match read_prompt(args)? {
         Prompt::Tokens(tokens) => (tokens, Writer::ids()),
         Prompt::Text(text) => {
@@ -63,7 +64,7 @@ pub(super) fn run(args: &Args, dir: &Path, cluster: &Cluster) -> Result<ExitCode
         generate_module(&folder, &prompt, &options, &settings, &on_token).map_err(|error| anyhow!("{error}"))?;
     if cluster.is_first() {
         writer.into_inner().finish()?;
-        eprintln!("{}", speed(prompt.tokens.len(), &generated));
+        warn(format_args!("{}", speed(prompt.tokens.len(), &generated)));
     }
     Ok(ExitCode::SUCCESS)
 }

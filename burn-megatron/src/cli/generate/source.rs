@@ -10,6 +10,7 @@ use tokenizers::Tokenizer;
 use super::Args;
 use crate::cli::export::adapters;
 use crate::cli::{open_checkpoint, open_folder};
+use crate::console::warn;
 use crate::data::preprocess::end_of_document;
 use crate::data::{read_tokenizer, readable_tokenizer};
 use crate::hf::{GenerationConfig, model_of};
@@ -39,7 +40,7 @@ pub(super) fn open(args: &Args, cluster: &Cluster) -> Result<Source> {
     let checkpoint = open_checkpoint(dir)?;
     checkpoint.verify(0, 1)?;
     if let Some(warning) = checkpoint.warning().filter(|_| cluster.is_first()) {
-        eprintln!("{}: {warning}", checkpoint.path().display());
+        warn(format_args!("{}: {warning}", checkpoint.path().display()));
     }
     let config = model_of(&checkpoint)?;
     if adapters(&checkpoint, &config)?.is_some() {

@@ -22,7 +22,7 @@ use report::Plan;
 
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
-use super::{print, refused};
+use super::{is_no_input, print, refused};
 use crate::refusal::Access;
 use crate::schedule::draw::{self, Colors};
 
@@ -67,6 +67,10 @@ impl Args {
 
 /// Prints the needs of a run, or bubble and activations in flight of a schedule, and draws.
 pub fn run(args: Args) -> Result<ExitCode> {
+    if let Some(file) = &args.svg {
+        let inputs: Vec<_> = args.config.iter().chain(&args.pipeline.schedule_file).collect();
+        is_no_input("--svg", file, &inputs)?;
+    }
     if let Some(folder) = &args.module.hf {
         print(&module::plan(&args, folder)?)?;
         return Ok(ExitCode::SUCCESS);

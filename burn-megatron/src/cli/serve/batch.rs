@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 
-use crate::cli::refused;
+use crate::cli::{is_no_input, refused};
 use crate::refusal::{Access, advice};
 use crate::serve::http::{App, BatchRequest, answer_batch, batch_requests};
 
@@ -33,18 +33,17 @@ pub(super) struct Batch {
 }
 
 impl BatchArgs {
-    /// The batch, if there is one. Fails if a file cannot be used, or a line is no request; before weights are read.
-    pub fn open(&self) -> Result<Option<Batch>> {
+    /// The batch, if there is one, for the model of a folder. Fails if a file cannot be used, or a line is no request; before
+    /// weights are read.
+    pub fn open(&self, model: Option<&Path>) -> Result<Option<Batch>> {
         let (Some(input), Some(output)) = (self.input_file.clone(), self.output_file.clone()) else { return Ok(None) };
         let text = std::fs::read_to_string(&input).map_err(refused(Access::Read, &input))?;
         let requests = batch_requests(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", input.display()))?;
         if requests.is_empty() {
             bail!("{}: it has no requests", input.display());
         }
-        let same = |path: &Path| path.canonicalize().ok();
-        if same(&input).is_some_and(|input| same(&output) == Some(input)) {
-            bail!("--output-file {}: it is the file of the requests; give another one", output.display());
-        }
+        let inputs: Vec<&Path> = [input.as_path()].into_iter().chain(model).collect();
+        is_no_input("--output-file", &output, &inputs)?;
         // What an earlier batch has written stays until this one has a model.
         let file = File::options().write(true).create(true).truncate(false).open(&output);
         let file = file.map_err(refused(Access::Write, &output))?;

@@ -32,7 +32,7 @@ use super::generate::tokenizer;
 use super::open_folder;
 use super::processes::alone;
 use super::sampling::suggested;
-use crate::console::say;
+use crate::console::{say, warn};
 use crate::data::chat::ChatTokenizer;
 use crate::forward::Settings;
 use crate::hf::HfFolder;
@@ -85,7 +85,7 @@ pub struct Args {
 /// be used, sizes do not fit or the port is taken; before anything is served.
 pub fn run(args: Args) -> Result<ExitCode> {
     alone("serve")?;
-    let batch = args.batch.open()?;
+    let batch = args.batch.open(args.hf.as_deref())?;
     let folder = args.hf.as_deref().map(|folder| open_folder(folder, None)).transpose()?;
     let config = match (&folder, &args.preset) {
         (Some(folder), _) => folder.config().clone(),
@@ -190,13 +190,13 @@ fn app(
         Ok(chat) => Some(chat),
         Err(error) if args.chat_template.is_some() => return Err(error.into()),
         Err(error) => {
-            eprintln!("no chat: {error}");
+            warn(format_args!("no chat: {error}"));
             None
         }
     };
     let defaults = suggested(folder.generation());
     defaults.check().with_context(|| format!("{}: generation_config.json", dir.display()))?;
-    folder.generation().note().into_iter().for_each(|note| eprintln!("{note}"));
+    folder.generation().note().into_iter().for_each(warn);
     let stop_tokens = folder.generation().stop_tokens(dir, &tokenizer)?;
     let of_folder = || dir.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name = args.served_model_name.clone().or_else(of_folder).unwrap_or_else(|| "model".into());

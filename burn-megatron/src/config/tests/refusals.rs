@@ -17,6 +17,12 @@ fn unknown_keys_are_named_with_place_and_closest_key() {
          run.toml:6: unknown key `model.hiden_size` for family llama; did you mean `model.hidden-size`?\n  \
          command line: unknown key `model.num-layers` for family llama; did you mean `model.num-hidden-layers`?"
     );
+    for (theirs, ours) in [("ffn_hidden_size", "intermediate-size"), ("num-query-groups", "num-key-value-heads")] {
+        let said = refusal(&format!("[model]\n{theirs} = 5\n"), &[]);
+        assert!(said.ends_with(&format!("for family llama; did you mean `model.{ours}`?")), "{said}");
+    }
+    let said = refusal("[model]\nfamily = \"bert\"\n", &[]);
+    assert!(said.contains("a plain Burn module has no family: model.preset = bert-base"), "{said}");
     assert_eq!(refusal("[outptu]\n", &[]), "run.toml:1: unknown key `outptu`; did you mean `output`?");
     assert!(parse("[output]\n", &[]).is_ok());
     assert_eq!(refusal("training = 3\n", &[]), "run.toml:1: `training` is a section: write [training]");

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::family::ModuleData;
 use crate::config::{ModuleConfig, Precision};
+use crate::console::warn;
 use crate::data::images::{ImageError, ImageProcessor, ImageSet, Target};
 use crate::data::numpy::epochs;
 use crate::learner::ReadBatch;
@@ -139,7 +140,8 @@ fn reader<T: Send + Sync + 'static, B: 'static>(
 ) -> ReadBatch<B> {
     let (processor, batch) = (pixels.processor.clone(), batch.clone());
     Arc::new(move |numbers, device| {
-        let left_out = |error: &ImageError| eprintln!("note: {error}; it is left out, as images.skip-bad-rows says");
+        let left_out =
+            |error: &ImageError| warn(format_args!("note: {error}; it is left out, as images.skip-bad-rows says"));
         let read = |number: usize| {
             let (image, learned) = set.sample(order[number] as usize, &left_out)?;
             Ok((processor.process(&image), learned))

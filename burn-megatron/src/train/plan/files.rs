@@ -93,8 +93,13 @@ pub(super) fn made_from_text(config: &RunConfig) -> Option<usize> {
 /// What is wrong with the name of a tokenizer.
 pub(super) fn missing_tokenizer(config: &RunConfig) -> Option<Problem> {
     let path = config.data.tokenizer.as_deref().filter(|name| !["char", "byte", "bpe"].contains(name))?;
-    let missing = !Path::new(path).is_file();
-    missing.then(|| Problem::new(format!("data.tokenizer: there is no file {path}; char, byte and bpe need none")))
+    match Path::new(path) {
+        file if file.is_file() => None,
+        folder if folder.is_dir() => {
+            Some(Problem::new(format!("data.tokenizer = {path} is a folder; name its tokenizer.json")))
+        }
+        _ => Some(Problem::new(format!("data.tokenizer: there is no file {path}; char, byte and bpe need none"))),
+    }
 }
 
 /// Whether there is a file where a folder is needed.

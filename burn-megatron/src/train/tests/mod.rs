@@ -114,6 +114,8 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
     let said = refuse(&[("data.text", "none.txt"), ("data.tokenizer", "no.json"), ("output.directory", &file)]);
     assert!(said.starts_with("4 problems") && said.contains("output.directory = "), "{said}");
     says!(said, "data.text: none.txt: ", "data.tokenizer: there is no file no.json");
+    let named = folder.path().display().to_string();
+    says!(refuse(&[("data.tokenizer", &named)]), "is a folder; name its tokenizer.json");
 }
 
 /// A folder's vocabulary cannot grow, so that is not what is advised.

@@ -10,6 +10,7 @@ use crate::comm::local_all_gather::LocalAllGather;
 use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -176,7 +177,10 @@ fn end(world: &World, failure: &RunError) {
         }
     }
     let seconds = start.elapsed().as_secs();
-    eprintln!("{failure}\nThe ranks of this process did not stop within {seconds} s: it ends without them.");
+    let _ = writeln!(
+        io::stderr(),
+        "{failure}\nThe ranks of this process did not stop within {seconds} s: it ends without them."
+    );
     unsafe extern "C" {
         fn _exit(status: i32) -> !;
     }

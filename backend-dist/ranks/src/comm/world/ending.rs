@@ -4,6 +4,7 @@ use super::{State, World};
 use crate::comm::failure::{FailureCause, RunError};
 use parking_lot::MutexGuard;
 use std::collections::HashSet;
+use std::io::{self, Write};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -175,6 +176,8 @@ fn has_timed_out(state: &State) -> bool {
 
 fn give_up(failure: &RunError, failed: Instant) -> ! {
     let seconds = failed.elapsed().as_secs();
-    eprintln!("\n{failure}\nthe ranks of this process did not stop within {seconds} s; it ends here");
+    // A panic of this thread would leave the process to wait for ever.
+    let _ =
+        writeln!(io::stderr(), "\n{failure}\nthe ranks of this process did not stop within {seconds} s; it ends here");
     std::process::exit(1);
 }

@@ -92,6 +92,10 @@ pub fn preprocess_chat(options: &ChatPreprocess) -> Result<ChatPreprocessReport>
         serde_json::to_writer(&mut out, &line).map_err(|error| write(error.into()))?;
         out.write_all(b"\n").map_err(write)
     })?;
+    if report.samples == 0 && report.skipped.rows == 0 {
+        let files = options.inputs.iter().map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+        return Err(ChatError::Nothing { what: format!("there is no conversation in {files}; name files with rows") });
+    }
     out.flush().map_err(write)?;
     drop(out);
     file.as_file().sync_all().map_err(write)?;

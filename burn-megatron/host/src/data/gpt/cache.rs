@@ -50,7 +50,9 @@ pub(super) fn load_or_build(
     match load(&path, key, plan, documents, &mut words) {
         Ok(true) => return Ok(GptIndices::new(words, documents, plan.samples)),
         Ok(false) => {}
-        Err(what) => eprintln!("warning: {}: {what}; the sample order is built again", path.display()),
+        Err(what) => {
+            let _ = writeln!(io::stderr(), "warning: {}: {what}; the sample order is built again", path.display());
+        }
     }
     words.clear();
     let indices = build(words);
