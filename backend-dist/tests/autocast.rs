@@ -1,13 +1,14 @@
 //! Mixed precision: close to f32, with f32 parameters and gradients.
 
 use backend_dist::fused_adamw::FusedAdamW;
+use backend_dist::gradients::overlapped::Reducer;
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{Count, LogicalDevice, LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
-use burn::nn::DropoutConfig;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::{DropoutConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
@@ -112,17 +113,21 @@ fn tensors_of_ones_and_zeros_are_no_memory() {
 }
 
 /// Biases are added by the GEMMs of their layers, and what follows from a norm's input is neither stored nor cast: a layer
-/// with its norms first has a kernel before each of its two parts and one within the MLP, and as many for gradients.
+/// with its norms first has a kernel before each of its two parts and one within the MLP, and as many for gradients. Those
+/// are not split where a parameter's gradient is to be reduced as soon as it is there, and gradients of weights are f32.
 #[test]
 fn a_layer_has_few_kernels_besides_gemms() {
-    let kernels = |layers: usize| {
-        let config = TransformerEncoderConfig::new(16, 32, 4, layers).with_dropout(0.0).with_norm_first(true);
-        in_half("TP1", |_, device| {
-            let model = config.init(&device);
-            let x = Tensor::<3>::ones([4, 8, 16], &device);
+    let kernels = |layers: usize, samples: usize| {
+        let config = TransformerEncoderConfig::new(16, 48, 4, layers).with_dropout(0.0).with_norm_first(true);
+        in_half("TP1", |rank, device| {
+            let model = parallelize(config.init(&device), &rank, &Plan::auto())?;
+            let reducer = Reducer::new(&model, &rank.group(Axis::Dp), |_| None);
+            let model = reducer.attach(model);
+            let x = Tensor::<3>::ones([samples, 8, 16], &device);
             let pass = || {
+                reducer.begin_pass(&model, GradientsParams::new());
                 let loss = model.forward(TransformerEncoderInput::new(x.clone())).powi_scalar(2).mean();
-                let gradients = loss.backward();
+                let gradients = reducer.end_pass(&model, GradientsParams::from_grads(loss.backward(), &model));
                 device.sync().unwrap();
                 drop(gradients);
             };
@@ -134,9 +139,26 @@ fn a_layer_has_few_kernels_besides_gemms() {
             Ok(["fused kernel", "cast", "GEMM"].map(|kernel| kernels.get(kernel).copied().unwrap_or(0)))
         })[0]
     };
-    let (three, two) = (kernels(3), kernels(2));
-    let of_a_layer: Vec<usize> = three.iter().zip(two).map(|(three, two)| three - two).collect();
-    assert_eq!(of_a_layer, [6, 0, 18], "kernels, casts, and GEMMs: six forward, twelve for gradients");
+    // Burn multiplies all rows by a weight at once, or those of each sample.
+    for samples in [3, 4] {
+        let (three, two) = (kernels(3, samples), kernels(2, samples));
+        let of_a_layer: Vec<usize> = three.iter().zip(two).map(|(three, two)| three - two).collect();
+        assert_eq!(of_a_layer, [6, 0, 18], "kernels, casts, and GEMMs: six forward, twelve for gradients");
+    }
+}
+
+/// Nothing reads the gradient of a weight before the optimizer, and its operands would be in memory as long as it waits.
+#[test]
+fn gradients_of_weights_do_not_wait_for_a_bias() {
+    in_half("TP1", |_, device| {
+        let layers: Vec<Linear> = (0..4).map(|_| LinearConfig::new(16, 16).init(&device)).collect();
+        let loss = layers.iter().fold(Tensor::<2>::ones([8, 16], &device), |x, layer| layer.forward(x).tanh()).mean();
+        let gradients = loss.backward();
+        // Forward, and the gradients of four weights and three inputs, of which the last may wait.
+        assert!(explain(&device).kernels["GEMM"] >= 4 + 7 - 1, "{}", explain(&device));
+        drop(gradients);
+        Ok(())
+    });
 }
 
 #[test]

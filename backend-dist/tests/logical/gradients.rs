@@ -1,7 +1,7 @@
 //! Gradients of every operation that has some, with inputs in any placement: those of backward operations too.
 
 use crate::cpu;
-use crate::operations::{Inputs, flat};
+use crate::operations::{Inputs, Operation, flat};
 use crate::property::{Places, count, difference, index, operation, place, values};
 use backend_dist::launch::launch;
 use backend_dist::logical::Placement::{Partial, Replicate, Shard};
@@ -10,16 +10,22 @@ use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 /// The loss, and the gradients of `x` and `y`, which are `placed` before the operation.
-fn gradients(at: usize, shape: [usize; 3], dim: usize, device: &Device, placed: impl Fn(Inputs) -> Inputs) -> Vec<f64> {
+pub fn gradients(
+    operation: &Operation,
+    shape: [usize; 3],
+    dim: usize,
+    (device, dtype): (&Device, DType),
+    placed: impl Fn(Inputs) -> Inputs,
+) -> Vec<f64> {
     let leaf = |seed| {
         let data = TensorData::new(values(shape, seed), shape);
-        Tensor::<3>::from_data(data, (device, DType::F64)).require_grad()
+        Tensor::<3>::from_data(data, (device, dtype)).require_grad()
     };
     let (x, y) = (leaf(1), leaf(2));
-    let out = operation(at).1(placed(Inputs { x: x.clone(), y: y.clone(), index: index(shape, device), dim }));
+    let out = operation.1(placed(Inputs { x: x.clone(), y: y.clone(), index: index(shape, device), dim }));
     let n = out.dims()[0];
     let weights: Vec<f64> = (0..n).map(|i| (i as f64 * 0.7 + 0.3).cos()).collect();
-    let weights = Tensor::<1>::from_data(TensorData::new(weights, [n]), (device, DType::F64));
+    let weights = Tensor::<1>::from_data(TensorData::new(weights, [n]), (device, dtype));
     // What does not depend on an input has a gradient too.
     let loss = (out * weights).sum() + x.clone().sum() + y.clone().sum();
     let grads = loss.backward();
@@ -29,17 +35,22 @@ fn gradients(at: usize, shape: [usize; 3], dim: usize, device: &Device, placed: 
 }
 
 fn check(at: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[Axis], places: &Places) {
-    let name = operation(at).0;
-    let expected = gradients(at, shape, dim, &cpu().autodiff(), |inputs| inputs);
+    let operation = operation(at);
+    let name = operation.0;
+    let expected = gradients(operation, shape, dim, (&cpu().autodiff(), DType::F64), |inputs| inputs);
     let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
-    let ranks = launch(&mesh, &[cpu()], |rank| {
-        let device = rank.logical_device_with(axes, LogicalOptions::default()).autodiff();
-        Ok(gradients(at, shape, dim, &device, |inputs| place(inputs, shape, &rank, axes, places)))
-    });
-    let ranks = ranks.unwrap_or_else(|error| panic!("{name} along {dim} on {layout} with {places:?}: {error}"));
-    for values in ranks {
-        let found = difference(&values, &expected);
-        assert!(found <= 1e-10, "{name} of {shape:?} along {dim} on {layout} with {places:?}: {found:e}");
+    for fusion in [false, true] {
+        let what = format!("{name} of {shape:?} along {dim} on {layout} with {places:?}, fusion {fusion}");
+        let ranks = launch(&mesh, &[cpu()], |rank| {
+            let options = LogicalOptions { fusion: Some(fusion), run_ahead: Some(fusion), ..Default::default() };
+            let device = rank.logical_device_with(axes, options).autodiff();
+            let placed = |inputs| place(inputs, shape, &rank, axes, places);
+            Ok(gradients(operation, shape, dim, (&device, DType::F64), placed))
+        });
+        for values in ranks.unwrap_or_else(|error| panic!("{what}: {error}")) {
+            let found = difference(&values, &expected);
+            assert!(found <= 1e-10, "{what}: {found:e}");
+        }
     }
 }
 

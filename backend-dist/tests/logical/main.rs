@@ -4,9 +4,12 @@ mod gradients;
 mod layers;
 mod misuse;
 mod operations;
+mod patterns;
+mod programs;
 mod property;
 mod random;
 mod rarer;
+mod recognized;
 mod teams;
 
 use burn::tensor::{Device, FloatDType};

@@ -3,6 +3,7 @@
 use crate::cpu;
 use crate::layers::LAYERS;
 use crate::operations::{Inputs, OPERATIONS, Operation};
+use crate::patterns::PATTERNS;
 use crate::rarer::RARER;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::logical::Placement::{self, Partial, Replicate, Shard};
@@ -13,12 +14,12 @@ use proptest::prelude::*;
 
 /// The operation of this number.
 pub fn operation(at: usize) -> &'static Operation {
-    OPERATIONS.iter().chain(RARER).chain(LAYERS).nth(at).unwrap()
+    OPERATIONS.iter().chain(RARER).chain(LAYERS).chain(PATTERNS).nth(at).unwrap()
 }
 
 /// Number of operations.
 pub fn count() -> usize {
-    OPERATIONS.len() + RARER.len() + LAYERS.len()
+    OPERATIONS.len() + RARER.len() + LAYERS.len() + PATTERNS.len()
 }
 
 pub fn values(shape: [usize; 3], seed: usize) -> Vec<f64> {
@@ -202,4 +203,12 @@ fn a_mean_over_a_sharded_dimension_is_scaled_as_the_rank_holds_it() {
     let operation = OPERATIONS.iter().position(|(name, _)| *name == "mean along").unwrap();
     let places = vec![[Shard(1), Replicate, Replicate], [Shard(2), Replicate, Replicate]];
     check(operation, [2, 4, 4], 1, "TP2 DP2", &[Axis::Dp, Axis::Tp], &places);
+}
+
+/// A softmax over one key is one, also where what it is multiplied by has more columns.
+#[test]
+fn a_softmax_over_one_key_remains_one() {
+    let pattern = PATTERNS.iter().position(|(name, _)| *name == "values of all samples").unwrap();
+    let operation = count() - PATTERNS.len() + pattern;
+    check(operation, [1, 1, 4], 0, "TP3", &[Axis::Tp], &vec![[Partial, Replicate, Replicate]]);
 }

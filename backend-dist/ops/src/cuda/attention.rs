@@ -164,10 +164,9 @@ impl Call {
         is_here(x).then_some(call)
     }
 
-    /// A call with masks for single scores, which only one kernel has.
-    pub fn with_bits(self, bits: Bits) -> Self {
-        debug_assert!(matches!(self.kernel, Kernel::Hopper), "no other kernel has masks for single scores");
-        Self { bits, ..self }
+    /// The call with masks for single scores; `None` if it is not of the one kernel that has those.
+    pub fn with_bits(self, bits: impl FnOnce() -> Bits) -> Option<Self> {
+        matches!(self.kernel, Kernel::Hopper).then(|| Self { bits: bits(), ..self })
     }
 
     fn extras(&self) -> CallOptions<'_> {

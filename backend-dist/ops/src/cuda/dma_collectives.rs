@@ -4,7 +4,7 @@ use burn::backend::{Cube, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
 
 use super::blocks::resized;
-use super::dma_overlap::{PendingSum, scattered, uses_dma, whole_of};
+use super::dma_overlap::{PendingSum, scattered_in, uses_dma, whole_of};
 use super::factors::Factor;
 use super::{Float, rows};
 use gpu::cuda::dense;
@@ -67,7 +67,9 @@ pub fn gemm_and_collective_by_dma(
     let shape = resized(a, |first| first, factor.columns());
     let a = dense(a.clone());
     let a = if is_scattered { a } else { Cube::float_reshape(a, Shape::from([rows, factor.rows()])) };
-    let shard = summed(scattered(a, &factor, if fills { f64::MAX } else { 0.0 }, group), meanwhile);
+    // One copy of all shards either way: what a rank can fill the time with may depend on what it alone has read.
+    let sizes = if fills { vec![group.size()] } else { vec![group.size() - 1, 1] };
+    let shard = summed(scattered_in(a, &factor, sizes, group), meanwhile);
     Some(if is_scattered { shard } else { Cube::float_reshape(gathered(&shard, group, meanwhile), shape) })
 }
 

@@ -44,9 +44,8 @@ fn call(qkv: &[Float; 3], masks: &AttentionMasks<Cube>, scale: f64) -> Option<Ca
     if !Cube::has_masked_attention(q, keys) || scale <= 0.0 {
         return None;
     }
-    let call = Call::of(qkv, AttentionOptions::full(scale))?;
-    let bits = masks.bits.get_or_init(|| bits(masks, [batch, heads, queries, keys], q));
-    Some(call.with_bits(bits.clone()))
+    let bits = || masks.bits.get_or_init(|| bits(masks, [batch, heads, queries, keys], q)).clone();
+    Call::of(qkv, AttentionOptions::full(scale))?.with_bits(bits)
 }
 
 /// The bits of masks for scores of this shape; `like` is on the device.

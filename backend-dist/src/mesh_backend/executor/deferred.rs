@@ -5,7 +5,7 @@ use super::lazy::Source;
 use super::views::View;
 use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
-use burn_ir::{TensorId, TensorIr, TensorStatus};
+use burn_ir::{TensorId, TensorIr};
 use std::sync::Arc;
 
 impl<B: Inner> Executor<B> {
@@ -33,9 +33,7 @@ impl<B: Inner> Executor<B> {
             let copy = view.clone().apply::<B>(copy.clone());
             self.copies.insert(out, copy);
         }
-        if x.status == TensorStatus::ReadWrite {
-            self.drop_tensor(x.id);
-        }
+        self.end(x);
         true
     }
 

@@ -15,7 +15,7 @@ impl<B: Inner> Executor<B> {
         if let Some(before) = self.may_have_bias.take() {
             self.run_gemm(before);
         }
-        if self.gemm_of_attention(op) {
+        if self.gemm_of_attention(op) || self.gradient_gemm(op) {
             return;
         }
         let dtype = self.half.filter(|_| op.out.dtype == self.limits.dtype).unwrap_or(op.out.dtype);

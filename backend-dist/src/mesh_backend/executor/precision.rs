@@ -68,6 +68,7 @@ impl<B: Inner> Executor<B> {
             || self.gemms.get(&id).is_some_and(|gemm| self.half == Some(gemm.dtype))
             || (self.half.is_some() && self.value_gradients.contains_key(&id))
             || self.deferred.get(&id).is_some_and(|launch| launch.outputs[0].is_half)
+            || self.viewed.get(&id).is_some_and(|(launch, _)| launch.outputs[0].is_half)
             || (self.half.is_some() && self.chain.is_half(id))
     }
 

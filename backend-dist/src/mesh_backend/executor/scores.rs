@@ -54,10 +54,13 @@ impl<B: Inner> Executor<B> {
         let kept = reads.draw.map(|draw| Kept { draw, factor: factors.kept });
         let (hidden, is_hidden) = reads.hidden.unzip();
         let masks = AttentionMasks::new(is_hidden, kept);
+        let (from, to) = (q.shape(), k.shape());
+        // Scores may be of one matrix for all samples or heads.
         let is_here = op.lhs.shape == scores.shape
+            && from[..2] == to[..2]
             && self.waiting.is_empty()
             && !self.chain.has(op.rhs.id)
-            && q.shape()[3] == head_dim
+            && from[3] == head_dim
             && match masks.is_empty() {
                 true => B::has_flash_attention(head_dim, scores.dtype),
                 false => B::has_masked_attention(&by_position::<B>(q.clone()), scores.shape[3]),
@@ -141,6 +144,7 @@ impl<B: Inner> Executor<B> {
         let attention = scores.attention.get()?;
         let is_gradient = fits(scores.names)
             && self.waiting.is_empty()
+            && grad.shape == scores.shape
             && grad.names[1] == attention.value.transpose()
             && attention.has_masks_of(&reads)
             && self.known.is_gradient(&reads.formula(&pending), attention.factors());
@@ -179,7 +183,7 @@ impl<B: Inner> Executor<B> {
     }
 
     /// Drops a tensor if this was its last use.
-    fn end(&mut self, x: &TensorIr) {
+    pub(super) fn end(&mut self, x: &TensorIr) {
         if x.status == TensorStatus::ReadWrite {
             self.drop_tensor(x.id);
         }

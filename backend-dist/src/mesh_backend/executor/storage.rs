@@ -1,7 +1,7 @@
 //! Tensors as they are stored: reading them, giving them names and values.
 
 use super::super::inner::Inner;
-use super::{Executor, float};
+use super::{Executor, Generated, float};
 use burn::backend::ExecutionError;
 use burn::tensor::TensorData;
 use burn_ir::{HandleKind, TensorId, TensorIr, TensorStatus};
@@ -59,6 +59,14 @@ impl<B: Inner> Executor<B> {
 
     /// The values of a tensor, which stays stored as it is: another rank, which does not read it, keeps its share so.
     pub fn read(&mut self, x: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
+        if let Some(Generated::Number(number)) = self.generated(x.id) {
+            // It remains a number, because what follows from it must be stored alike on all ranks.
+            if x.status == TensorStatus::ReadWrite {
+                self.drop_tensor(x.id);
+            }
+            let data = TensorData::full(x.shape, number).convert_dtype(x.dtype);
+            return Box::pin(async move { Ok(data) });
+        }
         self.settle(x.id);
         let is_half = self.halves.contains(&x.id);
         if x.status == TensorStatus::ReadWrite {

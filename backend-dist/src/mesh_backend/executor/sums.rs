@@ -1,12 +1,12 @@
-//! Sums of GEMMs over samples, as the gradients of weights are. Nothing in a backward pass reads them, so that on a mesh
-//! they wait for a collective and run while that is on its way.
+//! Gradients of weights: sums over samples of GEMMs, or one GEMM over all rows. Nothing in a backward pass reads them, so
+//! that on a mesh they wait for a collective and run while that is on its way.
 
 use super::lazy::Gemm;
 use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
 use burn::backend::TensorMetadata;
-use burn::tensor::{DType, Shape};
-use burn_ir::{NumericOperationIr, OperationIr, TensorId, TensorStatus};
+use burn::tensor::Shape;
+use burn_ir::{MatmulOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use std::sync::Arc;
 
 /// Most sums that wait, since their operands stay in memory.
@@ -14,18 +14,17 @@ const MOST: usize = 6;
 /// FLOP of a GEMM in the time in which a GPU receives a byte from another: of an H200 some 600 TFLOP/s and 300 GB/s.
 const FLOP_PER_BYTE: usize = 2000;
 
-/// `aᵀ · b` of all samples' rows.
+/// `aᵀ · b` of all rows.
 pub(super) struct Sum<B: Inner> {
-    id: TensorId,
-    /// `[samples, inner, rows]` and `[samples, inner, columns]`.
+    out: TensorIr,
+    /// `[.., inner, rows]` and `[.., inner, columns]`.
     operands: [Float<B>; 2],
-    dtype: DType,
 }
 
 impl<B: Inner> Sum<B> {
     fn flop(&self) -> usize {
         let [a, b] = &self.operands;
-        2 * a.shape().num_elements() * b.shape()[2]
+        2 * a.shape().num_elements() * columns(b)
     }
 }
 
@@ -42,14 +41,39 @@ impl<B: Inner> Executor<B> {
             return false;
         }
         let Some(gemm) = self.gemms.remove(&x.id) else { return false };
-        let [a, b] = gemm.operands.each_ref().map(|(_, x)| x.clone());
+        let operands = gemm.operands.each_ref().map(|(_, x)| x.clone());
         drop(gemm);
-        self.sums.push(Sum { id: out.id, operands: [B::float_swap_dims(a, 1, 2), b], dtype: out.dtype });
+        self.add_sum(out, operands);
+        true
+    }
+
+    /// Takes a GEMM for the gradient of a weight, which is stored in its own type, if it has the size of a parameter and its
+    /// operands have not.
+    pub(super) fn gradient_gemm(&mut self, op: &MatmulOpIr) -> bool {
+        let lead = op.out.shape.num_dims() - 2;
+        if lead > 1 {
+            return false;
+        }
+        let is_parameter = |x: &TensorIr| self.lasting.contains(&x.shape.num_elements());
+        let has_one_matrix = |x: &TensorIr| x.shape[..lead].iter().all(|size| *size == 1);
+        let inputs = [&op.lhs, &op.rhs];
+        if !is_parameter(&op.out) || inputs.iter().any(|x| is_parameter(x) || !has_one_matrix(x)) {
+            return false;
+        }
+        let dtype = self.half.filter(|_| op.out.dtype == self.limits.dtype).unwrap_or(op.out.dtype);
+        inputs.iter().for_each(|x| self.want(x.id, dtype));
+        let operands = inputs.map(|x| self.in_type(x, dtype));
+        self.add_sum(&op.out, operands);
+        true
+    }
+
+    fn add_sum(&mut self, out: &TensorIr, [a, b]: [Float<B>; 2]) {
+        let last = a.shape().num_dims() - 1;
+        self.sums.push(Sum { out: out.clone(), operands: [B::float_swap_dims(a, last - 1, last), b] });
         if !self.hides || self.sums.len() > MOST {
             let sum = self.sums.remove(0);
             self.run_sum(sum);
         }
-        true
     }
 
     /// Whether any waits.
@@ -69,7 +93,7 @@ impl<B: Inner> Executor<B> {
 
     /// Runs the sum that gives this tensor, if it waits.
     pub(super) fn run_sum_of(&mut self, id: TensorId) {
-        if let Some(index) = self.sums.iter().position(|sum| sum.id == id) {
+        if let Some(index) = self.sums.iter().position(|sum| sum.out.id == id) {
             let sum = self.sums.remove(index);
             self.run_sum(sum);
         }
@@ -78,21 +102,23 @@ impl<B: Inner> Executor<B> {
     /// Whether the tensor was a sum that waited. Nobody reads it.
     pub(super) fn drop_sum(&mut self, id: TensorId) -> bool {
         let waiting = self.sums.len();
-        self.sums.retain(|sum| sum.id != id);
+        self.sums.retain(|sum| sum.out.id != id);
         self.sums.len() < waiting
     }
 
-    fn run_sum(&mut self, Sum { id, operands: [a, b], dtype }: Sum<B>) {
+    fn run_sum(&mut self, Sum { out, operands }: Sum<B>) {
         self.count("GEMM");
-        let ([batches, inner, rows], columns) = (dims(&a), dims(&b)[2]);
-        let a = B::float_reshape(a, Shape::from([1, batches * inner, rows]));
-        let b = B::float_reshape(b, Shape::from([1, batches * inner, columns]));
-        let sum = self.allocating(rows * columns, || B::gemm(B::float_swap_dims(a, 1, 2), b, dtype));
-        self.insert(id, sum, false);
+        let [a, b] = operands.map(|x| {
+            let (elements, columns) = (x.shape().num_elements(), columns(&x));
+            B::float_reshape(x, Shape::from([1, elements / columns, columns]))
+        });
+        let elements = out.shape.num_elements();
+        let sum = self.allocating(elements, || B::gemm(B::float_swap_dims(a, 1, 2), b, out.dtype));
+        self.insert(out.id, B::float_reshape(sum, out.shape), false);
     }
 }
 
-fn dims<T: TensorMetadata>(x: &T) -> [usize; 3] {
+fn columns(x: &impl TensorMetadata) -> usize {
     let shape = x.shape();
-    [shape[0], shape[1], shape[2]]
+    shape[shape.num_dims() - 1]
 }

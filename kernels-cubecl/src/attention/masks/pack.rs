@@ -43,19 +43,20 @@ pub fn pack_kept(client: &Client, draw: Draw, shape: [usize; 4]) -> BitMask {
     bits
 }
 
-/// A plane for 32 queries and 32 keys; cube `(four words of keys, word of queries, head of a batch)`.
+/// A plane for 32 queries and 32 keys; cube `(head of a batch, word of queries, four words of keys)`: a grid may be longer
+/// than 65,535 only in its first dimension.
 fn grid([batch, heads, queries, keys]: [usize; 4]) -> (CubeCount, CubeDim) {
     let words = keys.div_ceil(WORD).div_ceil(PLANES as usize);
-    let count = CubeCount::Static(words as u32, queries.div_ceil(WORD) as u32, (batch * heads) as u32);
+    let count = CubeCount::Static((batch * heads) as u32, queries.div_ceil(WORD) as u32, words as u32);
     (count, CubeDim::new_1d(PLANES * WORD as u32))
 }
 
 #[cube(launch_unchecked)]
 pub fn hidden_bits<E: Float>(mask: &[E], by_query: &mut [u32], by_key: &mut [u32], queries: u32, keys: u32) {
-    let word = CUBE_POS_X * PLANES + UNIT_POS / 32;
+    let word = CUBE_POS_Z * PLANES + UNIT_POS / 32;
     // Units past the last query have its bits: they are the whole words of a mask that is one for all queries.
     let query = u32::min(CUBE_POS_Y * 32 + UNIT_POS % 32, queries - 1);
-    let row = (CUBE_POS_Z * queries + query) * keys;
+    let row = (CUBE_POS_X * queries + query) * keys;
     let mut bits = 0u32;
     for i in 0..32u32 {
         let key = word * 32 + i;
@@ -68,9 +69,9 @@ pub fn hidden_bits<E: Float>(mask: &[E], by_query: &mut [u32], by_key: &mut [u32
 
 #[cube(launch_unchecked)]
 pub fn kept_bits(draws: &Sequence<u32>, by_query: &mut [u32], by_key: &mut [u32], queries: u32, keys: u32) {
-    let word = CUBE_POS_X * PLANES + UNIT_POS / 32;
+    let word = CUBE_POS_Z * PLANES + UNIT_POS / 32;
     let query = u32::min(CUBE_POS_Y * 32 + UNIT_POS % 32, queries - 1);
-    let first = u64::cast_from(CUBE_POS_Z * queries + query) * u64::cast_from(keys) + u64::cast_from(word * 32);
+    let first = u64::cast_from(CUBE_POS_X * queries + query) * u64::cast_from(keys) + u64::cast_from(word * 32);
     let mut bits = 0u32;
     for i in 0..8u32 {
         bits |= four_draws(first + u64::cast_from(4 * i), draws, 0usize) << (4 * i);
@@ -89,9 +90,9 @@ fn write_bits(bits: u32, word: u32, by_query: &mut [u32], by_key: &mut [u32], qu
     }
     let (words, query, key) = (keys.div_ceil(32), CUBE_POS_Y * 32 + unit, word * 32 + unit);
     if query < queries && word < words {
-        by_query[((CUBE_POS_Z * queries + query) * words + word) as usize] = bits;
+        by_query[((CUBE_POS_X * queries + query) * words + word) as usize] = bits;
     }
     if key < keys {
-        by_key[((CUBE_POS_Z * keys + key) * queries.div_ceil(32) + CUBE_POS_Y) as usize] = of_key;
+        by_key[((CUBE_POS_X * keys + key) * queries.div_ceil(32) + CUBE_POS_Y) as usize] = of_key;
     }
 }

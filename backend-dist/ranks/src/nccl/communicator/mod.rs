@@ -30,6 +30,7 @@ use gpu::memory_use::ledger;
 use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::ffi::c_void;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -167,7 +168,8 @@ impl Communicator {
         let join = || {
             let joined = OneShot::join(group, self.taken.0, self.context, self.stream);
             if let (Err(why), 0) = (&joined, group.rank()) {
-                eprintln!("NCCL sums small tensors of {}{:?} too: {why}", group.name(), group.ranks());
+                let (name, ranks) = (group.name(), group.ranks());
+                let _ = writeln!(io::stderr(), "NCCL sums small tensors of {name}{ranks:?} too: {why}");
             }
             joined.ok()
         };

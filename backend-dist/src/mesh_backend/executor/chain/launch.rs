@@ -154,7 +154,7 @@ impl<H: Clone> Chain<H> {
         let (mut outputs, mut others) = (Vec::new(), Vec::new());
         for (id, value) in values {
             let is_whole = value.shape.num_elements() == rows * columns;
-            let stored_half = keeps_half && is_whole && self.facts[value.register].is_half;
+            let stored_half = keeps_half && self.may_be_half(value);
             let mut write = |is_half, is_copy| {
                 let output = Output {
                     register: renamed[value.register],

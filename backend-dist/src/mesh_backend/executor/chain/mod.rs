@@ -108,7 +108,7 @@ impl<H: Clone + PartialEq> Chain<H> {
 
     /// Whether the chain will store this tensor in half precision if it may: it computes the tensor from such tensors alone.
     pub fn is_half(&self, id: TensorId) -> bool {
-        self.values.get(&id).is_some_and(|value| self.facts[value.register].is_half && self.is_whole(value))
+        self.values.get(&id).is_some_and(|value| self.may_be_half(value))
     }
 
     /// Nobody will read this tensor, unless it is pinned. Returns whether the chain was to compute it.
@@ -139,10 +139,11 @@ impl<H: Clone + PartialEq> Chain<H> {
         std::mem::take(&mut self.ended)
     }
 
-    /// A tensor of the chain is wanted in half precision as well.
+    /// A tensor of the chain is wanted in half precision as well, and so is the same in other shapes.
     pub fn want_half(&mut self, id: TensorId) {
-        if let Some(value) = self.values.get_mut(&id) {
-            value.wants_half = true;
+        if let Some(register) = self.values.get(&id).map(|value| value.register) {
+            let same = self.values.values_mut().filter(|value| value.register == register);
+            same.for_each(|value| value.wants_half = true);
         }
     }
 
@@ -215,8 +216,9 @@ impl<H: Clone + PartialEq> Chain<H> {
                 // Numbers of rows alone can be those of longer rows.
                 let grows = own.1 == 1 && own.0 == wanted.0 && wanted.1 > 1;
                 let is_of_rows = |fact: &Fact| fact.extent != Some(Extent::PerColumn);
-                // Draws are counted by element: those of rows would be others for every column.
-                let may_be_rows = self.draws.is_empty() && self.inputs_may_be_rows();
+                // Draws are counted by element: those of rows would be others for every column. A sum over one column, as a
+                // softmax may have, would be one over all.
+                let may_be_rows = self.draws.is_empty() && !self.reduces() && self.inputs_may_be_rows();
                 let can_grow = grows && self.facts.iter().all(is_of_rows) && may_be_rows;
                 if can_grow { fits(wanted) } else { None }
             }),

@@ -48,7 +48,8 @@ impl<H: Clone> Chain<H> {
                 && !self.pinned.contains(id)
                 && !split.stored.contains(&value.register)
                 && self.trace(value.register, &split.stored, &mut path)
-                && path.len() <= MOST;
+                && path.len() <= MOST
+                && path.iter().any(|register| self.is_row(*register) || split.stored.contains(register));
             if may_be_remade {
                 split.rows.extend(path.iter().copied().filter(|register| self.is_row(*register)));
                 split.remade.push((**id, path));
@@ -67,8 +68,14 @@ impl<H: Clone> Chain<H> {
 
     /// Whether a value has all elements, in full precision.
     fn is_stored_whole(&self, value: &Value, keeps_half: bool) -> bool {
-        let is_half = keeps_half && self.facts[value.register].is_half;
-        !is_half && self.is_whole(value)
+        self.is_whole(value) && !(keeps_half && self.may_be_half(value))
+    }
+
+    /// Whether a value comes from half precision alone. Numbers of rows are f32, also in a chain that has nothing else: which
+    /// chain they are part of depends on what a rank has read, and collectives need them alike on all.
+    pub(super) fn may_be_half(&self, value: &Value) -> bool {
+        let has_columns = self.size.is_some_and(|(_, columns)| columns > 1);
+        has_columns && self.is_whole(value) && self.facts[value.register].is_half
     }
 
     /// Whether a register is a number of each row that the chain computes.

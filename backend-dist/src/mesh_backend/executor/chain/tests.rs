@@ -107,3 +107,42 @@ fn what_needs_more_than_is_stored_is_written() {
     assert_eq!(ids(&launch), [Some(4), Some(5)]);
     assert!(remade.is_empty());
 }
+
+/// A launch writes something: rows times columns follow from nothing that it writes.
+#[test]
+fn what_follows_from_inputs_alone_is_written() {
+    let (rows, columns, product) = (tensor(1, [3, 1]), tensor(2, [1, 4]), tensor(3, [3, 4]));
+    let mut chain = Chain::default();
+    assert!(joins(&mut chain, two(Binary::Mul, &rows, &columns), &product));
+    let (launch, remade) = chain.take(DType::F32, true, None).unwrap();
+    assert_eq!((ids(&launch), remade.len()), (vec![Some(3)], 0));
+}
+
+/// Which chain a number of rows is part of depends on what a rank has read.
+#[test]
+fn numbers_of_rows_are_f32_in_every_chain() {
+    for (columns, is_half) in [(1, false), (2, true)] {
+        let (x, double) = (tensor(1, [3, columns]), tensor(2, [3, columns]));
+        let limits = Limits { dtype: DType::F32, fits: |_| true, elements: 1 << 20 };
+        let mut chain = Chain::default();
+        let sum = two(Binary::Add, &x, &x);
+        let operand = |x: &TensorIr, _| Operand { handle: x.id, is_half: true, has_copy: false };
+        assert!(chain.join((&sum, &double), limits, &ById::default(), operand));
+        assert_eq!(chain.is_half(double.id), is_half);
+        let (launch, _) = chain.take(DType::F32, true, None).unwrap();
+        assert_eq!(launch.outputs[0].is_half, is_half, "{columns} columns");
+    }
+}
+
+/// A sum over one column is none over the columns of longer rows.
+#[test]
+fn what_is_summed_over_one_column_does_not_become_a_number_of_longer_rows() {
+    let [x, total, double] = [1, 2, 3].map(|id| tensor(id, [3, 1]));
+    let (whole, out) = (tensor(4, [3, 4]), tensor(5, [3, 4]));
+    for (expression, grows) in [(sum(&x), false), (two(Binary::Add, &x, &x), true)] {
+        let mut chain = Chain::default();
+        let of_rows = if grows { &double } else { &total };
+        assert!(joins(&mut chain, expression, of_rows));
+        assert_eq!(joins(&mut chain, two(Binary::Mul, &whole, of_rows), &out), grows);
+    }
+}

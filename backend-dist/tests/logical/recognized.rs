@@ -1,0 +1,101 @@
+//! Patterns where fusion is on: in single precision, under autocast, and with random numbers.
+
+use crate::cpu;
+use crate::gradients::gradients;
+use crate::operations::Operation;
+use crate::patterns::{DRAWN, PATTERNS};
+use crate::property::difference;
+use backend_dist::launch::launch;
+use backend_dist::logical::Placement::{Replicate, Shard};
+use backend_dist::mesh::{Axis, Mesh};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
+use burn::tensor::{DType, FloatDType, Tensor};
+
+const SHAPES: [[usize; 3]; 5] = [[4, 4, 4], [2, 6, 8], [1, 4, 4], [2, 1, 4], [1, 1, 4]];
+
+fn options(fusion: bool, autocast: Option<FloatDType>) -> LogicalOptions {
+    LogicalOptions { fusion: Some(fusion), autocast, ..Default::default() }
+}
+
+/// Loss and gradients on each rank; with `x` sharded along a dimension if that is said and possible.
+fn ranks(
+    pattern: &Operation,
+    shape: [usize; 3],
+    layout: &str,
+    (options, dtype): (LogicalOptions, DType),
+    sharded: Option<usize>,
+) -> Vec<Vec<f64>> {
+    let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
+    let ranks = launch(&mesh, &[cpu()], |rank| {
+        let device = rank.logical_device_with(&[Axis::Tp], options).autodiff();
+        device.seed(5);
+        let sharded = sharded.filter(|dim| shape[*dim].is_multiple_of(rank.mesh.world_size()));
+        Ok(gradients(pattern, shape, 0, (&device, dtype), |mut inputs| {
+            if let Some(dim) = sharded {
+                inputs.x = inputs.x.redistribute(&rank, Axis::Tp, Shard(dim));
+            }
+            inputs
+        }))
+    });
+    ranks.unwrap_or_else(|error| panic!("{} of {shape:?} on {layout}, {options:?}: {error}", pattern.0))
+}
+
+/// Checks that a pattern gives what is `expected` of its shape, whole and sharded.
+fn check(
+    pattern: &Operation,
+    how: (LogicalOptions, DType),
+    bound: f64,
+    expected: impl Fn(&Operation, [usize; 3]) -> Vec<f64>,
+) {
+    for shape in SHAPES {
+        let expected = expected(pattern, shape);
+        for (layout, sharded) in [("TP1", None), ("TP2", None), ("TP2", Some(0)), ("TP2", Some(1)), ("TP2", Some(2))] {
+            for found in ranks(pattern, shape, layout, how, sharded) {
+                let found = difference(&found, &expected);
+                let what = format!("{} of {shape:?} on {layout}, sharded {sharded:?}, {how:?}", pattern.0);
+                assert!(found <= bound, "{what}: {found:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn patterns_in_other_precisions() {
+    let half = Some(FloatDType::BF16);
+    for pattern in PATTERNS {
+        let expected =
+            |pattern: &Operation, shape| gradients(pattern, shape, 0, (&cpu().autodiff(), DType::F64), |inputs| inputs);
+        check(pattern, (options(true, None), DType::F32), 1e-4, expected);
+        check(pattern, (options(true, half), DType::F32), 0.2, expected);
+    }
+}
+
+/// One device of Burn draws other numbers.
+#[test]
+fn draws_where_they_are_used_are_those_in_memory() {
+    for pattern in DRAWN {
+        let how = (options(false, None), DType::F64);
+        check(pattern, (options(true, None), DType::F64), 1e-10, |pattern, shape| {
+            ranks(pattern, shape, "TP1", how, None).swap_remove(0)
+        });
+    }
+}
+
+/// What follows from a constant that one rank has read is stored there as on the others.
+#[test]
+fn a_rank_that_reads_a_constant_has_the_collectives_of_the_others() {
+    let how = options(true, Some(FloatDType::BF16));
+    let ranks = launch(&Mesh::new("TP2".parse().unwrap()).unwrap(), &[cpu()], |rank| {
+        let device = rank.logical_device_with(&[Axis::Tp], how);
+        let [x, weight, half] = [0.7, 0.3, 0.5].map(|x| Tensor::<3>::full([4, 4, 4], x, (&device, DType::F32)));
+        if rank.rank == 0 {
+            assert!(half.clone().into_data().iter::<f64>().all(|x| x == 0.5));
+        }
+        let columns = (x + 0.1).matmul(weight.redistribute(&rank, Axis::Tp, Shard(2))) * half;
+        let whole = columns.redistribute(&rank, Axis::Tp, Replicate);
+        Ok(whole.into_data().iter::<f64>().collect::<Vec<_>>())
+    });
+    for value in ranks.unwrap().into_iter().flatten() {
+        assert!((value - 0.48).abs() < 1e-2, "{value}");
+    }
+}
