@@ -3,10 +3,8 @@
 use burn::backend::{Cube, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
 
-use super::blocks::resized;
-use super::dma_overlap::{PendingSum, scattered_in, uses_dma, whole_of};
-use super::factors::Factor;
-use super::{Float, rows};
+use super::Float;
+use super::dma_overlap::{PendingSum, uses_dma, whole_of};
 use gpu::cuda::dense;
 use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
@@ -28,18 +26,18 @@ pub fn collective_by_dma(
     meanwhile: &mut dyn FnMut(usize),
 ) -> Option<Float> {
     let first = |dim: usize| dense(Cube::float_swap_dims(x.clone(), 0, dim));
-    let (shape, bytes) = (x.meta.shape(), bytes(x));
+    let (shape, size) = (x.meta.shape(), group.size());
     match *what {
-        Collective::AllGather(dim) if has_shards(bytes, x, group) => {
+        Collective::AllGather(dim) if has_shards(x, 1, group) => {
             let whole = gathered(&first(dim), group, meanwhile);
             Some(Cube::float_swap_dims(whole, 0, dim))
         }
-        Collective::ReduceScatter(dim) if divides(group, shape[dim]) && has_shards(bytes / group.size(), x, group) => {
+        Collective::ReduceScatter(dim) if shape[dim].is_multiple_of(size) && has_shards(x, size, group) => {
             let shard = summed(PendingSum::new(first(dim), group), meanwhile);
             Some(Cube::float_swap_dims(shard, 0, dim))
         }
-        Collective::AllReduce(ReduceOp::Sum) if has_shards(bytes / group.size(), x, group) => {
-            let shards = Shape::from([group.size(), shape.num_elements() / group.size()]);
+        Collective::AllReduce(ReduceOp::Sum) if has_shards(x, size, group) => {
+            let shards = Shape::from([size, shape.num_elements() / size]);
             let shards = Cube::float_reshape(dense(x.clone()), shards);
             let whole = gathered(&summed(PendingSum::new(shards, group), meanwhile), group, meanwhile);
             Some(Cube::float_reshape(whole, shape.clone()))
@@ -48,48 +46,13 @@ pub fn collective_by_dma(
     }
 }
 
-/// The reduce-scatter along dimension 0 or the all-reduce of `a · b`, `b` one matrix for all rows of `a`: the shards of other
-/// members are computed first and travel meanwhile, unless `meanwhile` fills that time. `None` as in [`collective_by_dma`].
-pub fn gemm_and_collective_by_dma(
-    [a, b]: [&Float; 2],
-    what: &Collective,
-    group: &Group,
-    (meanwhile, fills): (&mut dyn FnMut(usize), bool),
-) -> Option<Float> {
-    let matrix = one_matrix(b);
-    let factor = Factor { w: matrix, transposed: false };
-    let (rows, is_scattered) = (rows(a), matches!(what, Collective::ReduceScatter(0)));
-    let is_sum = is_scattered || matches!(what, Collective::AllReduce(ReduceOp::Sum));
-    let divided = if is_scattered { a.meta.shape()[0] } else { rows };
-    if !is_sum || !divides(group, divided) || !has_shards(factor.bytes(rows) / group.size(), a, group) {
-        return None;
-    }
-    let shape = resized(a, |first| first, factor.columns());
-    let a = dense(a.clone());
-    let a = if is_scattered { a } else { Cube::float_reshape(a, Shape::from([rows, factor.rows()])) };
-    // One copy of all shards either way: what a rank can fill the time with may depend on what it alone has read.
-    let sizes = if fills { vec![group.size()] } else { vec![group.size() - 1, 1] };
-    let shard = summed(scattered_in(a, &factor, sizes, group), meanwhile);
-    Some(if is_scattered { shard } else { Cube::float_reshape(gathered(&shard, group, meanwhile), shape) })
-}
-
-fn divides(group: &Group, length: usize) -> bool {
-    length.is_multiple_of(group.size())
-}
-
-/// Whether shards of so many bytes of a tensor like `x` are copied.
-fn has_shards(bytes: usize, x: &Float, group: &Group) -> bool {
-    group.size() > 1 && bytes >= LEAST && bytes.is_multiple_of(TOGETHER * x.dtype().size()) && uses_dma(bytes, x, group)
-}
-
-/// The matrix `[1, .., rows, columns]` in two dimensions, in place.
-fn one_matrix(x: &Float) -> Float {
-    let last = x.meta.shape().num_dims() - 1;
-    let (shape, strides) = (x.meta.shape()[last - 1..].to_vec(), x.meta.strides()[last - 1..].to_vec());
-    let (client, device) = (x.client.clone(), x.device.clone());
-    let mut matrix = Float::new_contiguous(client, device, Shape::from(shape), x.handle.clone(), x.dtype);
-    matrix.meta.strides_mut().copy_from_slice(&strides);
-    matrix
+/// Whether shards, of which `x` has so many, are copied.
+fn has_shards(x: &Float, shards: usize, group: &Group) -> bool {
+    let bytes = bytes(x) / shards;
+    group.size() > 1
+        && bytes >= LEAST
+        && x.meta.shape().num_elements().is_multiple_of(shards * TOGETHER)
+        && uses_dma(bytes, x, group)
 }
 
 fn bytes(x: &Float) -> usize {

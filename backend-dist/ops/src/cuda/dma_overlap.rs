@@ -64,19 +64,11 @@ pub(super) struct PendingSum {
 /// Starts to sum the members' GEMM outputs, while work that does not need the sum takes `after` seconds.
 pub(super) fn scattered(x: Float, factor: &Factor, after: f64, group: &Group) -> PendingSum {
     let (x, size) = (dense(x), group.size());
-    let shard = factor.bytes(rows(&x)) / size;
-    let sizes = overlap_schedule::scattered(size, &factor.of(rows(&x)), shard, after);
-    scattered_in(x, factor, sizes, group)
-}
-
-/// [`scattered`] of contiguous `x`, by a GEMM of each of these numbers of shards, the local one last.
-pub(super) fn scattered_in(x: Float, factor: &Factor, sizes: Vec<usize>, group: &Group) -> PendingSum {
-    let size = group.size();
     let staged = empty(&x, resized(&x, |first| first, factor.columns()), x.dtype);
     let arrived = empty(&x, resized(&x, |first| first / size * (size - 1), factor.columns()), x.dtype);
     let length = rows(&x) / size;
     let (mut first, mut copied) = (1, Vec::new());
-    for count in sizes {
+    for count in overlap_schedule::scattered(size, &factor.of(rows(&x)), bytes(&staged) / size, after) {
         let offsets = first..first + count;
         for members in runs(group.rank(), offsets.clone(), size) {
             let [start, count] = [members.start, members.len()].map(|shards| shards * length);

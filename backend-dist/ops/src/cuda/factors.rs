@@ -17,11 +17,6 @@ pub(super) struct Factor {
 }
 
 impl Factor {
-    /// Columns of the GEMM's input.
-    pub(super) fn rows(&self) -> usize {
-        self.w.meta.shape()[usize::from(self.transposed)]
-    }
-
     /// Columns of the GEMM's output.
     pub(super) fn columns(&self) -> usize {
         self.w.meta.shape()[usize::from(!self.transposed)]
@@ -34,7 +29,8 @@ impl Factor {
 
     /// The GEMM of `rows` rows.
     pub(super) fn of(&self, rows: usize) -> Gemm {
-        Gemm { rows, inner: self.rows(), columns: self.columns(), element: self.w.dtype.size(), gpu: first_model() }
+        let inner = self.w.meta.shape()[usize::from(self.transposed)];
+        Gemm { rows, inner, columns: self.columns(), element: self.w.dtype.size(), gpu: first_model() }
     }
 
     /// Writes `x · w`, or `x · wᵀ`, plus `bias` to `out`; both are `[batches, rows, columns]`. `left` SMs are left

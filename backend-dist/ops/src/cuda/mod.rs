@@ -77,7 +77,7 @@ use burn::backend::{
 use burn::tensor::Shape;
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
-pub use dma_collectives::{collective_by_dma, gemm_and_collective_by_dma};
+pub use dma_collectives::collective_by_dma;
 use gpu::cuda::packed_rows;
 pub use small_matrix::times_small_matrix;
 

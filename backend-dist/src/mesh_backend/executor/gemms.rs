@@ -58,14 +58,6 @@ impl<B: Inner> Executor<B> {
         true
     }
 
-    /// The operands of the GEMM with one matrix that gives `x`, and its type, if it waits. It does not run then.
-    pub fn take_gemm(&mut self, x: TensorId) -> Option<([Float<B>; 2], DType)> {
-        let gemm = self.gemms.get(&x).filter(|gemm| gemm.may_have_bias()).cloned()?;
-        self.drop_tensor(x);
-        self.count("GEMM");
-        Some((gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), gemm.dtype)), gemm.dtype))
-    }
-
     pub(super) fn run_gemm(&mut self, id: TensorId) {
         let Some(gemm) = self.gemms.remove(&id) else { return };
         let result = self.result_of(&gemm);

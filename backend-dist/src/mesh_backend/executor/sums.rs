@@ -37,12 +37,9 @@ impl<B: Inner> Executor<B> {
             return false;
         }
         let is_batch = |gemm: &&Arc<Gemm<B>>| gemm.operands.iter().all(|(_, x)| x.shape()[0] == gemm.shape[0]);
-        if self.gemms.get(&x.id).filter(is_batch).is_none() {
-            return false;
-        }
-        let Some(gemm) = self.gemms.remove(&x.id) else { return false };
+        let Some(gemm) = self.gemms.get(&x.id).filter(is_batch) else { return false };
         let operands = gemm.operands.each_ref().map(|(_, x)| x.clone());
-        drop(gemm);
+        self.gemms.remove(&x.id);
         self.add_sum(out, operands);
         true
     }
@@ -74,11 +71,6 @@ impl<B: Inner> Executor<B> {
             let sum = self.sums.remove(0);
             self.run_sum(sum);
         }
-    }
-
-    /// Whether any waits.
-    pub fn has_sums(&self) -> bool {
-        !self.sums.is_empty()
     }
 
     /// Runs sums that take as long as a collective in which a rank receives so many bytes.

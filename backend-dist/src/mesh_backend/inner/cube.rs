@@ -86,20 +86,6 @@ impl Inner for Cube {
         results.remove(0)
     }
 
-    fn gemm_and_collective(
-        [a, b]: [FloatTensor<Self>; 2],
-        dtype: DType,
-        (what, group): (Collective, &Group),
-        (meanwhile, fills): (&mut dyn FnMut(usize), bool),
-    ) -> FloatTensor<Self> {
-        let is_plain = a.dtype == dtype && b.dtype == dtype;
-        let by_dma = || ops::gemm_and_collective_by_dma([&a, &b], &what, group, (&mut *meanwhile, fills));
-        match is_plain.then(by_dma).flatten() {
-            Some(result) => result,
-            None => Self::collective_meanwhile(Self::gemm(a, b, dtype), what, group, meanwhile),
-        }
-    }
-
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         // Half precision is summed in f32 as it is read.
         let is_read_so = matches!(x.dtype, DType::BF16 | DType::F16) && dtype == DType::F32;

@@ -64,17 +64,6 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
         x
     }
 
-    /// A collective of [`gemm`](Self::gemm) with one matrix for all rows of `a`. `fills` says whether `meanwhile` will queue
-    /// as much as the collective takes.
-    fn gemm_and_collective(
-        [a, b]: [FloatTensor<Self>; 2],
-        dtype: DType,
-        (what, group): (Collective, &Group),
-        (meanwhile, _fills): (&mut dyn FnMut(usize), bool),
-    ) -> FloatTensor<Self> {
-        Self::collective_meanwhile(Self::gemm(a, b, dtype), what, group, meanwhile)
-    }
-
     /// Sums over all dimensions but the last, of half precision in `dtype`.
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::bias_grad(Self::float_cast(x, dtype.into()))

@@ -4,10 +4,8 @@ use super::Interpreter;
 use crate::logical::Placement::{self, Partial, Replicate, Shard};
 use crate::mesh_backend::{executor::Generated, inner::Inner, reshard::reshard, table::Table};
 use burn::tensor::Shape;
-use burn_ir::{HandleKind, IrVisitorMut, TensorId, TensorIr, TensorStatus};
+use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
 use kernels_cubecl::fused::Part;
-use ranks::collective_ops::Collective;
-use ranks::comm::ReduceOp;
 
 /// An input as the inner interpreter knows it.
 #[derive(Clone, Copy)]
@@ -100,9 +98,6 @@ impl<B: Inner> Interpreter<B> {
             }
             return id;
         }
-        if let Some(id) = self.moved_gemm(&local, (from, to)) {
-            return id;
-        }
         let (handle, is_half) = if half { self.executor.halved(&local) } else { self.executor.stored(&local) };
         let executor = &mut self.executor;
         let mut meanwhile = |bytes| executor.run_sums(bytes);
@@ -110,32 +105,6 @@ impl<B: Inner> Interpreter<B> {
         let id = self.new_id();
         self.executor.register_stored(id, handle, is_half);
         id
-    }
-
-    /// Moves what a GEMM that has not run will give, a sum over the ranks of one axis, while the GEMM runs.
-    fn moved_gemm(&mut self, local: &TensorIr, (from, to): (&[Placement], &[Placement])) -> Option<TensorId> {
-        let mut changed = (0..from.len()).filter(|&axis| from[axis] != to[axis]);
-        let (axis, None) = (changed.next()?, changed.next()) else { return None };
-        let (name, what) = match (from[axis], to[axis]) {
-            (Partial, Replicate) => ("all-reduce", Collective::AllReduce(ReduceOp::Sum)),
-            (Partial, Shard(0)) => ("reduce-scatter", Collective::ReduceScatter(0)),
-            _ => return None,
-        };
-        let group = &self.groups[axis];
-        let is_alone = (0..from.len()).all(|other| other == axis || from[other] == Replicate);
-        if group.size() == 1 || !is_alone {
-            return None;
-        }
-        let (operands, dtype) = self.executor.take_gemm(local.id)?;
-        self.report.collective(name, local.shape.num_elements() * dtype.size());
-        let fills = self.executor.has_sums();
-        let executor = &mut self.executor;
-        let mut meanwhile = |bytes| executor.run_sums(bytes);
-        let result = B::gemm_and_collective(operands, dtype, (what, group), (&mut meanwhile, fills));
-        let id = self.new_id();
-        let is_half = self.executor.half_of(local) == Some(dtype);
-        self.executor.register_stored(id, HandleKind::Float(result), is_half);
-        Some(id)
     }
 
     /// The shape of what a rank holds of a tensor of this shape in these placements.
