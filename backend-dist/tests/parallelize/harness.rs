@@ -149,6 +149,8 @@ impl<M: Module + ModuleDisplay> Case<M> {
             let before = explain(&device);
             let loss = (self.loss)(&model, &device, Some(&rank));
             let grads = loss.backward();
+            // Gradients of weights wait for collectives.
+            device.sync()?;
             let report = explain(&device).since(&before);
             let step =
                 Step { loss: loss.into_data().iter::<f64>().next().unwrap(), gradients: gradients(&model, &grads) };
