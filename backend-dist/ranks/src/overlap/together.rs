@@ -38,6 +38,12 @@ impl Part {
             Collective::AllReduce(op) => (DeviceOpKind::AllReduce(op), Some(source.meta.shape().clone())),
             Collective::AllGather(dim) => (DeviceOpKind::AllGather(dim), Some(scaled(&source, |n| n * group.size()))),
             Collective::ReduceScatter(dim) => {
+                let rows = source.meta.shape()[0];
+                assert!(
+                    rows.is_multiple_of(group.size()),
+                    "reduce-scatter on {group:?}: {rows} elements along dimension {dim}; legal: a multiple of {}",
+                    group.size()
+                );
                 (DeviceOpKind::ReduceScatter(dim), Some(scaled(&source, |n| n / group.size())))
             }
             Collective::Reduce(root) => {

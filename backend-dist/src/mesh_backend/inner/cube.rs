@@ -75,7 +75,9 @@ impl Inner for Cube {
             return result;
         }
         let bytes = received_bytes(&x, &what, group);
-        if !together::is_connected(group) || matches!(what, Collective::AllToAll { .. }) {
+        let may_overlap =
+            matches!(what, Collective::AllReduce(_) | Collective::AllGather(_) | Collective::ReduceScatter(_));
+        if !may_overlap || !together::is_connected(group) {
             let x = Self::collective(x, what, None, group.clone());
             meanwhile(bytes);
             return x;
