@@ -126,16 +126,38 @@ fn part_of(shape: &[usize], dim: usize, ranks: usize) -> usize {
     size / ranks
 }
 
-/// A collective over `group`, while `meanwhile` runs.
+/// A collective over `group`. `meanwhile` queues what the device computes while it is on its way, if that is possible, else
+/// after it.
 fn run_meanwhile<B: Inner>(
     x: HandleKind<B>,
     what: Collective,
     group: &Group,
     meanwhile: &mut dyn FnMut(usize),
 ) -> HandleKind<B> {
-    match x {
-        HandleKind::Float(x) => HandleKind::Float(B::collective_meanwhile(x, what, group, meanwhile)),
-        x => run_collective(x, what, group),
+    let HandleKind::Float(x) = x else { return run_collective(x, what, group) };
+    if let Some(result) = B::collective_by_dma(&x, &what, group, meanwhile) {
+        return HandleKind::Float(result);
+    }
+    let bytes = received_bytes(&x, &what, group);
+    if !B::is_async(group) {
+        let result = B::collective(x, what, None, group.clone());
+        meanwhile(bytes);
+        return HandleKind::Float(result);
+    }
+    let (mut results, pending) = B::begin_async(vec![(x, what)], false, group);
+    meanwhile(bytes);
+    drop(pending);
+    HandleKind::Float(results.remove(0))
+}
+
+/// What a rank receives in a collective of `x`.
+fn received_bytes(x: &impl TensorMetadata, what: &Collective, group: &Group) -> usize {
+    let (bytes, others) = (x.shape().num_elements() * x.dtype().size(), group.size() - 1);
+    match what {
+        Collective::AllGather(_) => bytes * others,
+        Collective::AllReduce(_) => 2 * bytes / group.size() * others,
+        Collective::Identity | Collective::Slice(_) => 0,
+        _ => bytes / group.size() * others,
     }
 }
 

@@ -1,6 +1,6 @@
 //! On NVIDIA GPUs: chains by our kernel, GEMMs by cuBLASLt.
 
-use super::{Inner, received_bytes};
+use super::Inner;
 use crate::mesh_backend::executor::{Launch, Limits, Written};
 use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Backend, Cube, ops::FloatTensorOps};
@@ -10,7 +10,7 @@ use gpu::cuda::lt::{self, Operand};
 use gpu::cuda::{empty_all, packed_rows};
 use kernels_cubecl::fused::{self, Plan};
 use ops::{LocalKernels, packed};
-use ranks::collective_ops::{Collective, CollectiveOps};
+use ranks::collective_ops::Collective;
 use ranks::comm::Group;
 use ranks::overlap::together;
 
@@ -65,27 +65,13 @@ impl Inner for Cube {
         (results, Box::new(pending))
     }
 
-    fn collective_meanwhile(
-        x: FloatTensor<Self>,
-        what: Collective,
+    fn collective_by_dma(
+        x: &FloatTensor<Self>,
+        what: &Collective,
         group: &Group,
         meanwhile: &mut dyn FnMut(usize),
-    ) -> FloatTensor<Self> {
-        if let Some(result) = ops::collective_by_dma(&x, &what, group, meanwhile) {
-            return result;
-        }
-        let bytes = received_bytes(&x, &what, group);
-        let may_overlap =
-            matches!(what, Collective::AllReduce(_) | Collective::AllGather(_) | Collective::ReduceScatter(_));
-        if !may_overlap || !together::is_connected(group) {
-            let x = Self::collective(x, what, None, group.clone());
-            meanwhile(bytes);
-            return x;
-        }
-        let (mut results, pending) = together::begin(vec![(x, what)], false, group);
-        meanwhile(bytes);
-        drop(pending);
-        results.remove(0)
+    ) -> Option<FloatTensor<Self>> {
+        ops::collective_by_dma(x, what, group, meanwhile)
     }
 
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {

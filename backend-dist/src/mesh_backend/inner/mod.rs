@@ -50,18 +50,15 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
         unreachable!("collectives over {group:?} are waited for")
     }
 
-    /// A collective. `meanwhile` queues what the device computes while it is on its way, if that is possible, else after
-    /// it; it is given the bytes that a rank receives.
-    fn collective_meanwhile(
-        x: FloatTensor<Self>,
-        what: Collective,
-        group: &Group,
-        meanwhile: &mut dyn FnMut(usize),
-    ) -> FloatTensor<Self> {
-        let bytes = received_bytes(&x, &what, group);
-        let x = Self::collective(x, what, None, group.clone());
-        meanwhile(bytes);
-        x
+    /// A collective by DMA copy engines, which leave the device to what `meanwhile` queues, given the bytes that a rank
+    /// receives. `None`, and nothing has begun, if there is none for it.
+    fn collective_by_dma(
+        _: &FloatTensor<Self>,
+        _: &Collective,
+        _: &Group,
+        _meanwhile: &mut dyn FnMut(usize),
+    ) -> Option<FloatTensor<Self>> {
+        None
     }
 
     /// Sums over all dimensions but the last, of half precision in `dtype`.
@@ -96,17 +93,6 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
     /// `a · b` of the last two dimensions with elements of `dtype`; the others broadcast. `a` and `b` have one type.
     fn gemm(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::float_cast(Self::float_matmul(a, b), dtype.into())
-    }
-}
-
-/// What a rank receives in a collective of `x`.
-fn received_bytes(x: &impl TensorMetadata, what: &Collective, group: &Group) -> usize {
-    let (bytes, others) = (x.shape().num_elements() * x.dtype().size(), group.size() - 1);
-    match what {
-        Collective::AllGather(_) => bytes * others,
-        Collective::AllReduce(_) => 2 * bytes / group.size() * others,
-        Collective::Identity | Collective::Slice(_) => 0,
-        _ => bytes / group.size() * others,
     }
 }
 
