@@ -130,13 +130,15 @@ impl Drop for OneShotSums {
     }
 }
 
-/// Makes the group's communicator, if `device` is a GPU. All members must call it. Without it the first collective does,
-/// which gathers over the group: on a thread that is not the program's, one rank may be there while another is in a
-/// collective of its program.
+/// Makes the group's communicator, and finds out whether DMA copy engines reach all members, if `device` is a GPU. All
+/// members must call it. Without it the first collectives do, which gather over the group: on a thread that is not the
+/// program's, one rank may be there while another is in a collective of its program.
 pub fn join(group: &Group, device: &Device) {
     #[cfg(feature = "cuda")]
-    if let Some(gpu) = gpu::index(&device.clone().without_autodiff()).filter(|_| group.size() > 1) {
-        crate::nccl::connect(group, Some(gpu));
+    if let Some(gpu) = gpu::index(&device.clone().without_autodiff()).filter(|_| group.size() > 1)
+        && let Some(link) = crate::nccl::connect(group, Some(gpu))
+    {
+        link.copies(group);
     }
     #[cfg(not(feature = "cuda"))]
     let _ = (group, device);

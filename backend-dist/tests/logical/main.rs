@@ -11,6 +11,7 @@ mod random;
 mod rarer;
 mod recognized;
 mod teams;
+mod trained;
 
 use burn::tensor::{Device, FloatDType};
 use std::sync::Once;

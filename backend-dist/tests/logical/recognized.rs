@@ -5,11 +5,11 @@ use crate::gradients::gradients;
 use crate::operations::Operation;
 use crate::patterns::{DRAWN, PATTERNS};
 use crate::property::difference;
-use backend_dist::launch::launch;
+use backend_dist::launch::{Rank, launch};
 use backend_dist::logical::Placement::{Replicate, Shard};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
-use burn::tensor::{DType, FloatDType, Tensor};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, Teams};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 const SHAPES: [[usize; 3]; 5] = [[4, 4, 4], [2, 6, 8], [1, 4, 4], [2, 1, 4], [1, 1, 4]];
 
@@ -81,21 +81,36 @@ fn draws_where_they_are_used_are_those_in_memory() {
     }
 }
 
-/// What follows from a constant that one rank has read is stored there as on the others.
+/// What follows from a constant that one rank has read is stored there as on the others: also where it reads for all.
 #[test]
 fn a_rank_that_reads_a_constant_has_the_collectives_of_the_others() {
     let how = options(true, Some(FloatDType::BF16));
-    let ranks = launch(&Mesh::new("TP2".parse().unwrap()).unwrap(), &[cpu()], |rank| {
-        let device = rank.logical_device_with(&[Axis::Tp], how);
+    let mesh = Mesh::new("TP2".parse().unwrap()).unwrap();
+    let program = |rank: &Rank, device: Device| {
         let [x, weight, half] = [0.7, 0.3, 0.5].map(|x| Tensor::<3>::full([4, 4, 4], x, (&device, DType::F32)));
         if rank.rank == 0 {
             assert!(half.clone().into_data().iter::<f64>().all(|x| x == 0.5));
         }
-        let columns = (x + 0.1).matmul(weight.redistribute(&rank, Axis::Tp, Shard(2))) * half;
-        let whole = columns.redistribute(&rank, Axis::Tp, Replicate);
+        let columns = (x + 0.1).matmul(weight.redistribute(rank, Axis::Tp, Shard(2))) * half;
+        let whole = columns.redistribute(rank, Axis::Tp, Replicate);
         Ok(whole.into_data().iter::<f64>().collect::<Vec<_>>())
-    });
-    for value in ranks.unwrap().into_iter().flatten() {
+    };
+    let alike = launch(&mesh, &[cpu()], |rank| program(&rank, rank.logical_device_with(&[Axis::Tp], how)));
+    let teams = Teams::new(&mesh, Axis::Tp).options(how);
+    let led = launch(&mesh, &[cpu()], |rank| teams.run(&rank, |device| program(&rank, device)));
+    for value in alike.unwrap().into_iter().chain(led.unwrap().into_iter().flatten()).flatten() {
         assert!((value - 0.48).abs() < 1e-2, "{value}");
+    }
+}
+
+#[test]
+fn a_sum_of_matrices_without_columns_has_no_elements() {
+    let ranks = launch(&Mesh::new("TP2".parse().unwrap()).unwrap(), &[cpu()], |rank| {
+        let device = rank.logical_device_with(&[Axis::Tp], options(true, None));
+        let [x, y] = [[2, 3, 4], [2, 4, 0]].map(|shape| Tensor::<3>::ones(shape, (&device, DType::F64)));
+        Ok(x.matmul(y).sum_dim(0).into_data())
+    });
+    for sum in ranks.unwrap() {
+        assert_eq!(sum.shape().to_vec(), [1, 3, 0]);
     }
 }

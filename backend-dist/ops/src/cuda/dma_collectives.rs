@@ -3,8 +3,9 @@
 use burn::backend::{Cube, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
 
-use super::Float;
+use super::blocks::resized;
 use super::dma_overlap::{PendingSum, uses_dma, whole_of};
+use super::{Float, columns};
 use gpu::cuda::dense;
 use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
@@ -33,13 +34,13 @@ pub fn collective_by_dma(
             Some(Cube::float_swap_dims(whole, 0, dim))
         }
         Collective::ReduceScatter(dim) if shape[dim].is_multiple_of(size) && has_shards(x, size, group) => {
-            let shard = summed(PendingSum::new(first(dim), group), meanwhile);
+            let whole = first(dim);
+            let shape = resized(&whole, |first| first / size, columns(&whole));
+            let shard = Cube::float_reshape(summed(whole, group, meanwhile), shape);
             Some(Cube::float_swap_dims(shard, 0, dim))
         }
         Collective::AllReduce(ReduceOp::Sum) if has_shards(x, size, group) => {
-            let shards = Shape::from([size, shape.num_elements() / size]);
-            let shards = Cube::float_reshape(dense(x.clone()), shards);
-            let whole = gathered(&summed(PendingSum::new(shards, group), meanwhile), group, meanwhile);
+            let whole = gathered(&summed(dense(x.clone()), group, meanwhile), group, meanwhile);
             Some(Cube::float_reshape(whole, shape.clone()))
         }
         _ => None,
@@ -66,7 +67,10 @@ fn gathered(shard: &Float, group: &Group, meanwhile: &mut dyn FnMut(usize)) -> F
     whole
 }
 
-fn summed(sum: PendingSum, meanwhile: &mut dyn FnMut(usize)) -> Float {
+/// A member's shard `[1, elements]` of the members' sum, whatever shape `whole` has.
+fn summed(whole: Float, group: &Group, meanwhile: &mut dyn FnMut(usize)) -> Float {
+    let shards = Shape::from([group.size(), whole.meta.shape().num_elements() / group.size()]);
+    let sum = PendingSum::new(Cube::float_reshape(whole, shards), group);
     meanwhile(sum.received());
     sum.wait()
 }

@@ -9,7 +9,7 @@ use crate::comm::{DeviceOp, DeviceOpKind, Group};
 use crate::nccl::copies::Pull;
 use crate::nccl::{Communicator, connect, elements, gpu_of};
 use burn_cubecl::tensor::CubeTensor;
-use gpu::cuda::{self, PinnedBuffer};
+use gpu::cuda::PinnedBuffer;
 use gpu::profile::{self, Operation};
 use std::ops::Range;
 
@@ -79,8 +79,6 @@ fn begin(
         });
         copies.queue(call, addresses, pulls, lent)
     });
-    // The other members' threads wait for this one, which must not wait for a full batch of launches.
-    cuda::flush(source);
     drop(noted);
     waits
 }

@@ -57,17 +57,25 @@ impl<B: Inner> Executor<B> {
         }
     }
 
+    /// Lets nothing wait that computes a tensor which is read, here or on another rank. A number remains one, because what
+    /// follows from it must be stored alike on all ranks.
+    pub fn settle_for_read(&mut self, id: TensorId) -> Option<f64> {
+        if let Some(Generated::Number(number)) = self.generated(id) {
+            return Some(number);
+        }
+        self.settle(id);
+        None
+    }
+
     /// The values of a tensor, which stays stored as it is: another rank, which does not read it, keeps its share so.
     pub fn read(&mut self, x: TensorIr) -> DynFut<Result<TensorData, ExecutionError>> {
-        if let Some(Generated::Number(number)) = self.generated(x.id) {
-            // It remains a number, because what follows from it must be stored alike on all ranks.
+        if let Some(number) = self.settle_for_read(x.id) {
             if x.status == TensorStatus::ReadWrite {
                 self.drop_tensor(x.id);
             }
             let data = TensorData::full(x.shape, number).convert_dtype(x.dtype);
             return Box::pin(async move { Ok(data) });
         }
-        self.settle(x.id);
         let is_half = self.halves.contains(&x.id);
         if x.status == TensorStatus::ReadWrite {
             self.forget(x.id);

@@ -6,7 +6,7 @@ use super::{Executor, Float};
 use crate::mesh_backend::inner::Inner;
 use burn::backend::TensorMetadata;
 use burn::tensor::Shape;
-use burn_ir::{MatmulOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
+use burn_ir::{BaseOperationIr, MatmulOpIr, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
 use std::sync::Arc;
 
 /// Most sums that wait, since their operands stay in memory.
@@ -29,8 +29,17 @@ impl<B: Inner> Sum<B> {
 }
 
 impl<B: Inner> Executor<B> {
-    /// Runs waiting GEMMs as one if `op` sums their results over the first dimension and nobody else reads them.
+    /// Runs waiting GEMMs as one if `op` sums their results over the first dimension and nobody else reads them. A sum that
+    /// waits takes another shape.
     pub(super) fn sum_gemms(&mut self, op: &OperationIr) -> bool {
+        if let OperationIr::BaseFloat(BaseOperationIr::Reshape(op)) = op
+            && op.input.status == TensorStatus::ReadWrite
+            && let Some(sum) = self.sums.iter_mut().find(|sum| sum.out.id == op.input.id)
+        {
+            sum.out = op.out.clone();
+            self.forget(op.input.id);
+            return true;
+        }
         let OperationIr::NumericFloat(_, NumericOperationIr::SumDim(sum)) = op else { return false };
         let (x, out) = (&sum.input, &sum.out);
         if sum.axis != 0 || x.status != TensorStatus::ReadWrite || x.shape.num_dims() != 3 {
@@ -101,8 +110,9 @@ impl<B: Inner> Executor<B> {
     fn run_sum(&mut self, Sum { out, operands }: Sum<B>) {
         self.count("GEMM");
         let [a, b] = operands.map(|x| {
-            let (elements, columns) = (x.shape().num_elements(), columns(&x));
-            B::float_reshape(x, Shape::from([1, elements / columns, columns]))
+            let shape = x.shape();
+            let last = shape.num_dims() - 1;
+            B::float_reshape(x, Shape::from([1, shape[..last].iter().product::<usize>(), shape[last]]))
         });
         let elements = out.shape.num_elements();
         let sum = self.allocating(elements, || B::gemm(B::float_swap_dims(a, 1, 2), b, out.dtype));

@@ -99,7 +99,7 @@ impl<B: Inner> Interpreter<B> {
         let is_consumed = x.status == TensorStatus::ReadWrite;
         let local = self.place(&x, &vec![Replicate; self.axes.len()], is_consumed, false);
         // As the reader does, so that all ranks store alike what comes after it.
-        self.executor.settle(local.id);
+        self.executor.settle_for_read(local.id);
         if local.is_temporary {
             self.drop_local(local.id);
         }
