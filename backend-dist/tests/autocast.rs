@@ -8,7 +8,7 @@ use backend_dist::mesh_backend::{Count, LogicalDevice, LogicalOptions, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::module::Module;
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn::nn::{DropoutConfig, Linear, LinearConfig};
+use burn::nn::{DropoutConfig, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
@@ -159,6 +159,47 @@ fn gradients_of_weights_do_not_wait_for_a_bias() {
         drop(gradients);
         Ok(())
     });
+}
+
+/// Burn's sums of all elements try kernels first, for seconds, and sums of rows would read what the norm's gradient writes.
+#[test]
+fn losses_and_gradients_of_norms_are_summed_in_fused_kernels() {
+    in_half("TP1", |_, device| {
+        let norm = LayerNormConfig::new(8).init(&device);
+        let values: Vec<f32> = (0..96).map(|i| (i as f32 * 0.37).sin()).collect();
+        let x = Tensor::<3>::from_data(TensorData::new(values.clone(), [3, 4, 8]), (&device, DType::F32));
+        for (found, expected) in [
+            (x.clone().mean(), values.iter().sum::<f32>() / 96.0),
+            (x.clone().reshape([96]).sum(), values.iter().sum()),
+            (x.clone().slice([0..1, 0..1, 0..1]).sum(), values[0]),
+        ] {
+            let found = found.into_scalar::<f32>();
+            assert!((found - expected).abs() < 1e-5, "{found} is not {expected}");
+        }
+        let grads = norm.forward(x).powi_scalar(2).mean().backward();
+        for parameter in [norm.gamma.val(), norm.beta.unwrap().val()] {
+            parameter.grad(&grads).unwrap().into_data();
+        }
+        let kernels = explain(&device).kernels;
+        assert!(!kernels.contains_key("arithmetic alone") && !kernels.contains_key("sum of rows"), "{kernels:?}");
+        Ok(())
+    });
+}
+
+/// On several ranks they wait for a collective: those that are dropped before are not computed, in whatever shape.
+#[test]
+fn gradients_of_weights_wait_for_a_collective() {
+    for rows in [7, 8] {
+        in_half("TP2", |rank, device| {
+            let layer = LinearConfig::new(16, 16).with_bias(false).init(&device);
+            let layer = parallelize(layer, &rank, &Plan::default().columns("weight"))?;
+            drop(layer.forward(Tensor::<3>::ones([4, rows, 16], &device)).sum().backward());
+            device.sync()?;
+            let gemms = explain(&device).kernels.get("GEMM").copied().unwrap_or(0);
+            assert!(gemms <= 1, "{rows} rows: {gemms} GEMMs, forward and for gradients");
+            Ok(())
+        });
+    }
 }
 
 #[test]

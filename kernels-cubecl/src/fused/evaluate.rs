@@ -47,6 +47,10 @@ impl Program {
                 let register = &registers[output.register];
                 match output.extent {
                     Extent::PerRow => values.push(register[0]),
+                    Extent::PerColumn => {
+                        values.resize(columns, 0.0);
+                        values.iter_mut().zip(register).for_each(|(sum, x)| *sum += x);
+                    }
                     _ => values.extend(register),
                 }
             }

@@ -1,24 +1,12 @@
 //! The kernel of a program.
-use super::draw::{DRAW_WORDS, draws_from};
-use super::math::{binary, unary};
 use super::plan::Plan;
-use super::program::{Element, Extent, Program, Reduce, Step};
-use crate::pointwise::CubeShape;
+use super::program::{Extent, Program};
+use super::row::{Buffers, PerRow, load_row, one_row};
 use cubecl::prelude::*;
 
-/// One buffer of a launch.
-#[derive(CubeType, CubeLaunch)]
-pub struct Buffer<T: CubePrimitive> {
-    values: Box<[T]>,
-}
-
-/// Buffers of vectors.
-type Buffers<E, N> = Sequence<Buffer<Vector<E, N>>>;
-/// Buffers of numbers, one for each row.
-type PerRow = Sequence<Buffer<f32>>;
-
 /// A cube takes `side` rows at once or one of the `parts` of a row, `units` units each, and a unit every `units`-th vector of
-/// its row. `width` is the number of a row's vectors, `total` that of all rows.
+/// its row. `width` is the number of a row's vectors, `total` that of all rows. Where rows are summed, a cube takes others
+/// after these, and every line of units writes the sum of its rows.
 #[cube(launch_unchecked)]
 pub fn fused<E: Float, N: Size>(
     wide: &Buffers<f32, N>,
@@ -37,194 +25,96 @@ pub fn fused<E: Float, N: Size>(
 ) {
     let part = CUBE_POS_X % comptime![plan.parts];
     let unit = UNIT_POS % comptime![plan.units] + part * comptime![plan.units];
-    let row = CUBE_POS_X / comptime![plan.parts] * comptime![plan.side] + UNIT_POS / comptime![plan.units];
-    let first = row * width;
-    let mut scratch = Shared::<[f32]>::new_slice(comptime![plan.scratch(&program)]);
-    let mut registers = Sequence::<Vector<f32, N>>::new();
-    let mut reductions = comptime![0usize];
-    #[unroll]
-    for s in 0..comptime![program.steps.len()] {
-        let step = comptime![program.steps[s]];
-        match step {
-            Step::Load(input) => {
-                let place = comptime![program.place(input)];
-                let extent = comptime![program.inputs[input].extent];
-                let element = comptime![program.inputs[input].element];
-                let mut own = row;
-                if comptime![extent.is_shared()] {
-                    own = shared_row(row, shares, comptime![5 * program.share(input)]);
-                }
-                #[unroll]
-                for v in 0..comptime![plan.vectors] {
-                    let column = unit + comptime![v as u32 * plan.units];
-                    let mut value = Vector::<f32, N>::new(0.0);
-                    if column < width && first + column < total {
-                        let at = if comptime![extent == Extent::PerColumn] { column } else { own * width + column };
-                        if comptime![matches!(extent, Extent::PerRow | Extent::SharedPerRow)] {
-                            value = Vector::<f32, N>::new(per_row.index(place).values[own as usize]);
-                        } else if comptime![extent == Extent::Single] {
-                            value = Vector::<f32, N>::new(per_row.index(place).values[0usize]);
-                        } else if comptime![element == Element::F32] {
-                            value = wide.index(place).values[at as usize];
-                        } else {
-                            value = Vector::<f32, N>::cast_from(half.index(place).values[at as usize]);
-                        }
-                    }
-                    registers.push(value);
-                }
+    let line = UNIT_POS / comptime![plan.units];
+    let (scratch, count) = comptime![(plan.scratch(&program), program.sums() * plan.vectors)];
+    // Each time the other half: a unit that is ahead must not write what others still read.
+    let mut shared = Shared::<[f32]>::new_slice(comptime![(if count > 0 { 2 * scratch } else { scratch }).max(1)]);
+    let mut sums = Array::<Vector<f32, N>>::new(comptime![count.max(1)]);
+    let inputs = comptime![program.inputs.len() * plan.vectors];
+    let mut loaded = Array::<Vector<f32, N>>::new(comptime![inputs.max(1)]);
+    let row = CUBE_POS_X / comptime![plan.parts] * comptime![plan.side] + line;
+    load_row(wide, half, per_row, shares, &mut loaded, width, total, row, unit, comptime![program.clone()], plan);
+    if comptime![count == 0] {
+        one_row(
+            &loaded,
+            scalars,
+            draws,
+            wide_out,
+            half_out,
+            per_row_out,
+            &mut sums,
+            &mut shared,
+            0u32,
+            width,
+            total,
+            row,
+            unit,
+            program,
+            plan,
+        );
+    } else {
+        #[unroll]
+        for s in 0..count {
+            sums[s] = Vector::<f32, N>::new(0.0);
+        }
+        let rows = total / width;
+        let mut row = row;
+        let mut offset = 0u32;
+        while row < rows + line {
+            let mut held = Array::<Vector<f32, N>>::new(comptime![inputs.max(1)]);
+            #[unroll]
+            for i in 0..inputs {
+                held[i] = loaded[i];
             }
-            Step::Scalar(scalar) => {
-                let value = Vector::<f32, N>::new(scalars[scalar]);
-                #[unroll]
-                for _ in 0..comptime![plan.vectors] {
-                    registers.push(value);
-                }
-            }
-            Step::Bernoulli(draw) =>
-            {
-                #[unroll]
-                for v in 0..comptime![plan.vectors] {
-                    let column = unit + comptime![v as u32 * plan.units];
-                    let start = (first + column) * comptime![plan.vector as u32];
-                    let mut value = Vector::<f32, N>::new(0.0);
-                    #[unroll]
-                    for four in 0..comptime![plan.vector.div_ceil(4)] {
-                        let index = u64::cast_from(start + comptime![4 * four as u32]);
-                        let bits = draws_from(index, draws, comptime![DRAW_WORDS * draw]);
-                        #[unroll]
-                        for i in 0..comptime![plan.vector.min(4)] {
-                            let bit = (bits >> comptime![i as u32]) & 1u32;
-                            value.insert(comptime![4 * four + i], f32::cast_from(bit));
-                        }
-                    }
-                    registers.push(value);
-                }
-            }
-            Step::Unary(f, x) =>
-            {
-                #[unroll]
-                for v in 0..comptime![plan.vectors] {
-                    let x = registers[comptime![x * plan.vectors + v]];
-                    registers.push(unary(x, f, comptime![plan.vector]));
-                }
-            }
-            Step::Binary(f, a, b) =>
-            {
-                #[unroll]
-                for v in 0..comptime![plan.vectors] {
-                    let a = registers[comptime![a * plan.vectors + v]];
-                    let b = registers[comptime![b * plan.vectors + v]];
-                    registers.push(binary(a, b, f, comptime![plan.vector]));
-                }
-            }
-            Step::Reduce(f, x) => {
-                let mut own = start(f);
+            // Before the cube waits for this row's sums.
+            let next = row + CUBE_COUNT_X * comptime![plan.side];
+            load_row(
+                wide,
+                half,
+                per_row,
+                shares,
+                &mut loaded,
+                width,
+                total,
+                next,
+                unit,
+                comptime![program.clone()],
+                plan,
+            );
+            one_row(
+                &held,
+                scalars,
+                draws,
+                wide_out,
+                half_out,
+                per_row_out,
+                &mut sums,
+                &mut shared,
+                offset,
+                width,
+                total,
+                row,
+                unit,
+                comptime![program.clone()],
+                plan,
+            );
+            row = next;
+            offset = comptime![scratch as u32] - offset;
+        }
+        let first = (CUBE_POS_X * comptime![plan.side] + line) * width;
+        #[unroll]
+        for o in 0..comptime![program.outputs.len()] {
+            if comptime![program.outputs[o].extent == Extent::PerColumn] {
                 #[unroll]
                 for v in 0..comptime![plan.vectors] {
                     let column = unit + comptime![v as u32 * plan.units];
                     if column < width {
-                        let x = registers[comptime![x * plan.vectors + v]];
-                        #[unroll]
-                        for i in 0..comptime![plan.vector] {
-                            own = both(own, x.extract(i), f);
-                        }
+                        let place = comptime![program.output_place(o)];
+                        let sum = sums[comptime![program.sum_place(o) * plan.vectors + v]];
+                        wide_out.index_mut(place).values[(first + column) as usize] = sum;
                     }
-                }
-                let whole = Vector::<f32, N>::new(over_row(own, &mut scratch, reductions, f, plan));
-                comptime![reductions += 1];
-                #[unroll]
-                for _ in 0..comptime![plan.vectors] {
-                    registers.push(whole);
                 }
             }
         }
     }
-    #[unroll]
-    for o in 0..comptime![program.outputs.len()] {
-        let output = comptime![program.outputs[o]];
-        let place = comptime![program.output_place(o)];
-        #[unroll]
-        for v in 0..comptime![plan.vectors] {
-            let column = unit + comptime![v as u32 * plan.units];
-            let value = registers[comptime![output.register * plan.vectors + v]];
-            if column < width && first + column < total {
-                if comptime![output.extent == Extent::PerRow] {
-                    if column == 0 {
-                        per_row_out.index_mut(place).values[row as usize] = value.extract(0usize);
-                    }
-                } else if comptime![output.element == Element::F32] {
-                    wide_out.index_mut(place).values[(first + column) as usize] = value;
-                } else {
-                    half_out.index_mut(place).values[(first + column) as usize] = Vector::<E, N>::cast_from(value);
-                }
-            }
-        }
-    }
-}
-
-/// As [`Sharing::row`](super::program::Sharing::row), of which `shares` has sizes and strides from `at` on.
-#[cube]
-fn shared_row(row: u32, shares: &Sequence<u32>, #[comptime] at: usize) -> u32 {
-    let js = shares[at];
-    let ks = shares[comptime![at + 1]];
-    let outer = row / ks;
-    outer / js * shares[comptime![at + 2]]
-        + outer % js * shares[comptime![at + 3]]
-        + row % ks * shares[comptime![at + 4]]
-}
-
-#[cube]
-fn start(#[comptime] f: Reduce) -> f32 {
-    match f {
-        Reduce::Sum => 0.0f32.runtime(),
-        Reduce::Max => f32::NEG_INFINITY.runtime(),
-    }
-}
-
-#[cube]
-fn both(a: f32, b: f32, #[comptime] f: Reduce) -> f32 {
-    match f {
-        Reduce::Sum => a + b,
-        Reduce::Max => max(a, b),
-    }
-}
-
-/// `own` of all units of the row. Each reduction has its own part of `scratch`, so it needs one barrier.
-#[cube]
-fn over_row(
-    own: f32,
-    scratch: &mut Shared<[f32]>,
-    #[comptime] reduction: usize,
-    #[comptime] f: Reduce,
-    #[comptime] plan: Plan,
-) -> f32 {
-    let cube = comptime![CubeShape { units: plan.units, plane: plan.plane }];
-    let mut all = own;
-    if comptime![plan.units < plan.plane] {
-        // A butterfly: each time with the unit twice as far away.
-        #[unroll]
-        for i in 0..comptime![plan.units.trailing_zeros()] {
-            all = both(all, plane_shuffle_xor(all, comptime![1u32 << i]), f);
-        }
-    } else if comptime![plan.plane > 1] {
-        all = match f {
-            Reduce::Sum => plane_sum(own),
-            Reduce::Max => plane_max(own),
-        };
-    }
-    let planes = comptime![cube.planes()];
-    if comptime![planes > 1] {
-        let line = (UNIT_POS / comptime![plan.units]) as usize;
-        let at = (line + comptime![reduction * plan.side as usize]) * planes;
-        if UNIT_POS % comptime![plan.plane] == 0 {
-            scratch[at + (UNIT_POS % comptime![plan.units] / comptime![plan.plane]) as usize] = all;
-        }
-        sync_cube();
-        all = scratch[at];
-        #[unroll]
-        for i in 1..planes {
-            all = both(all, scratch[at + i], f);
-        }
-    }
-    all
 }

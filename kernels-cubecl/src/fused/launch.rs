@@ -1,13 +1,16 @@
 //! The launch of a program.
 use super::draw::{Draw, draw_words};
-use super::kernel::{BufferLaunch, fused};
+use super::kernel::fused;
 use super::plan::{MOST, Plan};
 use super::program::{Element, Extent, Program, Sharing};
+use super::row::BufferLaunch;
+use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-/// Runs `program` on `rows × columns` numbers; `E` is its half type. Buffers have no gaps.
+/// Runs `program` on `rows × columns` numbers; `E` is its half type. Buffers have no gaps. Where rows are summed, these
+/// [can be](super::rows_can_be_summed).
 ///
 /// # Errors
 /// If a buffer is too short.
@@ -28,15 +31,23 @@ pub fn launch<E: Float>(
         let rows = if input.extent.is_shared() { shares[program.share(number)].rows(rows) } else { rows };
         read.push::<E>(handle, input.extent, input.element, plan, rows, columns)?;
     }
-    let mut written = Lists::default();
-    for (output, handle) in program.outputs.iter().zip(outputs) {
-        written.push::<E>(handle, output.extent, output.element, plan, rows, columns)?;
-    }
     let total = rows * columns / plan.vector;
-    let cubes = total.div_ceil(plan.width).div_ceil(plan.side as usize) * plan.parts as usize;
+    let cubes = plan.cubes(&program, total);
+    // Every line of units has sums of its own.
+    let lines = (cubes * plan.side) as usize;
+    let (mut written, mut sums) = (Lists::default(), Vec::new());
+    for (output, handle) in program.outputs.iter().zip(outputs) {
+        if output.extent == Extent::PerColumn {
+            let partial = client.empty(4 * lines * columns);
+            written.push::<E>(&partial, Extent::Whole, Element::F32, plan, lines, columns)?;
+            sums.push((partial, *handle));
+        } else {
+            written.push::<E>(handle, output.extent, output.element, plan, rows, columns)?;
+        }
+    }
     // SAFETY: units past a row's or the matrix's end access nothing, and the buffers hold all numbers.
     unsafe {
-        launch_kernel!(fused<E>, client, CubeCount::Static(cubes as u32, 1, 1), CubeDim::new_1d(plan.units * plan.side),
+        launch_kernel!(fused<E>, client, CubeCount::Static(cubes, 1, 1), CubeDim::new_1d(plan.units * plan.side),
             plan.vector;
             read.wide.into_iter().map(BufferLaunch::new).collect(),
             read.half.into_iter().map(BufferLaunch::new).collect(),
@@ -48,7 +59,7 @@ pub fn launch<E: Float>(
             written.per_row.into_iter().map(BufferLaunch::new).collect(); plan.width as u32, total as u32;
             program, plan)
     };
-    Ok(())
+    sums.into_iter().try_for_each(|(partial, sum)| sum_partials(client, &partial, sum, lines, columns))
 }
 
 /// Buffers by the kernel's arguments.

@@ -5,6 +5,9 @@ use cubecl::prelude::*;
 
 /// Units of a cube, as far as a row does not need more.
 const UNITS: usize = 256;
+/// Most cubes of a program that sums rows, each of which takes several: two for each SM of an H200, and always as many, so that
+/// sums have the same bits.
+const SUMMING: u32 = 264;
 /// Most numbers, for 32-bit positions.
 pub const MOST: usize = i32::MAX as usize;
 
@@ -45,7 +48,9 @@ impl Plan {
             let (units, plane) = (most as u32, cube.plane);
             return Some(Self { vector, units, plane, vectors: 1, side: 1, parts: 1, width: most });
         }
-        let vector = program::vector(columns);
+        // A program that sums rows holds the next row too: of the gradient of a norm, registers have no room for eight numbers.
+        let is_full = program.sums() > 0 && program.reductions() > 0;
+        let vector = program::vector(columns).min(if is_full { 4 } else { 8 });
         let width = columns / vector;
         if program.reductions() == 0 && !row_fits(columns) {
             let (units, parts) = (most as u32, width.div_ceil(most) as u32);
@@ -55,7 +60,7 @@ impl Plan {
             (cube.units as usize, 1)
         } else {
             // One vector a unit for short rows, of which several share a plane; for longer ones as few as fill the row.
-            let vectors = width.div_ceil(program::MOST[0]).max(if width > UNITS { 2 } else { 1 });
+            let vectors = width.div_ceil(program::MOST[0]).max(if width > UNITS && !is_full { 2 } else { 1 });
             let units = width.div_ceil(vectors);
             let units = if units < plane { units.next_power_of_two() } else { units.next_multiple_of(plane) };
             (units, (UNITS / units).max(1))
@@ -65,9 +70,15 @@ impl Plan {
         (row_fits(columns) || plane == 1).then_some(plan)
     }
 
-    /// Numbers of shared memory.
+    /// Cubes for rows that have `total` vectors.
+    pub(super) fn cubes(self, program: &Program, total: usize) -> u32 {
+        let groups = total.div_ceil(self.width).div_ceil(self.side as usize) as u32;
+        if program.sums() == 0 { groups * self.parts } else { groups.min(SUMMING) }
+    }
+
+    /// Numbers of shared memory that a row's reductions need.
     pub(super) fn scratch(self, program: &Program) -> usize {
         let planes = (self.units / self.plane) as usize;
-        (program.reductions() * planes * self.side as usize).max(1)
+        program.reductions() * planes * self.side as usize
     }
 }

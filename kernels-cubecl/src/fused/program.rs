@@ -13,6 +13,11 @@ pub fn row_fits(columns: usize) -> bool {
     columns / vector(columns) <= MOST[0] * MOST[1]
 }
 
+/// Whether a kernel can sum all rows of this length, for which it also needs them in registers.
+pub fn rows_can_be_summed(columns: usize) -> bool {
+    row_fits(columns) && columns.is_multiple_of(4)
+}
+
 /// The number of the step that made a register.
 pub type Register = usize;
 
@@ -156,7 +161,8 @@ pub struct Input {
 pub struct Output {
     /// What is written to it.
     pub register: Register,
-    /// Whether the whole register or, of one that a row shares, one number for each row.
+    /// Whether the whole register; of one that a row shares, one number for each row; or the sum of all rows, one f32 number
+    /// for each column.
     pub extent: Extent,
     /// The type of its numbers.
     pub element: Element,
@@ -188,6 +194,16 @@ impl Program {
     /// Number of reductions.
     pub fn reductions(&self) -> usize {
         self.steps.iter().filter(|step| matches!(step, Step::Reduce(..))).count()
+    }
+
+    /// Number of outputs that are sums of all rows.
+    pub fn sums(&self) -> usize {
+        self.sum_place(self.outputs.len())
+    }
+
+    /// Where output `output` stands among the sums.
+    pub(super) fn sum_place(&self, output: usize) -> usize {
+        self.outputs[..output].iter().filter(|output| output.extent == Extent::PerColumn).count()
     }
 
     /// Where input `input` stands among those of its extent and element type.

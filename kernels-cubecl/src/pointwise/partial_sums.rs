@@ -71,7 +71,7 @@ pub fn sum_columns(
 }
 
 /// Sums `count` rows of `partials`, fp32 `[count, columns]`, into `total`. `columns` is a multiple of 4.
-pub(super) fn sum_partials(
+pub(crate) fn sum_partials(
     client: &Client,
     partials: &Handle,
     total: &Handle,

@@ -129,6 +129,9 @@ fn fused_programs() {
     both!(fused::runs, "of rows", &fused::of_rows(), 5, 22);
     // Too long for registers.
     both!(fused::runs, "of rows", &fused::of_rows(), 3, 16_408);
+    for (rows, columns) in [(7, 24), (600, 12), (2, 4)] {
+        both!(fused::runs, "sums of rows", &fused::sums_of_rows(), rows, columns);
+    }
     both!(fused::runs, "masked", &fused::masked(), 24, 40);
     both!(fused::runs, "masked", &fused::masked(), 6, 7);
 }

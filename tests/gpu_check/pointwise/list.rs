@@ -107,6 +107,11 @@ pub fn all() -> Vec<(&'static str, Check)> {
             let columns = [1030, 1032, 1031, 1036];
             columns.map(|columns| fused::runs::<bf16>(c, "dropout", &fused::dropout(), 333, columns)).iter().sum()
         }),
+        ("fused sums of rows", |c| {
+            let sizes = [(8192, 1024), (5001, 772), (3, 4096), (16_001, 4), (40_000, 40), (700, 16_384), (2, 8)];
+            let runs = |(rows, columns)| fused::runs::<bf16>(c, "sums", &fused::sums_of_rows(), rows, columns);
+            sizes.into_iter().map(runs).sum()
+        }),
         ("fused masks", |c| fused::runs::<bf16>(c, "masked", &fused::masked(), 384, 1032)),
         ("fused long rows", |c| {
             fused::runs::<bf16>(c, "of rows", &fused::of_rows(), 13, 128_256)

@@ -8,7 +8,6 @@ use burn_ir::{OperationIr, TensorId, TensorIr, TensorStatus};
 impl<B: Inner> Executor<B> {
     /// Nobody reads the tensor any more.
     pub fn drop_tensor(&mut self, id: TensorId) {
-        self.settle_late(id);
         self.run_step(id);
         let waits = self.gemms.remove(&id).is_some()
             || self.drop_sum(id)

@@ -3,7 +3,6 @@
 use super::chain::Operand;
 use super::expression::{Expression, Generated, expression};
 use super::lazy::{Gemm, Source};
-use super::views::view;
 use super::{Executor, float, masks};
 use crate::mesh_backend::inner::Inner;
 use burn_ir::{BaseOperationIr, HandleKind, NumericOperationIr, OperationIr, TensorId, TensorIr, TensorStatus};
@@ -27,9 +26,7 @@ impl<B: Inner> Executor<B> {
             expression.tensors(&mut |x| inputs.push((x.id, x.shape == out.shape)));
             let reduces = expression.reduces();
             for (id, is_whole) in inputs {
-                if self.joins_unread(id, is_whole || reduces) {
-                    self.settle_late(id);
-                } else {
+                if !self.joins_unread(id, is_whole || reduces) {
                     // A generated tensor that the expression still has is reduced or broadcast.
                     self.settle_generated(id);
                 }
@@ -108,43 +105,16 @@ impl<B: Inner> Executor<B> {
         })
     }
 
-    /// Lets a sum over leading dimensions of what the chain computes wait for the chain, which can continue meanwhile, and
-    /// so a view of such a sum.
-    pub(super) fn wait(&mut self, op: &OperationIr) -> bool {
-        if !self.late.is_empty()
-            && let Some((x, out, _)) = view(op)
-            && self.late.contains(&x.id)
-        {
-            self.late.insert(out.id);
-            self.waiting.push(op.clone());
-            return true;
-        }
-        let (x, out, last) = match op {
-            OperationIr::NumericFloat(_, NumericOperationIr::SumDim(op)) => (&op.input, &op.out, op.axis),
-            OperationIr::NumericFloat(_, NumericOperationIr::SumDims(op)) => {
-                (&op.input, &op.out, op.axes.iter().copied().max().unwrap_or(0))
-            }
-            _ => return false,
-        };
-        if last + 1 == x.shape.num_dims() || !self.chain.has(x.id) {
-            return false;
-        }
-        self.chain.pin(x.id);
-        self.late.insert(out.id);
-        self.waiting.push(op.clone());
-        true
+    /// Lets the chain compute a sum over all rows of what it computes.
+    pub(super) fn sum_in_chain(&mut self, op: &OperationIr) -> bool {
+        let Some((x, out)) = sum_of_rows(op) else { return false };
+        out.dtype == self.limits.dtype && self.chain.sum_rows(x, out, self.limits)
     }
 
     /// Sums over all dimensions but the last, in f32.
     pub(super) fn sum_columns(&mut self, op: &OperationIr) -> bool {
-        let (x, out, axes) = match op {
-            OperationIr::NumericFloat(_, NumericOperationIr::SumDim(op)) => (&op.input, &op.out, vec![op.axis]),
-            OperationIr::NumericFloat(_, NumericOperationIr::SumDims(op)) => (&op.input, &op.out, op.axes.clone()),
-            _ => return false,
-        };
-        let last = x.shape.num_dims() - 1;
-        let is_summed = |dim: usize| x.shape[dim] == 1 || axes.contains(&dim);
-        if out.dtype != self.limits.dtype || axes.contains(&last) || !(0..last).all(is_summed) {
+        let Some((x, out)) = sum_of_rows(op) else { return false };
+        if out.dtype != self.limits.dtype {
             return false;
         }
         self.count("sum of rows");
@@ -154,4 +124,17 @@ impl<B: Inner> Executor<B> {
         self.insert(out.id, sum, false);
         true
     }
+}
+
+/// Input and output of a sum over all dimensions but the last.
+fn sum_of_rows(op: &OperationIr) -> Option<(&TensorIr, &TensorIr)> {
+    let OperationIr::NumericFloat(_, op) = op else { return None };
+    let (x, out, axes) = match op {
+        NumericOperationIr::SumDim(op) => (&op.input, &op.out, std::slice::from_ref(&op.axis)),
+        NumericOperationIr::SumDims(op) => (&op.input, &op.out, &op.axes[..]),
+        _ => return None,
+    };
+    let last = x.shape.num_dims() - 1;
+    let is_summed = |dim: usize| x.shape[dim] == 1 || axes.contains(&dim);
+    (!axes.contains(&last) && (0..last).all(is_summed)).then_some((x, out))
 }

@@ -22,6 +22,7 @@ mod steps;
 mod storage;
 mod sums;
 mod views;
+mod whole;
 
 pub(super) use chain::{Launch, Limits, Written};
 pub(super) use expression::Generated;
@@ -63,9 +64,6 @@ pub(super) struct Executor<B: Inner> {
     /// What tensors are views of, as far as that still exists.
     views: ById<(TensorId, Vec<View>)>,
     chain: Chain<Source<B>>,
-    /// Sums over rows of what the chain computes, and their outputs.
-    waiting: Vec<OperationIr>,
-    late: Ids,
     /// Elements of the rank's share of a parameter, for each size that there is.
     lasting: HashSet<usize>,
     /// Tensors that are computed where they are used.
@@ -94,6 +92,8 @@ pub(super) struct Executor<B: Inner> {
     /// Whether sums of GEMMs wait for collectives that they hide, and those that wait.
     hides: bool,
     sums: Vec<Sum<B>>,
+    /// How many tensors were named here.
+    parts: u64,
 }
 
 impl<B: Inner> Executor<B> {
@@ -110,8 +110,6 @@ impl<B: Inner> Executor<B> {
             shared_copies: ById::default(),
             views: ById::default(),
             chain: Chain::default(),
-            waiting: Vec::new(),
-            late: Ids::default(),
             lasting: HashSet::new(),
             generated: ById::default(),
             kernels: BTreeMap::new(),
@@ -128,6 +126,7 @@ impl<B: Inner> Executor<B> {
             steps: Steps::default(),
             hides: false,
             sums: Vec::new(),
+            parts: 0,
         }
     }
 
@@ -159,7 +158,8 @@ impl<B: Inner> Executor<B> {
                 || self.add_bias(op)
                 || self.fuse(op)
                 || self.sum_gemms(op)
-                || self.wait(op)
+                || self.sum_in_chain(op)
+                || self.sum_all(op)
                 || self.attention(op) => {}
             _ => self.run(op),
         }
@@ -202,20 +202,15 @@ impl<B: Inner> Executor<B> {
         }
     }
 
-    /// Lets nothing wait that computes this tensor, but for the chain.
+    /// Lets nothing wait that computes this tensor, but for the chain if that can read it.
     fn settle_before(&mut self, id: TensorId) {
         self.run_step(id);
         self.run_gemm(id);
         self.run_sum_of(id);
         self.run_value_gradient(id);
         self.run_deferred(id);
-        self.settle_late(id);
-    }
-
-    /// Runs the chain if the tensor waits for that.
-    fn settle_late(&mut self, id: TensorId) {
-        if self.late.contains(&id) {
-            self.flush(None);
+        if self.chain.is_sum(id) {
+            self.flush(Some(id));
         }
     }
 
@@ -235,7 +230,7 @@ impl<B: Inner> Executor<B> {
         }
     }
 
-    /// Runs the chain, which stores the `wanted` tensor, and what waits for it.
+    /// Runs the chain, which stores the `wanted` tensor.
     fn flush(&mut self, wanted: Option<TensorId>) {
         if let Some((mut launch, remade)) = self.chain.take(self.limits.dtype, self.half.is_some(), wanted) {
             let others = std::mem::take(&mut launch.others);
@@ -250,11 +245,6 @@ impl<B: Inner> Executor<B> {
                 self.keep(target, x);
             }
         }
-        self.late.clear();
-        for op in std::mem::take(&mut self.waiting) {
-            self.run(&op);
-        }
-        self.chain.take_released().into_iter().for_each(|id| self.drop_tensor(id));
     }
 
     fn keep(&mut self, (id, is_half, is_copy): (Option<TensorId>, bool, bool), x: Float<B>) {

@@ -58,7 +58,7 @@ impl<B: Inner> Executor<B> {
         // Scores may be of one matrix for all samples or heads.
         let is_here = op.lhs.shape == scores.shape
             && from[..2] == to[..2]
-            && self.waiting.is_empty()
+            && !self.chain.has_sums()
             && !self.chain.has(op.rhs.id)
             && from[3] == head_dim
             && match masks.is_empty() {
@@ -143,7 +143,7 @@ impl<B: Inner> Executor<B> {
         let (scores, grad) = (&reads.scores, reads.gradient.as_ref()?);
         let attention = scores.attention.get()?;
         let is_gradient = fits(scores.names)
-            && self.waiting.is_empty()
+            && !self.chain.has_sums()
             && grad.shape == scores.shape
             && grad.names[1] == attention.value.transpose()
             && attention.has_masks_of(&reads)

@@ -66,6 +66,7 @@ impl<B: Inner> Executor<B> {
         inputs: [&TensorIr; INPUTS],
         outs: [TensorIr; OUTPUTS],
     ) -> Option<[TensorIr; OUTPUTS]> {
+        inputs.iter().for_each(|x| self.settle_before(x.id));
         let elements = outs[0].shape.num_elements();
         let is_like = |x: &TensorIr| x.dtype == self.limits.dtype && x.shape == outs[0].shape;
         // What a chain computes it had better use itself.

@@ -18,7 +18,8 @@ impl Inner for Cube {
     const FUSES: bool = true;
 
     fn chains(_: bool) -> Limits {
-        Limits { dtype: DType::F32, fits: fused::row_fits, elements: fused::MOST }
+        let (fits, sums) = (fused::row_fits, fused::rows_can_be_summed);
+        Limits { dtype: DType::F32, fits, sums, elements: fused::MOST }
     }
 
     fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>> {

@@ -110,7 +110,8 @@ impl Inner for Flex {
     const FUSES: bool = false;
 
     fn chains(autocast: bool) -> Limits {
-        Limits { dtype: if autocast { DType::F32 } else { DType::F64 }, fits: |_| true, elements: usize::MAX }
+        let dtype = if autocast { DType::F32 } else { DType::F64 };
+        Limits { dtype, fits: |_| true, sums: |_| true, elements: usize::MAX }
     }
 
     fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>> {

@@ -130,6 +130,33 @@ pub fn of_rows() -> Program {
     }
 }
 
+/// As the gradients of a norm: with a row's sum, and sums of all rows.
+pub fn sums_of_rows() -> Program {
+    Program {
+        inputs: vec![input(Extent::Whole, Kind::Half), input(Extent::Whole, Kind::F32)],
+        scalars: 1,
+        draws: 0,
+        steps: vec![
+            Step::Load(0),
+            Step::Load(1),
+            Step::Binary(Binary::Mul, 0, 1),
+            Step::Reduce(Reduce::Sum, 2),
+            Step::Scalar(0),
+            Step::Binary(Binary::Mul, 3, 4),
+            Step::Binary(Binary::Sub, 0, 5),
+            Step::Reduce(Reduce::Max, 6),
+        ],
+        outputs: vec![
+            output(2, Extent::PerColumn, Kind::F32),
+            output(6, Extent::Whole, Kind::F32),
+            output(6, Extent::PerColumn, Kind::F32),
+            output(6, Extent::Whole, Kind::Half),
+            output(7, Extent::PerRow, Kind::F32),
+            output(0, Extent::PerColumn, Kind::F32),
+        ],
+    }
+}
+
 /// Every function, summed up.
 pub fn functions() -> Program {
     let mut steps = vec![Step::Load(0), Step::Unary(Unary::Abs, 0), Step::Scalar(0), Step::Binary(Binary::Add, 1, 2)];

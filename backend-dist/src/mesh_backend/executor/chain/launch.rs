@@ -94,8 +94,7 @@ impl<H: Clone> Chain<H> {
 
     /// An empty chain in place of this.
     fn end(&mut self) -> Self {
-        let released = std::mem::take(&mut self.released);
-        std::mem::replace(self, Self { released, ..Self::default() })
+        std::mem::take(self)
     }
 
     /// The launch, and the chain's registers as its program numbers them.
@@ -153,12 +152,16 @@ impl<H: Clone> Chain<H> {
         (program.scalars, program.draws) = (scalars.len(), draws.len());
         let (mut outputs, mut others) = (Vec::new(), Vec::new());
         for (id, value) in values {
-            let is_whole = value.shape.num_elements() == rows * columns;
+            let is_whole = !value.is_sum && value.shape.num_elements() == rows * columns;
             let stored_half = keeps_half && self.may_be_half(value);
             let mut write = |is_half, is_copy| {
                 let output = Output {
                     register: renamed[value.register],
-                    extent: if is_whole { Extent::Whole } else { Extent::PerRow },
+                    extent: match value.is_sum {
+                        true => Extent::PerColumn,
+                        false if is_whole => Extent::Whole,
+                        false => Extent::PerRow,
+                    },
                     element: if is_half { Element::Half } else { Element::F32 },
                 };
                 let written = Written { id: Some(*id), shape: value.shape.clone(), is_half, is_copy };

@@ -12,7 +12,7 @@ pub use launch::{Launch, Written};
 pub(super) use split::Origin;
 
 use super::expression::Expression;
-use crate::mesh_backend::ids::{ById, Ids};
+use crate::mesh_backend::ids::ById;
 use burn::tensor::{DType, Shape};
 use burn_ir::{TensorId, TensorIr, TensorStatus};
 use facts::{Fact, place, size};
@@ -47,6 +47,14 @@ struct Value {
     at: usize,
     /// Whether a copy in half precision is wanted as well.
     wants_half: bool,
+    /// Whether it is the sum of all rows of the register.
+    is_sum: bool,
+}
+
+impl Value {
+    fn new(register: Register, x: &TensorIr, at: usize) -> Self {
+        Self { register, shape: x.shape.clone(), at, wants_half: false, is_sum: false }
+    }
 }
 
 /// What a chain may hold.
@@ -56,6 +64,8 @@ pub struct Limits {
     pub dtype: DType,
     /// Whether rows of this length fit into registers, as sums over them need.
     pub fits: fn(usize) -> bool,
+    /// Whether rows of this length can be summed.
+    pub sums: fn(usize) -> bool,
     /// Most elements.
     pub elements: usize,
 }
@@ -75,9 +85,6 @@ pub(super) struct Chain<H> {
     /// Inputs that ended after the operation that loaded them.
     ended: Vec<TensorId>,
     values: ById<Value>,
-    /// Values that are read after the chain, whether or not they are dropped before it runs.
-    pinned: Ids,
-    released: Vec<TensorId>,
     count: usize,
 }
 
@@ -93,8 +100,6 @@ impl<H> Default for Chain<H> {
             loaded: ById::default(),
             ended: Vec::new(),
             values: ById::default(),
-            pinned: Ids::default(),
-            released: Vec::new(),
             count: 0,
         }
     }
@@ -111,27 +116,19 @@ impl<H: Clone + PartialEq> Chain<H> {
         self.values.get(&id).is_some_and(|value| self.may_be_half(value))
     }
 
-    /// Nobody will read this tensor, unless it is pinned. Returns whether the chain was to compute it.
+    /// Whether the chain is to compute this tensor as a sum of rows, which only others than the chain can read.
+    pub fn is_sum(&self, id: TensorId) -> bool {
+        self.values.get(&id).is_some_and(|value| value.is_sum)
+    }
+
+    /// Whether the chain sums rows.
+    pub fn has_sums(&self) -> bool {
+        self.values.values().any(|value| value.is_sum)
+    }
+
+    /// Nobody will read this tensor. Returns whether the chain was to compute it.
     pub fn forget(&mut self, id: TensorId) -> bool {
-        if !self.has(id) {
-            return false;
-        }
-        if self.pinned.contains(&id) {
-            self.released.push(id);
-        } else {
-            self.values.remove(&id);
-        }
-        true
-    }
-
-    /// A tensor of the chain is read after it, whether or not it is dropped before.
-    pub fn pin(&mut self, id: TensorId) {
-        self.pinned.insert(id);
-    }
-
-    /// Pinned tensors that were dropped.
-    pub fn take_released(&mut self) -> Vec<TensorId> {
-        std::mem::take(&mut self.released)
+        self.values.remove(&id).is_some()
     }
 
     /// Inputs that have ended since the last call.
@@ -141,7 +138,7 @@ impl<H: Clone + PartialEq> Chain<H> {
 
     /// A tensor of the chain is wanted in half precision as well, and so is the same in other shapes.
     pub fn want_half(&mut self, id: TensorId) {
-        if let Some(register) = self.values.get(&id).map(|value| value.register) {
+        if let Some(register) = self.values.get(&id).filter(|value| !value.is_sum).map(|value| value.register) {
             let same = self.values.values_mut().filter(|value| value.register == register);
             same.for_each(|value| value.wants_half = true);
         }
@@ -166,7 +163,7 @@ impl<H: Clone + PartialEq> Chain<H> {
         let mut operands = Operands { deferred, shape: &out.shape, take: operand };
         let register = self.emit(expression, &mut operands);
         self.count += 1;
-        self.values.insert(out.id, Value { register, shape: out.shape.clone(), at: self.count, wants_half: false });
+        self.values.insert(out.id, Value::new(register, out, self.count));
         expression.tensors(&mut |x| {
             if x.status == TensorStatus::ReadWrite && x.id != out.id {
                 self.loaded.remove(&x.id);
@@ -182,13 +179,28 @@ impl<H: Clone + PartialEq> Chain<H> {
         if x.shape[..].last() != out.shape[..].last() {
             return false;
         }
+        self.put_for(x, out, value.register, value.is_sum);
+        true
+    }
+
+    /// Adds the sum over all rows of a tensor of the chain, if kernels can compute it.
+    pub fn sum_rows(&mut self, x: &TensorIr, out: &TensorIr, limits: Limits) -> bool {
+        let Some(value) = self.values.get(&x.id) else { return false };
+        let sums = |(rows, columns)| rows > 1 && out.shape.num_elements() == columns && (limits.sums)(columns);
+        if value.is_sum || !self.is_whole(value) || !self.size.is_some_and(sums) {
+            return false;
+        }
+        self.put_for(x, out, value.register, true);
+        true
+    }
+
+    /// What an operation makes of the value `x` without steps.
+    fn put_for(&mut self, x: &TensorIr, out: &TensorIr, register: Register, is_sum: bool) {
         self.count += 1;
-        let value = Value { shape: out.shape.clone(), at: self.count, wants_half: false, ..value.clone() };
-        self.values.insert(out.id, value);
+        self.values.insert(out.id, Value { is_sum, ..Value::new(register, out, self.count) });
         if x.status == TensorStatus::ReadWrite {
             self.forget(x.id);
         }
-        true
     }
 
     /// The size of the chain with the operation, if it fits.
@@ -218,7 +230,8 @@ impl<H: Clone + PartialEq> Chain<H> {
                 let is_of_rows = |fact: &Fact| fact.extent != Some(Extent::PerColumn);
                 // Draws are counted by element: those of rows would be others for every column. A sum over one column, as a
                 // softmax may have, would be one over all.
-                let may_be_rows = self.draws.is_empty() && !self.reduces() && self.inputs_may_be_rows();
+                let may_be_rows =
+                    self.draws.is_empty() && !self.reduces() && !self.has_sums() && self.inputs_may_be_rows();
                 let can_grow = grows && self.facts.iter().all(is_of_rows) && may_be_rows;
                 if can_grow { fits(wanted) } else { None }
             }),

@@ -45,7 +45,6 @@ impl<H: Clone> Chain<H> {
         for (id, value) in whole {
             let mut path = Vec::new();
             let may_be_remade = Some(**id) != wanted
-                && !self.pinned.contains(id)
                 && !split.stored.contains(&value.register)
                 && self.trace(value.register, &split.stored, &mut path)
                 && path.len() <= MOST

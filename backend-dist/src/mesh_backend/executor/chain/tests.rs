@@ -7,7 +7,7 @@ fn tensor(id: u64, shape: [usize; 2]) -> TensorIr {
 
 /// Whether the chain takes `expression` where a kernel has room for rows of eight numbers.
 fn joins(chain: &mut Chain<TensorId>, expression: Expression, out: &TensorIr) -> bool {
-    let limits = Limits { dtype: DType::F32, fits: |columns| columns <= 8, elements: 1 << 20 };
+    let limits = Limits { dtype: DType::F32, fits: |columns| columns <= 8, sums: |_| true, elements: 1 << 20 };
     chain.join((&expression, out), limits, &ById::default(), |x, _| Operand {
         handle: x.id,
         is_half: false,
@@ -123,7 +123,7 @@ fn what_follows_from_inputs_alone_is_written() {
 fn numbers_of_rows_are_f32_in_every_chain() {
     for (columns, is_half) in [(1, false), (2, true)] {
         let (x, double) = (tensor(1, [3, columns]), tensor(2, [3, columns]));
-        let limits = Limits { dtype: DType::F32, fits: |_| true, elements: 1 << 20 };
+        let limits = Limits { dtype: DType::F32, fits: |_| true, sums: |_| true, elements: 1 << 20 };
         let mut chain = Chain::default();
         let sum = two(Binary::Add, &x, &x);
         let operand = |x: &TensorIr, _| Operand { handle: x.id, is_half: true, has_copy: false };
@@ -144,5 +144,45 @@ fn what_is_summed_over_one_column_does_not_become_a_number_of_longer_rows() {
         let of_rows = if grows { &double } else { &total };
         assert!(joins(&mut chain, expression, of_rows));
         assert_eq!(joins(&mut chain, two(Binary::Mul, &whole, of_rows), &out), grows);
+    }
+}
+
+/// The gradients of a norm's parameters are sums of rows of numbers that nobody else reads.
+#[test]
+fn rows_are_summed_without_being_written() {
+    let limits = Limits { dtype: DType::F32, fits: |_| true, sums: |columns| columns == 4, elements: 1 << 20 };
+    let (x, y) = (tensor(1, [3, 4]), tensor(2, [3, 4]));
+    let product = tensor(3, [3, 4]);
+    let consumed = TensorIr { status: TensorStatus::ReadWrite, ..product.clone() };
+    let (total, beta, double) = (tensor(4, [1, 4]), tensor(5, [1, 4]), tensor(6, [3, 4]));
+    let mut chain = Chain::default();
+    assert!(joins(&mut chain, two(Binary::Mul, &x, &y), &product));
+    assert!(joins(&mut chain, two(Binary::Add, &product, &y), &double));
+    assert!(!chain.sum_rows(&x, &total, limits), "the chain does not compute what it reads");
+    assert!(chain.sum_rows(&consumed, &total, limits) && chain.sum_rows(&double, &beta, limits));
+    assert!(!chain.has(product.id) && chain.is_sum(total.id) && !chain.is_sum(double.id) && chain.has_sums());
+    assert!(!chain.sum_rows(&total, &tensor(7, [1, 1]), limits), "a sum has one row");
+    let flat = TensorIr { shape: Shape::from([4]), ..tensor(8, [1, 4]) };
+    assert!(chain.reshape(&TensorIr { status: TensorStatus::ReadWrite, ..total.clone() }, &flat));
+    chain.want_half(flat.id);
+    let (launch, remade) = chain.take(DType::F32, true, None).unwrap();
+    assert_eq!((ids(&launch), remade.len()), (vec![Some(6), Some(5), Some(8)], 0));
+    assert_eq!(launch.outputs[2].shape.to_vec(), [4]);
+    let numbers = |first: usize| (first..first + 12).map(|x| x as f64).collect();
+    let launch = launch.with_inputs(|x| if x == TensorId::new(1) { numbers(0) } else { numbers(1) });
+    let column = |c: usize, f: fn(f64) -> f64| (0..3).map(|row| f((4 * row + c) as f64)).sum::<f64>();
+    let columns = |f| (0..4).map(|c| column(c, f)).collect::<Vec<_>>();
+    assert_eq!(run(&launch)[1..], [columns(|x| x * (x + 1.0) + x + 1.0), columns(|x| x * (x + 1.0))]);
+}
+
+/// Rows that a kernel cannot sum, and one row, which is its own sum.
+#[test]
+fn some_rows_are_not_summed_in_the_chain() {
+    let limits = Limits { dtype: DType::F32, fits: |_| true, sums: |columns| columns == 4, elements: 1 << 20 };
+    for (shape, sums) in [([3, 4], true), ([3, 5], false), ([1, 4], false)] {
+        let (x, double, total) = (tensor(1, shape), tensor(2, shape), tensor(3, [1, shape[1]]));
+        let mut chain = Chain::default();
+        assert!(joins(&mut chain, two(Binary::Add, &x, &x), &double));
+        assert_eq!(chain.sum_rows(&double, &total, limits), sums, "{shape:?}");
     }
 }
