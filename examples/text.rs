@@ -62,7 +62,9 @@ impl Text {
         let path = tokenizer.context("no tokenizer was written")?;
         Ok(Self {
             train: parts.train.context("no text to train on")?,
-            valid: valid.with_context(|| format!("the held-out text has no sample of {seq_length} tokens"))?,
+            valid: valid.with_context(|| {
+                format!("the held-out text has no sample of {seq_length} tokens: --data names too short a text")
+            })?,
             vocab_size: vocab_size.context("the tokenizer does not say its size")?,
             documents,
             tokens,

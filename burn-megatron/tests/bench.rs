@@ -106,4 +106,8 @@ fn what_cannot_be_measured_is_refused() {
         let told = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && told.contains(said), "{arguments}: {told}");
     }
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let output = bench(folder.path(), "tiny --steps 1 --warmup 1 --runs 1 --out file/record.json");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.starts_with("error: cannot write file: "), "it has measured: {told}");
 }

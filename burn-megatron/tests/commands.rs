@@ -52,6 +52,7 @@ fn verify_names_what_does_not_fit() {
         ("--layout EP2", "expert-parallel 2"),
         ("--layout CP3", "not a multiple of 6"),
         ("--layout XY2", "XY2"),
+        ("--layouts TP2,DP2+ZeRO1", "is a list, or one layout with commas; give --layout for each"),
         ("--layout DP3", "--global-batch 8"),
         ("--steps 0", "nothing to verify"),
     ] {
@@ -201,6 +202,8 @@ fn a_command_that_lacks_a_model_or_a_folder_names_all_that_it_takes() {
     says!(fail("generate --prompt x"), "--hf DIR or --checkpoint DIR says where the model is");
     says!(fail("export --checkpoint runs"), "--hf, --dcp, --torch-dist or --adapter DIR says where to write");
     says!(fail("export --hf out"), "--checkpoint CKPT or --from-hf DIR says what to write");
+    // Before any hash is compared.
+    says!(fail("export --checkpoint none --hf src"), "src: is not empty");
 }
 
 /// A file that a command reads, and a model's in a folder that it reads, are never its output.
@@ -208,7 +211,14 @@ fn a_command_that_lacks_a_model_or_a_folder_names_all_that_it_takes() {
 fn what_is_read_is_not_written_over() {
     let folder = tempfile::tempdir().unwrap();
     let run = "[model]\npreset = \"tiny\"\n[data]\ntext = [\"book.txt\"]\ntokenizer = \"byte\"\n";
-    let files = [("book.txt", "a book"), ("run.toml", run), ("model.safetensors", "weights"), ("config.json", "{}")];
+    let files = [
+        ("book.txt", "a book"),
+        ("run.toml", run),
+        ("model.safetensors", "weights"),
+        ("config.json", "{}"),
+        ("data.bin", "tokens"),
+        ("data.idx", "their places"),
+    ];
     files.iter().for_each(|(name, text)| std::fs::write(folder.path().join(name), text).unwrap());
     for (command, flag) in [
         ("eval --hf . --perplexity book.txt --output ./book.txt", "--output ./book.txt"),
@@ -218,9 +228,13 @@ fn what_is_read_is_not_written_over() {
         ("preprocess --chat --input book.txt --tokenizer . --output config.json", "--output config.json"),
         ("plan run.toml --svg ./run.toml", "--svg ./run.toml"),
         ("bench run.toml --out run.toml", "--out run.toml"),
+        ("bench run.toml --out book.txt", "--out book.txt"),
         ("bench book.txt --chart book.txt", "--chart book.txt"),
         ("train run.toml --dry-run --trace run.toml", "log.trace = run.toml"),
         ("train run.toml --dry-run --trace book.txt", "log.trace = book.txt"),
+        ("train run.toml --dry-run --log.jsonl book.txt", "log.jsonl = book.txt"),
+        ("inspect data --seq-length 1 --out ./data.bin", "--out ./data.bin"),
+        ("inspect data --seq-length 1 --out data.idx", "--out data.idx"),
         ("train run.toml --write-top-k book.txt", "--write-top-k book.txt"),
     ] {
         let said = command::fail(folder.path(), command);
@@ -250,8 +264,11 @@ fn sizes_of_a_module_that_cannot_be_counted_are_refused() {
     let said = fail(&format!("{vit} --micro-batch 18446744073709551615"));
     says!(said, "micro-batch 18446744073709551615 is more than can be planned; nearest legal: 4194304");
     succeed(&format!("{vit} --micro-batch 4194304"));
+    says!(fail(&format!("{vit} --seq-length 16")), "--seq-length has no meaning with vit; nearest legal: without it");
+    let t5 = vit.replace("/vit", "/t5");
+    says!(fail(&format!("{t5} --num-labels 2")), "--num-labels has no meaning with t5; nearest legal: without it");
     says!(
-        fail(&format!("{vit} --seq-length 2000000")),
+        fail(&format!("{t5} --seq-length 2000000")),
         "seq-length 2000000 is more than can be planned; nearest legal: 1048576"
     );
 }

@@ -30,6 +30,8 @@ pub fn advice(access: Access, cause: &io::Error) -> &'static str {
         (Write, Kind::PermissionDenied) => "; give this user the permission to write there, or choose another folder",
         (Read, Kind::NotFound) => "; check the path",
         (Read, Kind::NotADirectory) => "; a part of the path is a file, check the path",
+        (Write, Kind::NotFound) => "; make its folder first, or choose another",
+        (Write, Kind::AlreadyExists) => "; a file is in the way, choose another folder",
         (Write, Kind::NotADirectory) => "; a part of the path is a file, choose another folder",
         (Read, Kind::UnexpectedEof) => "; restore it",
         (Read, Kind::InvalidData) if cause.to_string().ends_with("valid UTF-8") => "; name a text file in UTF-8",

@@ -19,7 +19,7 @@ use crate::data::read_tokenizer;
 use crate::element::Element;
 use crate::hf::{
     CheckpointWeights, Companions, Export, Format, adapter_of, companions_of, export, export_states, model_of,
-    parse_size, write_adapter,
+    parse_size, refuse_full, write_adapter,
 };
 use crate::refusal::Access;
 use crate::train::ModuleRun;
@@ -79,6 +79,9 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if [&args.hf, &args.dcp, &args.torch_dist, &args.adapter].iter().all(|folder| folder.is_none()) {
         bail!("--hf, --dcp, --torch-dist or --adapter DIR says where to write");
+    }
+    for folder in [&args.hf, &args.dcp, &args.torch_dist, &args.adapter].into_iter().flatten() {
+        refuse_full(folder)?;
     }
     if let (Some(from), Some(to)) = (&args.from_hf, &args.hf) {
         super::print(&args.quantise.export(from, to, args.dtype, args.max_shard_size)?)?;

@@ -9,7 +9,7 @@ use models::{FamilyConfig, ModelConfig};
 
 use super::calibration::{CalibrationArgs, compared};
 use crate::element::Element;
-use crate::hf::{Export, Format, HfFolder, export, parse_size};
+use crate::hf::{Export, Format, HfFolder, export, parse_size, refuse_full};
 use crate::prune::{Kept, Loss, Pruned, Sizes, importance};
 
 /// Arguments of `prune`.
@@ -53,6 +53,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.texts.calibration.is_empty() {
         bail!("--calibration is needed: texts that show what is important");
     }
+    refuse_full(&args.output)?;
     let folder = super::open_folder(&args.hf, None)?;
     let model = folder.config();
     sizes.check(model).with_context(|| format!("--hf {}", args.hf.display()))?;

@@ -88,7 +88,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let inputs: Vec<_> = config.inputs().into_iter().chain(args.config.clone()).collect();
-    for (flag, output) in [("--write-top-k", &args.write_top_k), ("log.trace =", &config.log.trace)] {
+    let (trace, lines) = (&config.log.trace, &config.log.jsonl);
+    for (flag, output) in [("--write-top-k", &args.write_top_k), ("log.trace =", trace), ("log.jsonl =", lines)] {
         output.iter().try_for_each(|output| super::is_no_input(flag, output, &inputs))?;
     }
     if let Some(file) = &args.write_top_k {

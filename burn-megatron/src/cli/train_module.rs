@@ -10,7 +10,7 @@ use super::print;
 use super::processes::{join_module, tell};
 use crate::config::ModuleConfig;
 use crate::console::format::duration;
-use crate::train::{STOPPED, TrainError, check_module, new_head, train_module_among};
+use crate::train::{STOPPED, TrainError, check_module, check_module_data, new_head, train_module_among};
 
 /// What the command line asks for besides the configuration.
 pub(super) struct Asked {
@@ -31,9 +31,21 @@ pub(super) fn run(config: &ModuleConfig, asked: &Asked) -> Result<ExitCode> {
         print(&config.to_toml())?;
         return Ok(ExitCode::SUCCESS);
     }
+    if asked.device == DeviceKind::Cpu {
+        make_cpu_the_default();
+    }
     check_module(config)?;
     let cluster = if asked.dry_run { Cluster::from([]) } else { join_module(config, asked.device)? };
     cluster.run(|| train(config, asked, &cluster))
+}
+
+/// Burn puts the states of optimizers that it reads, as those of a checkpoint, on its default device first: of a program that is
+/// built for GPUs that is one, whether or not the machine has any.
+fn make_cpu_the_default() {
+    if std::env::var_os("BURN_DEVICE").is_none() {
+        // SAFETY: the command begins, and no other thread of it reads the environment.
+        unsafe { std::env::set_var("BURN_DEVICE", "flex") }
+    }
 }
 
 fn train(config: &ModuleConfig, asked: &Asked, cluster: &Cluster) -> Result<ExitCode> {
@@ -64,6 +76,7 @@ fn train(config: &ModuleConfig, asked: &Asked, cluster: &Cluster) -> Result<Exit
         say(format_args!("{:<12} {} patterns, the first: {first}", "frozen", config.param_groups.frozen.len()));
     }
     if asked.dry_run {
+        check_module_data(config)?.iter().for_each(|note| say(format_args!("{:<12} {note}", "images")));
         return Ok(ExitCode::SUCCESS);
     }
     let devices = asked.device.devices_in(&config.parallel, cluster)?;

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use models::hf::parse_config;
 use models::{FamilyConfig, ModelConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -12,6 +13,7 @@ use super::keys::KEYS;
 use super::kind::{Kind, NONE};
 use super::layer::{Entry, Written};
 use super::problem::{Problem, did_you_mean};
+use crate::data::read_text;
 use crate::refusal::{Access, advice, no_config};
 
 /// The model.
@@ -176,9 +178,8 @@ pub(super) fn hf_config(folder: &Path) -> Result<FamilyConfig, String> {
         return Err(no_config(folder));
     }
     let named = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let text =
-        std::fs::read_to_string(&path).map_err(|error| format!("{}{}", named(&error), advice(Access::Read, &error)))?;
-    let json: Value = serde_json::from_str(&text).map_err(|error| named(&error))?;
+    let text = read_text(&path).map_err(|error| format!("{}{}", named(&error), advice(Access::Read, &error)))?;
+    let json: Value = parse_config(text.as_bytes()).map_err(|error| named(&error))?;
     FamilyConfig::from_hf(&json).map_err(|error| named(&error.to_string().trim_start_matches("config.json: ")))
 }
 

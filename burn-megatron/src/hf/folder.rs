@@ -21,7 +21,7 @@ use super::outputs::TensorReader;
 use super::plain::read_plain;
 use super::quantised::{Storage, read_fp8, read_mxfp4};
 use super::tensors::{INDEX, Stored, Tensors};
-use crate::data::find_tokenizer;
+use crate::data::{find_tokenizer, read_text};
 use crate::element::Element;
 use crate::refusal::no_config;
 
@@ -193,8 +193,8 @@ pub(crate) fn read_config(folder: &Path) -> Result<Value, HfFolderError> {
     if !path.exists() {
         return Err(HfFolderError::NoConfig(no_config(folder)));
     }
-    let text = std::fs::read(&path).map_err(HfFolderError::io("read", &path))?;
-    parse_config(&text).map_err(|source| HfFolderError::Json { path, source })
+    let text = read_text(&path).map_err(HfFolderError::io("read", &path))?;
+    parse_config(text.as_bytes()).map_err(|source| HfFolderError::Json { path, source })
 }
 
 /// Elements of a box.

@@ -38,4 +38,4 @@ pub(crate) use module::{Wanted, copy_small_files, freeze, named_tensors, names};
 pub use optimizer::OptimizerStates;
 pub use outputs::TensorReader;
 pub use shards::parse_size;
-pub use writer::{Export, Format, export, export_states};
+pub use writer::{Export, Format, export, export_states, refuse_full};

@@ -136,9 +136,16 @@ impl Tensors {
                 Ok(Self::Files { files: vec![file], file_of })
             }
             (false, false) => {
-                let what = format!(
-                    "holds neither {SINGLE} nor {INDEX} nor {METADATA}: weights must be safetensors files or a PyTorch DCP checkpoint"
-                );
+                let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+                let what = match pickled.iter().find(|name| folder.join(name).exists()) {
+                    Some(name) => format!(
+                        "holds {name} in place of {SINGLE}: pickled weights are not read; transformers' `save_pretrained` writes \
+                         safetensors files"
+                    ),
+                    None => format!(
+                        "holds neither {SINGLE} nor {INDEX} nor {METADATA}: weights must be safetensors files or a PyTorch DCP checkpoint"
+                    ),
+                };
                 Err(HfFolderError::file(folder, what))
             }
         }
@@ -262,9 +269,15 @@ impl TensorFile {
     }
 }
 
+/// How a file begins that stands for a large one where Git LFS has not fetched it.
+const LFS: &[u8] = b"version https://git-lfs";
+
 /// What a file that cannot be read is: cut off, and then at which tensor, or no safetensors file at all.
 fn damage(path: &Path, file: &PositionedFile, header: &[u8], error: &SafeTensorError) -> HfFolderError {
     use SafeTensorError::{HeaderTooSmall, InvalidHeaderLength, MetadataIncompleteBuffer};
+    if file.read(0, LFS.len()).is_ok_and(|start| start == LFS) {
+        return HfFolderError::file(path, "is a pointer of Git LFS; fetch the file itself: `git lfs pull`");
+    }
     if !matches!(error, HeaderTooSmall | InvalidHeaderLength | MetadataIncompleteBuffer) {
         return HfFolderError::file(path, format!("is no safetensors file: {error}"));
     }

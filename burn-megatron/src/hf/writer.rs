@@ -119,12 +119,15 @@ fn write(
     })
 }
 
-/// Makes `folder`, which must not exist or be empty: `write` writes into a folder next to it, which is renamed.
+/// Makes `folder`, which must not exist or be empty: `write` writes into a folder next to it, which is renamed. One that is
+/// there may be a mount point, a link or where the user is: it is filled in place of being replaced.
 pub(super) fn new_folder<T>(
     folder: &Path,
     write: impl FnOnce(&Path) -> Result<T, HfFolderError>,
 ) -> Result<T, HfFolderError> {
+    let is_there = folder.exists();
     let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = if is_there { folder } else { parent };
     let name = folder.file_name().unwrap_or_default();
     std::fs::create_dir_all(parent).map_err(HfFolderError::io("create", parent))?;
     // A new folder of its own name; it is removed again unless it becomes the folder that is asked for.
@@ -135,16 +138,28 @@ pub(super) fn new_folder<T>(
         .tempdir_in(parent)
         .map_err(HfFolderError::io("create a folder in", parent))?;
     let written = write(partial.path())?;
-    if folder.exists() {
-        std::fs::remove_dir(folder).map_err(HfFolderError::io("replace", folder))?;
+    if is_there {
+        fill(folder, partial.path()).map_err(HfFolderError::io("move files to", folder))?;
+        return Ok(written);
     }
     std::fs::rename(partial.path(), folder).map_err(HfFolderError::io("create", folder))?;
     let _renamed = partial.keep();
     Ok(written)
 }
 
+/// Moves all files to `folder`, last the one by which it counts as a model's.
+fn fill(folder: &Path, from: &Path) -> std::io::Result<()> {
+    let names = std::fs::read_dir(from)?.map(|entry| Ok(entry?.file_name()));
+    let mut names = names.collect::<std::io::Result<Vec<_>>>()?;
+    names.sort_by_key(|name| name == "config.json");
+    names.iter().try_for_each(|name| std::fs::rename(from.join(name), folder.join(name)))
+}
+
 /// Refuses a folder that is there and not empty.
-pub(super) fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
+///
+/// # Errors
+/// If it is so, or cannot be looked at.
+pub fn refuse_full(folder: &Path) -> Result<(), HfFolderError> {
     match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(HfFolderError::io("list", folder)(error)),
@@ -246,4 +261,28 @@ fn write_shard(path: &Path, outputs: &[Output], source: &dyn TensorReader) -> Re
         write_tensor(output, source, |bytes| file.write_all(bytes).map_err(io()))?;
     }
     file.into_inner().map_err(|error| io()(error.into_error()))?.sync_all().map_err(io())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link, a mount point and where the user is cannot be replaced.
+    #[test]
+    fn an_empty_folder_is_filled_where_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let [folder, link] = ["folder", "link"].map(|name| root.path().join(name));
+        std::fs::create_dir(&folder).unwrap();
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        let write =
+            |partial: &Path| ["config.json", "a"].iter().try_for_each(|name| write_text(&partial.join(name), name));
+        let failed = new_folder(&link, |_| Err::<(), _>(HfFolderError::file(&link, "it fails")));
+        assert!(failed.is_err() && refuse_full(&link).is_ok());
+        new_folder(&link, write).unwrap();
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        assert_eq!(names, ["a", "config.json"]);
+        assert!(link.is_symlink() && std::fs::read_dir(root.path()).unwrap().count() == 2);
+    }
 }

@@ -45,7 +45,9 @@ use crate::refusal::{Access, advice};
 use data::Tokens;
 pub(crate) use launch::stage_builder;
 pub use launch::{STOPPED, TrainReport};
-pub use module::{ModuleReport, ModuleRun, check_module, new_head, train_module, train_module_among};
+pub use module::{
+    ModuleReport, ModuleRun, check_module, check_module_data, new_head, train_module, train_module_among,
+};
 pub use plan::Plan;
 pub use resume::ResumePoint;
 pub use run_data::RunData;

@@ -61,6 +61,17 @@ fn a_byte_order_mark_is_no_text() {
     }
 }
 
+/// A flag that shows samples says so.
+#[test]
+fn samples_need_a_length() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("a.txt"), "One").unwrap();
+    succeed(folder.path(), "preprocess --input a.txt --output-prefix o --tokenizer byte");
+    for flag in ["--samples 1", "--out o.npy", "--tokenizer o_tokenizer.json"] {
+        says!(fail(folder.path(), &format!("inspect o_text_document {flag}")), "samples need a --seq-length");
+    }
+}
+
 /// Documents are rows, their sequences sentences, as Megatron-LM's `--split-sentences` has them.
 #[test]
 fn sentences_become_sequences_of_documents() {

@@ -52,10 +52,16 @@ fn files_that_are_cut_off_or_missing_are_named() {
     }
     fs::write(&path, b"\x02\0\0\0\0\0\0\0no").unwrap();
     assert!(refusal(folder.path()).starts_with("DIR/model.safetensors: is no safetensors file"));
+    fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n").unwrap();
+    assert!(
+        refusal(folder.path()).starts_with("DIR/model.safetensors: is a pointer of Git LFS; fetch the file itself")
+    );
     fs::remove_file(&path).unwrap();
     assert!(
         refusal(folder.path()).starts_with("DIR: holds neither model.safetensors nor model.safetensors.index.json")
     );
+    fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
+    assert!(refusal(folder.path()).starts_with("DIR: holds pytorch_model.bin in place of model.safetensors: pickled"));
     fs::remove_file(folder.path().join("config.json")).unwrap();
     assert_eq!(refusal(folder.path()), "DIR has no config.json, as a Hugging Face folder has; check the path");
 }

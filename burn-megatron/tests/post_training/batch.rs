@@ -32,8 +32,9 @@ fn requests_of_a_file_are_answered_by_the_adapters_that_they_name() {
     };
     let batch = batch_to("answers.jsonl");
     let write = |lines: &[Value]| {
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        fs::write(folder.path().join("requests.jsonl"), text).unwrap();
+        let text: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
+        // As an editor may save it.
+        fs::write(folder.path().join("requests.jsonl"), format!("\u{feff}{text}")).unwrap();
     };
     write(&lines);
     says!(succeed(folder.path(), &batch), "answers.jsonl: 8 answers");

@@ -163,4 +163,7 @@ fn what_cannot_be_pruned_is_refused() {
     let heads = said("--heads 3 --calibration text.txt");
     says!(heads, "--heads 3 of the model's 4, of which 2 share a key-value head; nearest legal: 4");
     assert!(!folder.path().join("to").exists());
+    // Before any text is read.
+    let full = fail(folder.path(), "prune --hf base --output base --layers 2 --calibration none.txt");
+    says!(full, "base: is not empty");
 }

@@ -131,6 +131,11 @@ fn a_dry_run_finds_tokens_that_the_model_lacks() {
         run(folder.path(), &format!("train {} --data.text book.txt --dry-run", samples().join("moe.toml").display()));
     assert_eq!(refused.status.code(), Some(1));
     says!(text(&refused.stderr), "data.tokenizer = char has 94 tokens, but model.vocab-size = 66; nearest legal: 94");
+    // The mark with which some editors begin a file is no character of it.
+    let folder = book(65);
+    let book = folder.path().join("book.txt");
+    fs::write(&book, format!("\u{feff}{}", fs::read_to_string(&book).unwrap())).unwrap();
+    succeed(folder.path(), &format!("train {} --data.text book.txt --dry-run", samples().join("moe.toml").display()));
 }
 
 /// As every other error.

@@ -61,6 +61,7 @@ mod top_k;
 mod zstd;
 
 pub use blend::{Blend, BlendIndex, BlendedDataset};
+pub use bom::read_text;
 pub use build::{GptDataConfig, GptSplit, GptSplits};
 pub use ending::{JSON_LINES, ending};
 pub use error::DataError;

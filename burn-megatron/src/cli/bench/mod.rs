@@ -15,7 +15,7 @@ use backend_dist::gpu::{self, GpuInfo};
 use backend_dist::process::Cluster;
 
 use listed::{layout_ranks, listed, of_layout};
-use output::{device, draw, save, write};
+use output::{check_writable, device, draw, save, write};
 use subject::{Ranks, config, data};
 
 use super::device::{DeviceChoice, DeviceKind};
@@ -123,9 +123,13 @@ pub fn run(args: Args, cluster: &Cluster) -> Result<ExitCode> {
     if args.gpus.is_some() && Path::new(&args.what).is_file() {
         bail!("--gpus is for recipes; the number of ranks follows from the layout of {}", args.what);
     }
+    if cluster.is_first() && !args.dry_run {
+        check_writable(args.out.as_deref().unwrap_or(Path::new("runs/bench/record.json")))?;
+    }
     if args.layouts.is_empty() {
         let (ranks, out) = (args.gpus.or_else(|| layout_ranks(&args.layout)), args.out.clone());
         let config = config(&args.what, &overrides, ranks, timing, here)?;
+        out.iter().try_for_each(|out| is_no_input("--out", out, &config.inputs()))?;
         cluster.local_devices(&config.parallel)?;
         possible(&config, || data(&config, timing, args.document_lengths, cluster), timing)?;
         match args.dry_run {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use backend_dist::gpu::{self, GpuInfo};
+use host::partial_file::partial;
 
 use crate::bench::{Device, Record, chart, markdown};
 use crate::cli::refused;
@@ -58,10 +59,18 @@ pub(super) fn save(record: &Record, out: Option<PathBuf>) -> Result<PathBuf> {
     Ok(file)
 }
 
+/// Whether a file can be written there, before anything is measured.
+pub(super) fn check_writable(path: &Path) -> Result<()> {
+    make_folder(path)?;
+    partial(path).map(drop).map_err(refused(Access::Write, path))
+}
+
+fn make_folder(path: &Path) -> Result<()> {
+    path.parent().map_or(Ok(()), |folder| fs::create_dir_all(folder).map_err(refused(Access::Write, folder)))
+}
+
 pub(super) fn write(path: &Path, text: &str) -> Result<()> {
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(refused(Access::Write, folder))?;
-    }
+    make_folder(path)?;
     let written = fs::File::create(path).and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(refused(Access::Write, path))
 }

@@ -26,6 +26,7 @@ use super::refused;
 use super::sampling::SamplingArgs;
 use crate::config::decoder_of;
 use crate::console::warn;
+use crate::data::read_text;
 use crate::forward::{Settings, build};
 use crate::generate::{Ended, GenerateOptions, Generated, generate};
 use crate::hf::{GenerationConfig, ModuleFolder, read_adapter};
@@ -169,7 +170,7 @@ fn read_prompt(args: &Args) -> Result<Prompt> {
     Ok(match (&args.tokens, &args.prompt, &args.prompt_file) {
         (Some(tokens), ..) => Prompt::Tokens(tokens.clone()),
         (_, Some(text), _) => Prompt::Text(text.clone()),
-        (.., Some(file)) => Prompt::Text(std::fs::read_to_string(file).map_err(refused(Access::Read, file))?),
+        (.., Some(file)) => Prompt::Text(read_text(file).map_err(refused(Access::Read, file))?),
         _ => bail!("--prompt TEXT, --prompt-file FILE or --tokens ID,.. says what to continue"),
     })
 }

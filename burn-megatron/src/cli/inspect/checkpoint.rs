@@ -54,7 +54,7 @@ fn describe(checkpoint: &Checkpoint) -> serde_json::Result<String> {
     if let Some(tokenizer) = checkpoint.tokenizer() {
         line(format!("tokenizer {}", tokenizer.display()));
     }
-    line(format!("{bytes} in {} files", files.len()));
+    line(format!("{bytes} in {} file{}", files.len(), if files.len() == 1 { "" } else { "s" }));
     let mut names: BTreeMap<&str, Vec<&SavedTensor>> = BTreeMap::new();
     let mut kinds: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
     for tensor in checkpoint.tensors() {

@@ -14,7 +14,7 @@ use tokenizers::Tokenizer;
 
 use super::{print, refused};
 use crate::checkpoint::Checkpoint;
-use crate::data::indexed::IndexedDataset;
+use crate::data::indexed::{IndexedDataset, paths};
 use crate::data::{
     Blend, DataError, EpochPlan, GptDataConfig, GptSplit, GptSplits, Sample, Split, SplitRatios, TokenDataset, npy,
     read_tokenizer,
@@ -68,6 +68,13 @@ pub struct Args {
     verify: bool,
 }
 
+impl Args {
+    /// Whether a flag other than --seq-length asks for samples.
+    fn is_for_samples(&self) -> bool {
+        self.samples.is_some() || self.out.is_some() || self.tokenizer.is_some()
+    }
+}
+
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum SplitName {
     Train,
@@ -82,7 +89,7 @@ const SHOWN: usize = 4;
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let is_folder = |prefix: &&Path| prefix.is_dir() && !prefix.with_added_extension("idx").is_file();
     if let Some(folder) = args.prefix.as_deref().filter(is_folder) {
-        if args.seq_length.is_some() || args.samples.is_some() || args.out.is_some() {
+        if args.seq_length.is_some() || args.is_for_samples() {
             bail!("{} is a folder; samples are in the .bin/.idx files of a PREFIX", folder.display());
         }
         if is_of_hugging_face(folder) {
@@ -103,6 +110,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         (None, Some(prefix)) => Blend::single(prefix),
         (None, None) => bail!("a PREFIX or --blend is needed"),
     };
+    if let Some(out) = &args.out {
+        let files = blend.prefixes.iter().flat_map(|prefix| <[PathBuf; 2]>::from(paths(prefix)));
+        super::is_no_input("--out", out, &files.chain(args.tokenizer.clone()).collect::<Vec<_>>())?;
+    }
     let open = |prefix: &PathBuf| {
         let opened = IndexedDataset::open(prefix).map(Arc::new);
         opened.map_err(|error| match nearest(prefix).filter(|_| !prefix.with_added_extension("idx").exists()) {
@@ -115,7 +126,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print(&describe_files(prefix, data))?;
     }
     let Some(seq_length) = args.seq_length else {
-        if args.out.is_some() || args.samples.is_some() {
+        if args.is_for_samples() {
             bail!("samples need a --seq-length");
         }
         return Ok(ExitCode::SUCCESS);

@@ -1,12 +1,12 @@
 //! The flags of a schedule: its kind, its stages and the durations of passes.
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
 
 use super::super::layout::LayoutArgs;
 use super::super::refused;
+use crate::data::read_text;
 use crate::refusal::Access;
 use crate::schedule::stages::{Expected, Split, StageLayout};
 use crate::schedule::{Costs, Schedule, ScheduleKind, ScheduleSpec, Ticks};
@@ -94,7 +94,7 @@ impl PipelineArgs {
     /// The schedule that is asked for, by name or as text.
     pub(super) fn wanted(&self, layout: &LayoutArgs) -> Result<Schedule> {
         let Some(file) = &self.schedule_file else { return Ok(Schedule::new(self.spec(layout)?)?) };
-        let text = fs::read_to_string(file).map_err(refused(Access::Read, file))?;
+        let text = read_text(file).map_err(refused(Access::Read, file))?;
         text.parse().map_err(|error| anyhow!("{}: {error}", file.display()))
     }
 

@@ -8,8 +8,9 @@ use models::lora::{ALL_LINEAR, LoraConfig};
 
 use super::Args;
 use crate::config::{ModuleConfig, Precision};
+use crate::hf::read_config;
 use crate::plan::bytes;
-use crate::plan_module::{ModulePlan, ModuleRun, Subject, plan_config, plan_folder};
+use crate::plan_module::{ModulePlan, ModuleRun, Subject, plan_config};
 use crate::train::check_module;
 
 /// Flags that say nothing about a plain Burn module.
@@ -67,6 +68,18 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
     if let Some((key, _)) = named.into_iter().find(|(_, value)| *value == Some(0)) {
         bail!("--{key} 0 is nothing to plan; nearest legal: 1");
     }
+    let config = read_config(folder)?;
+    let kind = config["model_type"].as_str().unwrap_or_default();
+    let meaningless: &[&str] = match kind {
+        "bert" | "llava" => &["target-length", "num-labels"],
+        "t5" => &["num-labels"],
+        "vit" => &["seq-length", "target-length"],
+        "siglip" => &["seq-length", "target-length", "num-labels"],
+        _ => &[],
+    };
+    if let Some((key, _)) = named.into_iter().find(|(key, value)| value.is_some() && meaningless.contains(key)) {
+        bail!("--{key} has no meaning with {kind}; nearest legal: without it");
+    }
     let length = module.seq_length.unwrap_or(512);
     let lora = module.lora_rank.map(|rank| {
         let all = || vec![ALL_LINEAR.into()];
@@ -82,7 +95,7 @@ pub(super) fn plan(args: &Args, folder: &Path) -> Result<String> {
         autocast: module.autocast,
         ..ModuleRun::default()
     };
-    described(args, &plan_folder(folder, &subject, &run).map_err(|error| anyhow!(error))?, module.autocast)
+    described(args, &plan_config(&config, &subject, &run).map_err(|error| anyhow!(error))?, module.autocast)
 }
 
 /// The plan of the run of a BERT or a T5; `None` if the file is that of another model.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow, bail};
 
 use crate::cli::{is_no_input, refused};
+use crate::data::read_text;
 use crate::refusal::{Access, advice};
 use crate::serve::http::{App, BatchRequest, answer_batch, batch_requests};
 
@@ -37,7 +38,7 @@ impl BatchArgs {
     /// weights are read.
     pub fn open(&self, model: Option<&Path>) -> Result<Option<Batch>> {
         let (Some(input), Some(output)) = (self.input_file.clone(), self.output_file.clone()) else { return Ok(None) };
-        let text = std::fs::read_to_string(&input).map_err(refused(Access::Read, &input))?;
+        let text = read_text(&input).map_err(refused(Access::Read, &input))?;
         let requests = batch_requests(&text).map_err(|(line, why)| anyhow!("{}:{line}: {why}", input.display()))?;
         if requests.is_empty() {
             bail!("{}: it has no requests", input.display());

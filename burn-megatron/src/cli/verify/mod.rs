@@ -193,12 +193,22 @@ impl Args {
 /// Prints the table; the exit code is 1 where a layout differs by more than rounding or fails. Fails if the model or a
 /// layout is illegal, or the one device fails.
 pub fn run(args: Args, cluster: &Cluster) -> anyhow::Result<ExitCode> {
+    // `bench` and `replay` take lists.
+    let is_list = |text: &&String| text.contains(',') && text.split(',').all(is_layout);
+    if let Some(text) = args.layouts.iter().find(is_list) {
+        bail!("--layout \"{text}\" is a list, or one layout with commas; give --layout for each, or blanks for commas");
+    }
     if MODULES.iter().any(|(name, _)| *name == args.model) {
         return module::run(&args, cluster);
     }
     let sizes = args.sizes();
     let config = model(&args.model, &sizes);
     config.visit(Run { args: &args, sizes: &sizes, family: &config, cluster })
+}
+
+/// Whether a text with sizes of parallel axes is a layout by itself.
+fn is_layout(text: &str) -> bool {
+    text.trim().starts_with(|start: char| start.is_ascii_uppercase()) && text.parse::<Candidate>().is_ok()
 }
 
 struct Run<'a> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use models::hf::HfModule;
+use models::hf::{HfModule, parse_config};
 use models::images::{Llava, Vit, set_classes};
 use models::{Bert, T5};
 use serde_json::{Map, Value};
@@ -62,7 +62,7 @@ impl Values {
     fn module(&self) -> Option<Value> {
         let config = match &self.base {
             Base::Hf(folder) => {
-                serde_json::from_str(&std::fs::read_to_string(folder.join("config.json")).ok()?).ok()?
+                parse_config(crate::data::read_text(&folder.join("config.json")).ok()?.as_bytes()).ok()?
             }
             Base::Preset(name) => module_presets().find(|(known, _)| known == name)?.1,
             _ => return None,

@@ -143,6 +143,18 @@ fn defaults_then_model_then_file_then_command_line() {
     assert_eq!((own.hf, own.config), (None, FamilyConfig::Llama(LlamaConfig::tiny())), "taken back");
 }
 
+/// Published Mamba-2 and Nemotron-H have a number that is no JSON; some editors begin a file with a mark.
+#[test]
+fn a_folders_configuration_is_as_python_writes_it() {
+    let folder = hf("mamba2");
+    let path = folder.path().join("config.json");
+    let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    json["time_step_limit"] = serde_json::json!([0.0, "end"]);
+    std::fs::write(&path, format!("\u{feff}{json}").replace("\"end\"", "Infinity")).unwrap();
+    let read = good("", &[("model.hf", folder.path().to_str().unwrap())]);
+    assert_eq!(read.model.config, good("", &[("model.hf", hf("mamba2").path().to_str().unwrap())]).model.config);
+}
+
 #[test]
 fn megatrons_spellings_are_aliases() {
     let file = "[parallel]\ntensor-model-parallel-size = 2\ndata-parallel-size = 2\nsp = true\n[training]\nmicro-batch-size = 4\n";

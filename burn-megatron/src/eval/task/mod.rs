@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::EvalError;
 use crate::data::chat::rows;
-use crate::data::{JSON_LINES, ending};
+use crate::data::{JSON_LINES, ending, read_text};
 
 /// What is asked of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ pub fn read_documents(path: &Path, limit: usize) -> Result<Task, EvalError> {
             questions.push((row.line, Question::Document { text }));
         }
     } else {
-        let text = std::fs::read_to_string(path);
+        let text = read_text(path);
         let text = text.map_err(|cause| EvalError::Read { path: path.into(), cause })?;
         questions.push((1, Question::Document { text }));
     }

@@ -47,3 +47,13 @@ fn bad_rows_are_named() {
     let two = "{\"context\": \"\", \"continuation\": \" a\"}\n{\"context\": \"\", \"target\": \"a\"}";
     assert!(read(two).unwrap_err().contains("arc:2: generate_until, but line 1 is loglikelihood"));
 }
+
+/// Some editors begin a file with one.
+#[test]
+fn a_byte_order_mark_is_no_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("book.txt");
+    std::fs::write(&path, "\u{feff}One").unwrap();
+    let task = read_documents(&path, 1).unwrap();
+    assert_eq!(task.questions, [(1, Question::Document { text: "One".into() })]);
+}

@@ -3,7 +3,7 @@
 use burn::tensor::Device;
 
 use super::family::{Family, of_family};
-use super::{adapters, moments_in_f64, wrong};
+use super::{adapters, moments_in_f64, sizes, wrong};
 use crate::config::{ModuleConfig, Precision};
 use crate::hf::names;
 use crate::learner::{check_shards, check_stages, for_any_module, for_stages};
@@ -26,6 +26,14 @@ pub fn check_module(config: &ModuleConfig) -> Result<(), TrainError> {
         return Err(TrainError::Module(what));
     }
     of_family!(config, M => check_parameters::<M>(config))
+}
+
+/// Whether the data of a run can be read, before weights are made. Gives what there is to say of it, in lines.
+///
+/// # Errors
+/// Names what is wrong with it, or with its keys.
+pub fn check_module_data(config: &ModuleConfig) -> Result<Vec<String>, TrainError> {
+    of_family!(config, M => Ok(M::data(config, &sizes::<M>(config)?.0)?.notes))
 }
 
 /// What there is to say of a head that a run does not begin with, though its folder has the rest of the model.

@@ -65,7 +65,15 @@ fn epochs(folder: &Path) -> Vec<usize> {
 pub(super) fn begin(folder: &Path, config: &ModuleConfig, is_first: bool) -> Result<Vec<usize>, TrainError> {
     let io = |cause| TrainError::Io { path: folder.into(), cause };
     std::fs::create_dir_all(folder).map_err(io)?;
-    let saved = if config.checkpoint.resume == "never" { Vec::new() } else { epochs(folder) };
+    let saved = epochs(folder);
+    if config.checkpoint.resume == "never" && !saved.is_empty() {
+        // Those with later steps would count for this run.
+        return Err(TrainError::Module(format!(
+            "checkpoint.resume = never, but {} holds checkpoints: choose another checkpoint.directory, move them away, or resume \
+             from them with if-present",
+            folder.display()
+        )));
+    }
     if let (Some(before), false) = (ModuleRun::find(folder)?, saved.is_empty()) {
         same(&before.config, config)?;
     }
@@ -108,11 +116,16 @@ pub(super) fn same_data(folder: &Path, digest: &str, resumes: bool, is_first: bo
 /// Refuses a key with which the steps that were taken would have been others.
 fn same(before: &ModuleConfig, now: &ModuleConfig) -> Result<(), TrainError> {
     let [before, now] = [before, now].map(|config| serde_json::to_value(config).expect("plain data"));
-    for (section, keys) in now.as_object().into_iter().flatten() {
+    // Others follow from the length of the training.
+    let (first, others): (Vec<_>, Vec<_>) =
+        now.as_object().into_iter().flatten().partition(|(section, _)| *section == "training");
+    for (section, keys) in first.into_iter().chain(others) {
         for (key, value) in keys.as_object().into_iter().flatten() {
             let (path, old) = (format!("{section}.{key}"), &before[section][key]);
             let is_free = FREE.iter().any(|free| free == section || *free == path);
             if !is_free && old != value {
+                let [value, old] =
+                    [value, old].map(|value| if value.is_null() { "none".into() } else { value.to_string() });
                 return Err(TrainError::Module(format!(
                     "{path} = {value}, but the run that would be resumed has {old}; nearest legal: {old}, or another \
                      output.directory"

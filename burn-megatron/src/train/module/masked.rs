@@ -51,8 +51,8 @@ impl Family for T5 {
 /// Samples of the documents of `data.prefixes`.
 fn sentences<M: Masked>(config: &ModuleConfig, sizes: &M::Config) -> Result<ModuleData<M::Batch>, TrainError> {
     let (training, evaluation) = (&config.training, &config.evaluation);
-    let opened =
-        IndexedDataset::open(&config.data.prefixes[0]).map_err(|error| TrainError::Module(error.to_string()))?;
+    let opened = IndexedDataset::open(&config.data.prefixes[0])
+        .map_err(|error| TrainError::Module(format!("data.prefixes: {error}")))?;
     let sentences = Arc::new(opened);
     let [train, valid, _] = config.data.split.ranges(sentences.num_documents());
     let part = |documents: Option<Range<usize>>, name: &str, steps: usize| match documents {

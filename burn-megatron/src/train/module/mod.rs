@@ -26,7 +26,7 @@ use crate::hf::{ModuleExport, ModuleFolder, freeze, write_module_adapter};
 use crate::learner::{ModuleCheckpoints, ModuleEnd, ModuleTraining, Steps};
 use crate::metrics::{LogFiles, RunInfo, RunLog};
 use adapters::adapted;
-pub use check::{check_module, new_head};
+pub use check::{check_module, check_module_data, new_head};
 pub use checkpoints::ModuleRun;
 use checkpoints::{begin, same_data};
 use family::{Family, ModuleData, of_family};
@@ -80,9 +80,12 @@ fn train<M: Family>(
 ) -> Result<ModuleReport, TrainError> {
     let reads_f64 = config.training.dtype != Precision::F64 || moments_in_f64();
     let (started, training, evaluation) = (Instant::now(), &config.training, &config.evaluation);
-    let (sizes, model) = model::<M>(config)?;
-    let model = adapted(config, model, true)?;
+    let (sizes, folder) = sizes::<M>(config)?;
+    // What is wrong with the data is said before there are weights, and before the folder of the checkpoints is another.
     let ModuleData { train, valid, held_out, notes, digest } = M::data(config, &sizes)?;
+    let rates =
+        config.lr.schedule(training.global_batch).map_err(|error| TrainError::Module(format!("[lr]: {error}")))?;
+    let model = adapted(config, model::<M>(config, &sizes, folder.as_ref())?, true)?;
     notes.iter().filter(|_| cluster.is_first()).for_each(|note| say(format_args!("{:<12} {note}", "images")));
     let steps =
         Steps { all: training.steps, epoch: evaluation.every.min(training.steps), samples: training.global_batch };
@@ -109,8 +112,6 @@ fn train<M: Family>(
         return Err(TrainError::Module(format!("{what}; nearest legal: f32, or to resume in a process of its own")));
     }
 
-    let rates =
-        config.lr.schedule(training.global_batch).map_err(|error| TrainError::Module(format!("[lr]: {error}")))?;
     let in_output = |cause| io(&config.output.directory, cause);
     let log = cluster.is_first().then(|| RunLog::open(&files(config), from as u64)).transpose().map_err(in_output)?;
     // What burn-train writes in another process than the first is nothing that anybody reads.
@@ -162,21 +163,23 @@ fn moments_in_f64() -> bool {
     device.configure(FloatDType::F64).is_ok() || device.settings().float_dtype == FloatDType::F64
 }
 
-/// The sizes and the model, with the weights of its folder or random ones of the run's seed.
-fn model<M: Family>(config: &ModuleConfig) -> Result<(M::Config, M), TrainError> {
+/// The sizes of the model, and the folder that it begins with.
+fn sizes<M: Family>(config: &ModuleConfig) -> Result<(M::Config, Option<ModuleFolder>), TrainError> {
+    let sizes = M::from_hf(&config.model.config).map_err(wrong)?;
+    let Some(folder) = config.model.hf.as_ref().map(ModuleFolder::open).transpose()? else { return Ok((sizes, None)) };
+    Ok((M::present(sizes, &|name| folder.has(name)), Some(folder)))
+}
+
+/// The model, with the weights of its folder or random ones of the run's seed.
+fn model<M: Family>(config: &ModuleConfig, sizes: &M::Config, folder: Option<&ModuleFolder>) -> Result<M, TrainError> {
     let dtype = if config.training.dtype == Precision::F64 { FloatDType::F64 } else { FloatDType::F32 };
-    let (device, sizes) = (Device::flex(), M::from_hf(&config.model.config).map_err(wrong)?);
+    let device = Device::flex();
     device.seed(config.training.seed);
-    let (sizes, model) = match &config.model.hf {
-        Some(folder) => {
-            let folder = ModuleFolder::open(folder)?;
-            let sizes = M::present(sizes, &|name| folder.has(name));
-            let model = M::read(&folder, &sizes, dtype, &device.autodiff())?;
-            (sizes, model)
-        }
-        None => (sizes.clone(), M::init(&sizes, &device.autodiff())),
+    let model = match folder {
+        Some(folder) => M::read(folder, sizes, dtype, &device.autodiff())?,
+        None => M::init(sizes, &device.autodiff()),
     };
-    Ok((sizes, freeze(model.map(&mut Typed(dtype)), &config.param_groups.frozen)))
+    Ok(freeze(model.map(&mut Typed(dtype)), &config.param_groups.frozen))
 }
 
 /// Makes all parameters, in a type.
@@ -256,7 +259,8 @@ impl ModuleRun {
         let Some(epoch) = self.epochs().last().copied() else {
             return Err(TrainError::Module(format!("{} has no checkpoint yet", self.folder.display())));
         };
-        let (sizes, model) = model::<M>(&self.config)?;
+        let (sizes, folder) = sizes::<M>(&self.config)?;
+        let model = model::<M>(&self.config, &sizes, folder.as_ref())?;
         let trained = adapted(&self.config, model, false)?.with_weights(&self.weights(epoch));
         Ok(((epoch * self.config.evaluation.every).min(self.config.training.steps), sizes, trained))
     }

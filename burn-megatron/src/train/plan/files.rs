@@ -7,7 +7,7 @@ use indicatif::HumanCount;
 
 use crate::config::{Problem, RunConfig};
 use crate::data::indexed::IndexedDataset;
-use crate::data::{Split, SplitRatios};
+use crate::data::{Split, SplitRatios, read_text};
 
 /// A file of text or conversations, in a line; the error says why it is none.
 pub(super) fn source_file(key: &str, file: &Path) -> Result<String, String> {
@@ -25,6 +25,8 @@ pub(super) fn source_file(key: &str, file: &Path) -> Result<String, String> {
         "data.test" => "test text",
         "evaluation.tasks" => "tasks",
         "grpo.train" => "prompts",
+        "distill.logits" => "a teacher's likeliest tokens",
+        "preference.train" | "preference.validation" => "pairs",
         _ => "conversations",
     };
     Ok(format!("{}: {} bytes of {what}", file.display(), HumanCount(size)))
@@ -82,7 +84,7 @@ pub(super) fn made_from_text(config: &RunConfig) -> Option<usize> {
     match config.data.tokenizer.as_deref()? {
         "byte" => Some(257),
         "char" if files.iter().all(|file| file.extension().is_some_and(|end| end == "txt")) && bytes()? <= COUNTED => {
-            let texts = files.iter().map(std::fs::read_to_string).collect::<Result<Vec<_>, _>>().ok()?;
+            let texts = files.iter().map(|file| read_text(file)).collect::<Result<Vec<_>, _>>().ok()?;
             let characters: BTreeSet<char> = texts.iter().flat_map(|text| text.chars()).collect();
             Some(characters.len() + 1)
         }

@@ -107,7 +107,7 @@ fn a_model_without_a_head_gets_one() {
         message.contains("a ViTModel has no head that tells classes; nearest legal: model.num-labels = 2"),
         "{message}"
     );
-    let plan = format!("plan --hf {} --seq-length 1", golden.display());
+    let plan = format!("plan --hf {}", golden.display());
     assert!(fail(folder.path(), &plan).contains("say how many classes a new one has: --num-labels"));
     assert!(succeed(folder.path(), &format!("{plan} --num-labels 4")).contains("fits into"));
     let flags = [&of_folder[..], &["--model.num-labels", "4", TP, "2"]].concat();

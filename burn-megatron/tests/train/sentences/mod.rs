@@ -107,6 +107,16 @@ fn repeats(model: &str, flags: &[&str]) {
     });
     let run = folder.path().join("run");
     let whole = losses(&run);
+    for (key, value, was) in [("training.steps", "8", "6"), ("training.clip", "none", "1.0")] {
+        let message = refused(folder.path(), &[flags, &[&format!("--{key}"), value]].concat());
+        assert!(
+            message.contains(&format!("{key} = {value}, but the run that would be resumed has {was};")),
+            "{message}"
+        );
+    }
+    // The checkpoints of a run that is given up would be taken for those of the new one.
+    let message = refused(folder.path(), &[flags, &["--checkpoint.resume", "never"]].concat());
+    assert!(message.contains("checkpoint.resume = never, but ") && message.contains("holds checkpoints"), "{message}");
     // There is nothing left to do.
     assert!(trained(folder.path(), flags).contains("began after step 6 of 6"));
     assert_eq!(losses(&run), whole);

@@ -9,7 +9,7 @@ use tokenizers::Tokenizer;
 use super::super::ending::ending;
 use super::error::{ChatError, Result};
 use super::jinja::Template;
-use crate::data::{read_tokenizer, tokenizer_path};
+use crate::data::{read_text, read_tokenizer, tokenizer_path};
 
 /// How a template is given.
 pub(super) const OTHER_TEMPLATE: &str =
@@ -117,7 +117,7 @@ pub fn special_token(folder: &Path, name: &str) -> Result<Option<String>> {
 }
 
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|cause| ChatError::Read { path: path.into(), cause })
+    read_text(path).map_err(|cause| ChatError::Read { path: path.into(), cause })
 }
 
 fn read_json(path: &Path) -> Result<Json> {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::super::bom::without_bom;
 use super::decode::expect_kind;
 use super::error::ImageError;
 use super::sample::{Entry, Found, Location, NO_TARGET, head, target, unreadable};
@@ -13,7 +14,7 @@ pub(super) fn read(list: &Path) -> Result<Found, ImageError> {
     let text = std::fs::read(list).map_err(unreadable(list))?;
     let folder = list.parent().unwrap_or(Path::new(""));
     let mut found = Found::default();
-    for (index, line) in text.split(|byte| *byte == b'\n').enumerate() {
+    for (index, line) in without_bom(&text).split(|byte| *byte == b'\n').enumerate() {
         if line.trim_ascii().is_empty() {
             continue;
         }

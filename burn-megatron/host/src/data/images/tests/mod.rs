@@ -214,3 +214,13 @@ fn unusable_lines_are_named_and_counted() {
     assert!(damaged.contains("list.jsonl:11: image d.png is a damaged PNG image"), "{damaged}");
     assert!(matches!(images.target(2), Target::Messages(_)));
 }
+
+/// As some editors save it.
+#[test]
+fn a_list_may_begin_with_a_byte_order_mark() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = folder.path().join("train.jsonl");
+    let line = json!({"image": golden().join("small.png"), "label": 1});
+    fs::write(&list, format!("\u{feff}{line}\r\n{line}\r\n")).unwrap();
+    assert_eq!(ImageDataset::open(&list, false).unwrap().len(), 2);
+}
