@@ -172,8 +172,9 @@ pub(super) fn one_row<E: Float, N: Size>(
             let value = registers[comptime![output.register * plan.vectors + v]];
             if column < width && first + column < total {
                 if comptime![output.extent == Extent::PerColumn] {
-                    let sum = comptime![program.sum_place(o) * plan.vectors + v];
-                    sums[sum] = sums[sum] + value;
+                    let at = comptime![program.sum_place(o) * plan.vectors + v];
+                    let sum = sums[at] + value;
+                    sums[at] = sum;
                 } else if comptime![output.extent == Extent::PerRow] {
                     if column == 0 {
                         per_row_out.index_mut(place).values[row as usize] = value.extract(0usize);
