@@ -78,7 +78,6 @@ impl<B: Inner> Executor<B> {
         if !may_wait {
             return Some(outs);
         }
-        inputs.iter().for_each(|x| self.settle(x.id));
         let kind =
             Kind { halves: inputs.map(|x| self.halves.contains(&x.id)), copies: inputs.map(|x| self.has_copy(x.id)) };
         // What is made of these is not stored in half precision either.
