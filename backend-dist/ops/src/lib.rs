@@ -68,7 +68,9 @@ pub use attention_masks::{AttentionMasks, Kept};
 pub use convolution::causal_convolution;
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
-pub use cuda::{collective_by_dma, packed, times_small_matrix};
+pub use cuda::{
+    Arriving, begin_gather, collective_by_dma, gemm_and_collective, gemm_of_arriving, packed, times_small_matrix,
+};
 pub use dropout_mask::DropoutMask;
 pub use gated_delta::{GatedDeltaHeads, GatedDeltaInputs, gated_delta, gated_delta_with_states};
 pub use gated_norm::gated_rms_norm;

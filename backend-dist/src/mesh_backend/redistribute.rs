@@ -104,7 +104,7 @@ fn checked(device: &Device, shape: &[usize], axis: Axis, to: Placement) -> usize
         }
         Placement::Shard(dim) if to.local_shape(shape, ranks).is_none() => {
             let size = shape[dim];
-            let (below, above) = (size / ranks * ranks, (size / ranks + 1) * ranks);
+            let (below, above) = ((size / ranks).max(1) * ranks, (size / ranks + 1) * ranks);
             panic!(
                 "axis {axis}: Shard({dim}) of a tensor of shape {shape:?}: {ranks} ranks do not divide {size}; the \
                  nearest sizes are {below} and {above}"

@@ -19,13 +19,7 @@ pub(super) fn reshard<B: Inner>(
     report: &mut Report,
     meanwhile: &mut dyn FnMut(usize),
 ) -> HandleKind<B> {
-    let changed: Vec<usize> = (0..groups.len()).filter(|&axis| from[axis] != to[axis]).collect();
-    let dims = |axis: usize| [from[axis].dim(), to[axis].dim()].into_iter().flatten();
-    let touched: Vec<usize> = changed.iter().flat_map(|&axis| dims(axis)).collect();
-    let is_touched = |at: Placement| at.dim().is_some_and(|dim| touched.contains(&dim));
-    let conflicts = |axis: usize| from[axis] != to[axis] || is_touched(from[axis]);
-    // Axes that divide a dimension which changes are undone from the last to the first, and done again from the first.
-    let undone: Vec<usize> = (0..groups.len()).filter(|&axis| conflicts(axis)).collect();
+    let undone = undone((from, to));
     let parts =
         bytes(&x) * (0..groups.len()).filter(|&a| from[a].is_shard()).map(|a| groups[a].size()).product::<usize>();
     if let [axis] = undone[..] {
@@ -38,6 +32,45 @@ pub(super) fn reshard<B: Inner>(
         x = step(x, (Replicate, to[axis]), &groups[axis], (parts, report, meanwhile));
     }
     x
+}
+
+/// The axes that change, or divide a dimension along which one does: these are undone from the last to the first, and done
+/// again from the first.
+fn undone((from, to): (&[Placement], &[Placement])) -> Vec<usize> {
+    let changes = |axis: &usize| from[*axis] != to[*axis];
+    let dims = |axis: usize| [from[axis].dim(), to[axis].dim()].into_iter().flatten();
+    let touched: Vec<usize> = (0..from.len()).filter(changes).flat_map(dims).collect();
+    let is_touched = |at: Placement| at.dim().is_some_and(|dim| touched.contains(&dim));
+    (0..from.len()).filter(|axis| changes(axis) || is_touched(from[*axis])).collect()
+}
+
+/// The collective, and its axis, that alone brings a tensor from one placement to another.
+pub(super) fn lone_collective(
+    (from, to): (&[Placement], &[Placement]),
+    groups: &[Group],
+) -> Option<(usize, Collective)> {
+    let [axis] = undone((from, to))[..] else { return None };
+    let what = collective(from[axis], to[axis]).filter(|_| groups[axis].size() > 1)?;
+    Some((axis, what))
+}
+
+/// The collective that brings a tensor from one placement to another along an axis.
+fn collective(from: Placement, to: Placement) -> Option<Collective> {
+    match (from, to) {
+        (Shard(dim), Replicate) => Some(Collective::AllGather(dim)),
+        (Partial, Replicate) => Some(Collective::AllReduce(ReduceOp::Sum)),
+        (Partial, Shard(dim)) => Some(Collective::ReduceScatter(dim)),
+        _ => None,
+    }
+}
+
+/// As reports name it.
+pub(super) fn name(what: &Collective) -> &'static str {
+    match what {
+        Collective::AllGather(_) => "all-gather",
+        Collective::ReduceScatter(_) => "reduce-scatter",
+        _ => "all-reduce",
+    }
 }
 
 /// Along one axis.
@@ -63,20 +96,17 @@ fn step<B: Inner>(
         merged.splice(dim..=dim + 1, [merged[dim] * merged[dim + 1]]);
         return reshape(x, merged);
     }
-    let mut collective = |name, x, what| {
+    if let Some(what) = collective(from, to) {
         if group.size() > 1 {
-            report.collective(name, bytes);
+            report.collective(name(&what), bytes);
         }
-        run_meanwhile(x, what, group, meanwhile)
-    };
+        return run_meanwhile(x, what, group, meanwhile);
+    }
     match (from, to) {
         _ if from == to => x,
         (Replicate, Shard(dim)) => B::owned(slice(x, dim, group)),
         (Replicate, Partial) if group.rank() == 0 => x,
         (Replicate, Partial) => zeros(x),
-        (Shard(dim), Replicate) => collective("all-gather", x, Collective::AllGather(dim)),
-        (Partial, Replicate) => collective("all-reduce", x, Collective::AllReduce(ReduceOp::Sum)),
-        (Partial, Shard(dim)) => collective("reduce-scatter", x, Collective::ReduceScatter(dim)),
         (Shard(from), Shard(to)) => {
             if group.size() > 1 {
                 report.collective("all-to-all", bytes);
@@ -85,7 +115,7 @@ fn step<B: Inner>(
         }
         (Shard(_), Partial) => unreachable!("no rule wants a sharded tensor as a sum"),
         // What varies is this rank's own, and stays so.
-        (Replicate | Partial | Strided { .. } | Varying, _) | (_, Strided { .. } | Varying) => x,
+        (Replicate | Shard(_) | Partial | Strided { .. } | Varying, _) => x,
     }
 }
 
@@ -224,7 +254,7 @@ fn shape<B: Inner>(x: &HandleKind<B>) -> Vec<usize> {
     }
 }
 
-fn bytes<B: Inner>(x: &HandleKind<B>) -> usize {
+pub(super) fn bytes<B: Inner>(x: &HandleKind<B>) -> usize {
     let dtype = match x {
         HandleKind::Float(x) => x.dtype(),
         HandleKind::Int(x) => x.dtype(),

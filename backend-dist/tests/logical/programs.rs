@@ -114,6 +114,18 @@ const SMOOTH: &[Step] = &[
         let keys = heads(y.clone()).slice([0..1, 0..1]);
         merged(softmax(heads(x).matmul(keys.transpose()) * 0.4, 3).matmul(heads(y)))
     },
+    // Sums of rows and of all, which the next step reads or nobody does.
+    |x, y| x * 0.5 + (y.clone() * y).sum_dims(&[0, 1]) * 0.1,
+    |x, y| x.clone() + (x * y).sum_dims(&[0, 1]).reshape([1, N, 1]) * 0.1,
+    |x, y| {
+        let z = x.clone() * y.clone();
+        let sums = [z.clone().sum_dims(&[0, 1]), (z.clone() + y).sum_dims(&[0, 1]), z.sum_dims(&[0, 1])];
+        x + sums[0].clone().tanh() + sums[2].clone().tanh() * 0.2
+    },
+    |x, y| {
+        let z = x.clone().reshape([2 * N, N, 2]);
+        x + (z.clone() * z).sum_dims(&[0, 1]).sum_dim(2) * y.mean().unsqueeze::<3>() * 0.05
+    },
     // Broadcasts, views and draws.
     |x, y| x + row(y),
     |x, y| x + y.sum_dim(2) * 0.2,

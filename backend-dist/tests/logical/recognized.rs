@@ -8,8 +8,8 @@ use crate::property::difference;
 use backend_dist::launch::{Rank, launch};
 use backend_dist::logical::Placement::{Replicate, Shard};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, Teams};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, Teams, explain};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 const SHAPES: [[usize; 3]; 5] = [[4, 4, 4], [2, 6, 8], [1, 4, 4], [2, 1, 4], [1, 1, 4]];
 
@@ -112,5 +112,36 @@ fn a_sum_of_matrices_without_columns_has_no_elements() {
     });
     for sum in ranks.unwrap() {
         assert_eq!(sum.shape().to_vec(), [1, 3, 0]);
+    }
+}
+
+/// However many there are, in rows of whatever length; but for primes without Burn's own kernels.
+#[test]
+fn all_elements_are_summed_row_by_row() {
+    for (shape, is_prime) in [
+        ([1, 1], false),
+        ([3, 100], false),
+        ([2, 50_000], false),
+        ([30_000, 2], false),
+        ([16_400, 3], false),
+        ([1, 65_537], true),
+        ([2, 65_537], true),
+    ] {
+        let values: Vec<f64> = (0..shape[0] * shape[1]).map(|i| (i as f64 * 0.37).sin() + 0.3).collect();
+        let total: f64 = values.iter().sum();
+        let ranks = launch(&Mesh::new("TP1".parse().unwrap()).unwrap(), &[cpu()], |rank| {
+            let device = rank.logical_device_with(&[Axis::Tp], options(true, None));
+            let x = Tensor::<2>::from_data(TensorData::new(values.clone(), shape), (&device, DType::F64));
+            let found = [x.clone().sum(), x.clone().mean(), (x.clone() * 2.0).sum(), (x * 2.0).mean()];
+            let found = found.map(|x| x.into_scalar::<f64>());
+            Ok((found, explain(&device).kernels))
+        });
+        let (found, kernels) = ranks.unwrap().remove(0);
+        let mean = total / values.len() as f64;
+        for (found, expected) in found.into_iter().zip([total, mean, 2.0 * total, 2.0 * mean]) {
+            assert!((found - expected).abs() <= 1e-12 * total.abs(), "{shape:?}: {found} is not {expected}");
+        }
+        let alone = kernels.contains_key("arithmetic alone");
+        assert!(alone == is_prime && !kernels.contains_key("sum of rows"), "{shape:?}: {kernels:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! The kernel of a program.
 use super::plan::Plan;
 use super::program::{Extent, Program};
-use super::row::{Buffers, PerRow, load_row, one_row};
+use super::row::{Buffers, Numbers, Place, load_row, one_row};
 use cubecl::prelude::*;
 
 /// A cube takes `side` rows at once or one of the `parts` of a row, `units` units each, and a unit every `units`-th vector of
@@ -9,15 +9,9 @@ use cubecl::prelude::*;
 /// after these, and every line of units writes the sum of its rows.
 #[cube(launch_unchecked)]
 pub fn fused<E: Float, N: Size>(
-    wide: &Buffers<f32, N>,
-    half: &Buffers<E, N>,
-    per_row: &PerRow,
-    shares: &Sequence<u32>,
-    scalars: &Sequence<f32>,
-    draws: &Sequence<u32>,
-    wide_out: &mut Buffers<f32, N>,
-    half_out: &mut Buffers<E, N>,
-    per_row_out: &mut PerRow,
+    read: &Buffers<E, N>,
+    numbers: &Numbers,
+    written: &mut Buffers<E, N>,
     width: u32,
     total: u32,
     #[comptime] program: Program,
@@ -33,25 +27,10 @@ pub fn fused<E: Float, N: Size>(
     let inputs = comptime![program.inputs.len() * plan.vectors];
     let mut loaded = Array::<Vector<f32, N>>::new(comptime![inputs.max(1)]);
     let row = CUBE_POS_X / comptime![plan.parts] * comptime![plan.side] + line;
-    load_row(wide, half, per_row, shares, &mut loaded, width, total, row, unit, comptime![program.clone()], plan);
+    let place = Place { row, unit, width, total };
+    load_row(read, numbers, &mut loaded, &place, comptime![program.clone()], plan);
     if comptime![count == 0] {
-        one_row(
-            &loaded,
-            scalars,
-            draws,
-            wide_out,
-            half_out,
-            per_row_out,
-            &mut sums,
-            &mut shared,
-            0u32,
-            width,
-            total,
-            row,
-            unit,
-            program,
-            plan,
-        );
+        one_row(&loaded, numbers, written, &mut sums, &mut shared, 0u32, &place, program, plan);
     } else {
         #[unroll]
         for s in 0..count {
@@ -68,36 +47,10 @@ pub fn fused<E: Float, N: Size>(
             }
             // Before the cube waits for this row's sums.
             let next = row + CUBE_COUNT_X * comptime![plan.side];
-            load_row(
-                wide,
-                half,
-                per_row,
-                shares,
-                &mut loaded,
-                width,
-                total,
-                next,
-                unit,
-                comptime![program.clone()],
-                plan,
-            );
-            one_row(
-                &held,
-                scalars,
-                draws,
-                wide_out,
-                half_out,
-                per_row_out,
-                &mut sums,
-                &mut shared,
-                offset,
-                width,
-                total,
-                row,
-                unit,
-                comptime![program.clone()],
-                plan,
-            );
+            let place = Place { row: next, unit, width, total };
+            load_row(read, numbers, &mut loaded, &place, comptime![program.clone()], plan);
+            let place = Place { row, unit, width, total };
+            one_row(&held, numbers, written, &mut sums, &mut shared, offset, &place, comptime![program.clone()], plan);
             row = next;
             offset = comptime![scratch as u32] - offset;
         }
@@ -109,9 +62,9 @@ pub fn fused<E: Float, N: Size>(
                 for v in 0..comptime![plan.vectors] {
                     let column = unit + comptime![v as u32 * plan.units];
                     if column < width {
-                        let place = comptime![program.output_place(o)];
+                        let list = comptime![program.output_place(o)];
                         let sum = sums[comptime![program.sum_place(o) * plan.vectors + v]];
-                        wide_out.index_mut(place).values[(first + column) as usize] = sum;
+                        written.wide.index_mut(list).values[(first + column) as usize] = sum;
                     }
                 }
             }

@@ -3,7 +3,7 @@ use super::draw::{Draw, draw_words};
 use super::kernel::fused;
 use super::plan::{MOST, Plan};
 use super::program::{Element, Extent, Program, Sharing};
-use super::row::BufferLaunch;
+use super::row::{BufferLaunch, BuffersLaunch, NumbersLaunch};
 use crate::pointwise::partial_sums::sum_partials;
 use crate::pointwise::{PointwiseError, buffer, check};
 use cubecl::prelude::*;
@@ -45,19 +45,14 @@ pub fn launch<E: Float>(
             written.push::<E>(handle, output.extent, output.element, plan, rows, columns)?;
         }
     }
+    let shares = shares.iter().flat_map(|share| [&share.sizes[..], &share.strides].concat());
+    let draws = draws.iter().flat_map(|draw| draw_words(*draw));
+    let numbers = NumbersLaunch::new(scalars.iter().copied().collect(), draws.collect(), shares.collect());
     // SAFETY: units past a row's or the matrix's end access nothing, and the buffers hold all numbers.
     unsafe {
         launch_kernel!(fused<E>, client, CubeCount::Static(cubes, 1, 1), CubeDim::new_1d(plan.units * plan.side),
             plan.vector;
-            read.wide.into_iter().map(BufferLaunch::new).collect(),
-            read.half.into_iter().map(BufferLaunch::new).collect(),
-            read.per_row.into_iter().map(BufferLaunch::new).collect(),
-            shares.iter().flat_map(|share| [&share.sizes[..], &share.strides].concat()).collect(), scalars.iter().copied().collect(),
-            draws.iter().flat_map(|draw| draw_words(*draw)).collect(),
-            written.wide.into_iter().map(BufferLaunch::new).collect(),
-            written.half.into_iter().map(BufferLaunch::new).collect(),
-            written.per_row.into_iter().map(BufferLaunch::new).collect(); plan.width as u32, total as u32;
-            program, plan)
+            read.argument(), numbers, written.argument(); plan.width as u32, total as u32; program, plan)
     };
     sums.into_iter().try_for_each(|(partial, sum)| sum_partials(client, &partial, sum, lines, columns))
 }
@@ -89,5 +84,13 @@ impl Lists {
         let len = if extent == Extent::PerColumn { columns / plan.vector } else { len };
         list.push(buffer("a fused operand", handle, len, bytes)?);
         Ok(())
+    }
+
+    fn argument<E: Float, N: Size>(self) -> BuffersLaunch<E, N> {
+        BuffersLaunch::new(
+            self.wide.into_iter().map(BufferLaunch::new).collect(),
+            self.half.into_iter().map(BufferLaunch::new).collect(),
+            self.per_row.into_iter().map(BufferLaunch::new).collect(),
+        )
     }
 }

@@ -82,3 +82,36 @@ impl Plan {
         program.reductions() * planes * self.side as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fused::{Element, Extent, Output, Reduce, Step, rows_can_be_summed};
+
+    /// Of GPUs, which no test without one runs.
+    #[test]
+    fn units_have_every_vector_of_a_row_once() {
+        let sum = |extent| Output { register: 0, extent, element: Element::F32 };
+        for columns in 1..=16_400 {
+            for (reduces, sums) in [(true, false), (false, true), (true, true)] {
+                let outputs = vec![sum(if sums { Extent::PerColumn } else { Extent::PerRow })];
+                let steps = if reduces { vec![Step::Scalar(0), Step::Reduce(Reduce::Sum, 0)] } else { Vec::new() };
+                let program = Program { steps, outputs, ..Program::default() };
+                let fits = if sums { rows_can_be_summed(columns) } else { row_fits(columns) };
+                if !fits {
+                    continue;
+                }
+                let plan = Plan::on(CubeShape::GPU, &program, 1000, columns).expect("a row that fits has a plan");
+                let Plan { vector, units, plane, vectors, side, width, .. } = plan;
+                let [units, plane, side] = [units, plane, side].map(|x| x as usize);
+                let has_all =
+                    width * vector == columns && (units * (vectors - 1)..units * vectors).contains(&(width - 1));
+                let is_of_planes = units.is_multiple_of(plane) || (units < plane && units.is_power_of_two());
+                assert!(has_all && is_of_planes && (units * side).is_multiple_of(plane), "{plan:?}");
+                assert!(vectors * vector <= 32 && units * side <= 512, "registers of {plan:?}");
+                let lines = plan.cubes(&program, 1000 * width) as usize * side;
+                assert!(lines >= 1000 || (sums && lines == SUMMING as usize * side), "{plan:?}");
+            }
+        }
+    }
+}

@@ -12,35 +12,53 @@ pub struct Buffer<T: CubePrimitive> {
     pub(super) values: Box<[T]>,
 }
 
-/// Buffers of vectors.
-pub(super) type Buffers<E, N> = Sequence<Buffer<Vector<E, N>>>;
-/// Buffers of numbers, one for each row.
-pub(super) type PerRow = Sequence<Buffer<f32>>;
+/// What a launch reads or writes.
+#[derive(CubeType, CubeLaunch)]
+pub struct Buffers<E: Float, N: Size> {
+    pub(super) wide: Sequence<Buffer<Vector<f32, N>>>,
+    pub(super) half: Sequence<Buffer<Vector<E, N>>>,
+    /// One number for each row.
+    pub(super) per_row: Sequence<Buffer<f32>>,
+}
 
-/// Reads the inputs of `row` into `loaded`.
+/// Numbers that differ between launches of one kernel.
+#[derive(CubeType, CubeLaunch)]
+pub struct Numbers {
+    scalars: Sequence<f32>,
+    draws: Sequence<u32>,
+    /// Sizes and strides of each [`Sharing`](super::program::Sharing).
+    shares: Sequence<u32>,
+}
+
+/// A row, and a unit of it. `width` is the number of a row's vectors, `total` that of all rows.
+#[derive(CubeType)]
+pub(super) struct Place {
+    pub row: u32,
+    pub unit: u32,
+    pub width: u32,
+    pub total: u32,
+}
+
+/// Reads the inputs of a row into `loaded`.
 #[cube]
 pub(super) fn load_row<E: Float, N: Size>(
-    wide: &Buffers<f32, N>,
-    half: &Buffers<E, N>,
-    per_row: &PerRow,
-    shares: &Sequence<u32>,
+    read: &Buffers<E, N>,
+    numbers: &Numbers,
     loaded: &mut Array<Vector<f32, N>>,
-    width: u32,
-    total: u32,
-    row: u32,
-    unit: u32,
+    place: &Place,
     #[comptime] program: Program,
     #[comptime] plan: Plan,
 ) {
+    let (row, unit, width, total) = (place.row, place.unit, place.width, place.total);
     let first = row * width;
     #[unroll]
     for input in 0..comptime![program.inputs.len()] {
-        let place = comptime![program.place(input)];
+        let list = comptime![program.place(input)];
         let extent = comptime![program.inputs[input].extent];
         let element = comptime![program.inputs[input].element];
         let mut own = row;
         if comptime![extent.is_shared()] {
-            own = shared_row(row, shares, comptime![5 * program.share(input)]);
+            own = shared_row(row, &numbers.shares, comptime![5 * program.share(input)]);
         }
         #[unroll]
         for v in 0..comptime![plan.vectors] {
@@ -49,13 +67,13 @@ pub(super) fn load_row<E: Float, N: Size>(
             if column < width && first + column < total {
                 let at = if comptime![extent == Extent::PerColumn] { column } else { own * width + column };
                 if comptime![matches!(extent, Extent::PerRow | Extent::SharedPerRow)] {
-                    value = Vector::<f32, N>::new(per_row.index(place).values[own as usize]);
+                    value = Vector::<f32, N>::new(read.per_row.index(list).values[own as usize]);
                 } else if comptime![extent == Extent::Single] {
-                    value = Vector::<f32, N>::new(per_row.index(place).values[0usize]);
+                    value = Vector::<f32, N>::new(read.per_row.index(list).values[0usize]);
                 } else if comptime![element == Element::F32] {
-                    value = wide.index(place).values[at as usize];
+                    value = read.wide.index(list).values[at as usize];
                 } else {
-                    value = Vector::<f32, N>::cast_from(half.index(place).values[at as usize]);
+                    value = Vector::<f32, N>::cast_from(read.half.index(list).values[at as usize]);
                 }
             }
             loaded[comptime![input * plan.vectors + v]] = value;
@@ -63,25 +81,20 @@ pub(super) fn load_row<E: Float, N: Size>(
     }
 }
 
-/// The steps of `row`, its outputs, and what it adds to `sums`.
+/// The steps of a row, its outputs, and what it adds to `sums`.
 #[cube]
 pub(super) fn one_row<E: Float, N: Size>(
     loaded: &Array<Vector<f32, N>>,
-    scalars: &Sequence<f32>,
-    draws: &Sequence<u32>,
-    wide_out: &mut Buffers<f32, N>,
-    half_out: &mut Buffers<E, N>,
-    per_row_out: &mut PerRow,
+    numbers: &Numbers,
+    written: &mut Buffers<E, N>,
     sums: &mut Array<Vector<f32, N>>,
     scratch: &mut Shared<[f32]>,
     offset: u32,
-    width: u32,
-    total: u32,
-    row: u32,
-    unit: u32,
+    place: &Place,
     #[comptime] program: Program,
     #[comptime] plan: Plan,
 ) {
+    let (row, unit, width, total) = (place.row, place.unit, place.width, place.total);
     let first = row * width;
     let mut registers = Sequence::<Vector<f32, N>>::new();
     let mut reductions = comptime![0usize];
@@ -97,7 +110,7 @@ pub(super) fn one_row<E: Float, N: Size>(
                 }
             }
             Step::Scalar(scalar) => {
-                let value = Vector::<f32, N>::new(scalars[scalar]);
+                let value = Vector::<f32, N>::new(numbers.scalars[scalar]);
                 #[unroll]
                 for _ in 0..comptime![plan.vectors] {
                     registers.push(value);
@@ -113,7 +126,7 @@ pub(super) fn one_row<E: Float, N: Size>(
                     #[unroll]
                     for four in 0..comptime![plan.vector.div_ceil(4)] {
                         let index = u64::cast_from(start + comptime![4 * four as u32]);
-                        let bits = draws_from(index, draws, comptime![DRAW_WORDS * draw]);
+                        let bits = draws_from(index, &numbers.draws, comptime![DRAW_WORDS * draw]);
                         #[unroll]
                         for i in 0..comptime![plan.vector.min(4)] {
                             let bit = (bits >> comptime![i as u32]) & 1u32;
@@ -165,7 +178,7 @@ pub(super) fn one_row<E: Float, N: Size>(
     #[unroll]
     for o in 0..comptime![program.outputs.len()] {
         let output = comptime![program.outputs[o]];
-        let place = comptime![program.output_place(o)];
+        let list = comptime![program.output_place(o)];
         #[unroll]
         for v in 0..comptime![plan.vectors] {
             let column = unit + comptime![v as u32 * plan.units];
@@ -177,12 +190,12 @@ pub(super) fn one_row<E: Float, N: Size>(
                     sums[at] = sum;
                 } else if comptime![output.extent == Extent::PerRow] {
                     if column == 0 {
-                        per_row_out.index_mut(place).values[row as usize] = value.extract(0usize);
+                        written.per_row.index_mut(list).values[row as usize] = value.extract(0usize);
                     }
                 } else if comptime![output.element == Element::F32] {
-                    wide_out.index_mut(place).values[(first + column) as usize] = value;
+                    written.wide.index_mut(list).values[(first + column) as usize] = value;
                 } else {
-                    half_out.index_mut(place).values[(first + column) as usize] = Vector::<E, N>::cast_from(value);
+                    written.half.index_mut(list).values[(first + column) as usize] = Vector::<E, N>::cast_from(value);
                 }
             }
         }

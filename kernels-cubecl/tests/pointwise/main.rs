@@ -132,6 +132,9 @@ fn fused_programs() {
     for (rows, columns) in [(7, 24), (600, 12), (2, 4)] {
         both!(fused::runs, "sums of rows", &fused::sums_of_rows(), rows, columns);
     }
+    for (rows, columns) in [(24, 8), (600, 20)] {
+        both!(fused::runs, "sums of broadcasts", &fused::sums_of_broadcasts(), rows, columns);
+    }
     both!(fused::runs, "masked", &fused::masked(), 24, 40);
     both!(fused::runs, "masked", &fused::masked(), 6, 7);
 }

@@ -112,6 +112,11 @@ pub fn all() -> Vec<(&'static str, Check)> {
             let runs = |(rows, columns)| fused::runs::<bf16>(c, "sums", &fused::sums_of_rows(), rows, columns);
             sizes.into_iter().map(runs).sum()
         }),
+        ("fused sums of broadcasts", |c| {
+            let sizes = [(6000, 1024), (96, 16_384), (48_000, 4), (6, 12)];
+            let runs = |(rows, columns)| fused::runs::<bf16>(c, "sums", &fused::sums_of_broadcasts(), rows, columns);
+            sizes.into_iter().map(runs).sum()
+        }),
         ("fused masks", |c| fused::runs::<bf16>(c, "masked", &fused::masked(), 384, 1032)),
         ("fused long rows", |c| {
             fused::runs::<bf16>(c, "of rows", &fused::of_rows(), 13, 128_256)

@@ -2,14 +2,15 @@
 
 use burn::backend::{Cube, TensorMetadata, ops::FloatTensorOps};
 use burn::tensor::Shape;
+use burn_cubecl::tensor::CubeTensor;
 
 use super::blocks::resized;
-use super::dma_overlap::{PendingSum, uses_dma, whole_of};
-use super::{Float, columns};
+use super::dma_overlap::{self, Arriving, PendingSum, uses_dma};
+use super::factors::Factor;
+use super::{Float, columns, packed, rows};
 use gpu::cuda::dense;
 use ranks::collective_ops::Collective;
 use ranks::comm::{Group, ReduceOp};
-use ranks::overlap::Pending;
 
 /// Elements that the kernel which adds shards reads at once.
 const TOGETHER: usize = 8;
@@ -30,7 +31,7 @@ pub fn collective_by_dma(
     let (shape, size) = (x.meta.shape(), group.size());
     match *what {
         Collective::AllGather(dim) if has_shards(x, 1, group) => {
-            let whole = gathered(&first(dim), group, meanwhile);
+            let whole = gathered(first(dim), group, meanwhile);
             Some(Cube::float_swap_dims(whole, 0, dim))
         }
         Collective::ReduceScatter(dim) if shape[dim].is_multiple_of(size) && has_shards(x, size, group) => {
@@ -40,7 +41,7 @@ pub fn collective_by_dma(
             Some(Cube::float_swap_dims(shard, 0, dim))
         }
         Collective::AllReduce(ReduceOp::Sum) if has_shards(x, size, group) => {
-            let whole = gathered(&summed(dense(x.clone()), group, meanwhile), group, meanwhile);
+            let whole = gathered(summed(dense(x.clone()), group, meanwhile), group, meanwhile);
             Some(Cube::float_reshape(whole, shape.clone()))
         }
         _ => None,
@@ -60,11 +61,10 @@ fn bytes(x: &Float) -> usize {
     x.meta.shape().num_elements() * x.dtype().size()
 }
 
-fn gathered(shard: &Float, group: &Group, meanwhile: &mut dyn FnMut(usize)) -> Float {
-    let (whole, arriving) = whole_of(shard, group);
-    meanwhile(bytes(&whole) - bytes(shard));
-    arriving.into_iter().for_each(Pending::wait);
-    whole
+fn gathered(shard: Float, group: &Group, meanwhile: &mut dyn FnMut(usize)) -> Float {
+    let gather = Arriving::new(shard, group);
+    meanwhile(gather.received());
+    gather.wait()
 }
 
 /// A member's shard `[1, elements]` of the members' sum, whatever shape `whole` has.
@@ -73,4 +73,54 @@ fn summed(whole: Float, group: &Group, meanwhile: &mut dyn FnMut(usize)) -> Floa
     let sum = PendingSum::new(Cube::float_reshape(whole, shards), group);
     meanwhile(sum.received());
     sum.wait()
+}
+
+/// Starts to gather `x` along its first dimension. What is gathered can be read once the [`Arriving`] is dropped, and
+/// multiplied before. `None`, and nothing has begun, as with [`collective_by_dma`].
+pub fn begin_gather(x: &Float, group: &Group) -> Option<(Float, Arriving)> {
+    has_shards(x, 1, group).then(|| {
+        let gather = Arriving::new(dense(x.clone()), group);
+        (gather.whole.clone(), gather)
+    })
+}
+
+/// `x · b`, plus `bias`, of every shard of `x` as soon as it is there; `b` is `[1, .., k, n]` in the type of `x`.
+pub fn gemm_of_arriving(x: Arriving, b: Float, bias: Option<Float>) -> Float {
+    x.multiply(&factor(b), bias.map(packed))
+}
+
+/// An all-reduce, or a reduce-scatter of the first dimension, of `a · b` plus `bias`: the other members' shards are computed
+/// first and travel while this one's is. `b` is `[1, .., k, n]` in the type of `a`. `None`, and nothing has begun, as with
+/// [`collective_by_dma`].
+pub fn gemm_and_collective(
+    (a, b, bias): (Float, Float, Option<Float>),
+    what: &Collective,
+    group: &Group,
+    meanwhile: &mut dyn FnMut(usize),
+) -> Option<Float> {
+    let (size, factor) = (group.size(), factor(b));
+    let shape = resized(&a, |first| first, factor.columns());
+    let is_summed = matches!(what, Collective::AllReduce(ReduceOp::Sum) | Collective::ReduceScatter(0));
+    let bytes = factor.bytes(rows(&a)) / size;
+    let fits =
+        bytes >= LEAST && shape[0].is_multiple_of(size) && (shape.num_elements() / size).is_multiple_of(TOGETHER);
+    if !is_summed || !a.is_contiguous() || !fits || !uses_dma(bytes, &a, group) {
+        return None;
+    }
+    let sum = dma_overlap::scattered(a, (&factor, bias.map(packed).as_ref()), 0.0, group);
+    meanwhile(sum.received());
+    let shard = sum.wait();
+    Some(match what {
+        Collective::AllReduce(_) => gathered(shard, group, meanwhile),
+        _ => shard,
+    })
+}
+
+/// The matrix `[1, .., k, n]`, whatever its strides.
+fn factor(w: Float) -> Factor {
+    let lead = w.meta.shape().num_dims() - 2;
+    let shape = Shape::from(w.meta.shape()[lead..].to_vec());
+    let mut matrix = CubeTensor::new_contiguous(w.client, w.device, shape, w.handle, w.dtype);
+    matrix.meta.strides_mut().copy_from_slice(&w.meta.strides()[lead..]);
+    Factor { w: matrix, transposed: false }
 }

@@ -24,31 +24,59 @@ pub(super) fn uses_dma(shard_bytes: usize, x: &CubeTensor, group: &Group) -> boo
 
 /// The gathered shards, and their GEMM: of each shard as soon as it has arrived.
 pub(super) fn gathered(shard: Float, factor: &Factor, bias: Option<Float>, group: &Group) -> (Float, Float) {
-    let (shard, bias, size) = (dense(shard), bias.map(packed), group.size());
-    let (whole, mut arriving) = whole_of(&shard, group);
-    let out = empty(&whole, resized(&whole, |first| first, factor.columns()), whole.dtype);
-    let (mut first, length) = (0, rows(&shard));
-    for count in overlap_schedule::gathered(size, &factor.of(rows(&whole)), bytes(&shard)) {
-        let alone = first == 0 && count == 1;
-        // The copy of the local shard is the last one.
-        let needed = if count == size { size } else { count - usize::from(alone) };
-        arriving.drain(..needed).for_each(Pending::wait);
-        for members in runs(group.rank(), first..first + count, size) {
-            let [start, count] = [members.start, members.len()].map(|shards| shards * length);
-            let x = if alone { run(&shard, 0, count) } else { run(&whole, start, count) };
-            factor.multiply(x, bias.as_ref(), &run(&out, start, count), 0);
-        }
-        first += count;
-    }
-    arriving.into_iter().for_each(Pending::wait);
-    (whole, out)
+    let gather = Arriving::new(dense(shard), group);
+    (gather.whole.clone(), gather.multiply(factor, bias.map(packed)))
 }
 
-/// The gathered shards, which arrive one by one, the local one last.
-pub(super) fn whole_of(shard: &CubeTensor, group: &Group) -> (Float, Vec<Pending>) {
-    let whole = empty(shard, resized(shard, |first| first * group.size(), columns(shard)), shard.dtype);
-    let arriving = dma::gather(shard, &whole, group);
-    (whole, arriving)
+/// Shards `[.., columns]` of all members that are gathered along the first dimension, on their way. Once it is dropped, later
+/// work of the compute stream may read the whole.
+pub struct Arriving {
+    shard: Float,
+    pub(super) whole: Float,
+    /// Those of the following members one by one, then the local one.
+    copies: Vec<Pending>,
+    group: Group,
+}
+
+impl Arriving {
+    /// Starts to gather; `shard` is contiguous.
+    pub(super) fn new(shard: Float, group: &Group) -> Self {
+        let whole = empty(&shard, resized(&shard, |first| first * group.size(), columns(&shard)), shard.dtype);
+        let copies = dma::gather(&shard, &whole, group);
+        Self { shard, whole, copies, group: group.clone() }
+    }
+
+    /// Bytes of the shards that this member copies.
+    pub(super) fn received(&self) -> usize {
+        bytes(&self.whole) - bytes(&self.shard)
+    }
+
+    /// The whole, for later work of the compute stream.
+    pub(super) fn wait(self) -> Float {
+        self.whole
+    }
+
+    /// The GEMM of the whole, of each shard as soon as it has arrived; `bias` is contiguous.
+    pub(super) fn multiply(self, factor: &Factor, bias: Option<Float>) -> Float {
+        let Self { shard, whole, copies: mut arriving, group } = self;
+        let size = group.size();
+        let out = empty(&whole, resized(&whole, |first| first, factor.columns()), whole.dtype);
+        let (mut first, length) = (0, rows(&shard));
+        for count in overlap_schedule::gathered(size, &factor.of(rows(&whole)), bytes(&shard)) {
+            let alone = first == 0 && count == 1;
+            // The copy of the local shard is the last one.
+            let needed = if count == size { size } else { count - usize::from(alone) };
+            arriving.drain(..needed).for_each(Pending::wait);
+            for members in runs(group.rank(), first..first + count, size) {
+                let [start, count] = [members.start, members.len()].map(|shards| shards * length);
+                let x = if alone { run(&shard, 0, count) } else { run(&whole, start, count) };
+                factor.multiply(x, bias.as_ref(), &run(&out, start, count), 0);
+            }
+            first += count;
+        }
+        arriving.into_iter().for_each(Pending::wait);
+        out
+    }
 }
 
 /// This member's shard of a sum of all members' GEMM outputs, in transfer.
@@ -61,8 +89,9 @@ pub(super) struct PendingSum {
     rank: usize,
 }
 
-/// Starts to sum the members' GEMM outputs, while work that does not need the sum takes `after` seconds.
-pub(super) fn scattered(x: Float, factor: &Factor, after: f64, group: &Group) -> PendingSum {
+/// Starts to sum the members' GEMM outputs with their biases, which are contiguous, while work that does not need the sum
+/// takes `after` seconds.
+pub(super) fn scattered(x: Float, (factor, bias): (&Factor, Option<&Float>), after: f64, group: &Group) -> PendingSum {
     let (x, size) = (dense(x), group.size());
     let staged = empty(&x, resized(&x, |first| first, factor.columns()), x.dtype);
     let arrived = empty(&x, resized(&x, |first| first / size * (size - 1), factor.columns()), x.dtype);
@@ -72,7 +101,7 @@ pub(super) fn scattered(x: Float, factor: &Factor, after: f64, group: &Group) ->
         let offsets = first..first + count;
         for members in runs(group.rank(), offsets.clone(), size) {
             let [start, count] = [members.start, members.len()].map(|shards| shards * length);
-            factor.multiply(run(&x, start, count), None, &run(&staged, start, count), 0);
+            factor.multiply(run(&x, start, count), bias, &run(&staged, start, count), 0);
         }
         // The offset `size` is the member itself.
         let others = offsets.start..offsets.end.min(size);
@@ -131,11 +160,11 @@ pub(super) fn column_grads(
     grads: &mut Gradients,
 ) -> Float {
     let (grad, shard) = (dense(grad), dense(input));
-    let (input, arriving) = whole_of(&shard, group);
-    let of_weight = WeightGrad::new(grad.clone(), input, id);
+    let input = Arriving::new(shard, group);
+    let of_weight = WeightGrad::new(grad.clone(), input.whole.clone(), id);
     let gemm = of_weight.gemm();
-    let sum = scattered(grad, factor, gemm.seconds(gemm.rows, 1, 0), group);
-    arriving.into_iter().for_each(Pending::wait);
+    let sum = scattered(grad, (factor, None), gemm.seconds(gemm.rows, 1, 0), group);
+    drop(input);
     of_weight.write([(0, gemm.rows, 0)], grads);
     sum.wait()
 }

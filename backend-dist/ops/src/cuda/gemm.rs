@@ -40,7 +40,7 @@ impl Gemms for Cube {
                 if collectives.overlap && can_scatter(&x, group) =>
             {
                 if uses_dma(factor.bytes(rows(&x)) / group.size(), &x, group) {
-                    return with_bias(dma_overlap::scattered(x, &factor, 0.0, group).wait(), bias);
+                    return with_bias(dma_overlap::scattered(x, (&factor, None), 0.0, group).wait(), bias);
                 }
                 let chunks = scatter_chunks(&x, &factor, group);
                 if chunks.count() > 1 {
@@ -117,7 +117,7 @@ fn column_grads(
     let Some(weight) = now else {
         gemm::weight_grad::<Cube>(grad.clone(), late, &collectives.entry, grads);
         if by_dma {
-            return dma_overlap::scattered(grad, factor, 0.0, group).wait();
+            return dma_overlap::scattered(grad, (factor, None), 0.0, group).wait();
         }
         return arrived(match gathers {
             true => scattered(grad.clone(), factor, scatter_chunks(&grad, factor, group), group),

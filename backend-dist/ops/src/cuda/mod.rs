@@ -77,7 +77,8 @@ use burn::backend::{
 use burn::tensor::Shape;
 use burn_cubecl::kernel::{copy_contiguous, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
-pub use dma_collectives::collective_by_dma;
+pub use dma_collectives::{begin_gather, collective_by_dma, gemm_and_collective, gemm_of_arriving};
+pub use dma_overlap::Arriving;
 use gpu::cuda::packed_rows;
 pub use small_matrix::times_small_matrix;
 

@@ -52,7 +52,7 @@ impl<B: Inner> Executor<B> {
 
     /// Whether a chain can read a tensor that is not in memory yet, and will not be if attention comes of it.
     fn joins_unread(&self, id: TensorId, is_whole: bool) -> bool {
-        let is_matrix = |gemm: &Gemm<B>| gemm.shape.num_dims() == 4 && gemm.shape[3] > 1;
+        let is_matrix = |gemm: &Gemm<B>| gemm.bias.is_none() && gemm.shape.num_dims() == 4 && gemm.shape[3] > 1;
         self.deferred.contains_key(&id) || (is_whole && self.gemms.get(&id).is_some_and(|x| is_matrix(x)))
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 impl<B: Inner> Executor<B> {
     /// `a · b`.
     pub(super) fn matmul(&mut self, op: &MatmulOpIr) {
-        // What waited for a bias alone has none.
-        if let Some(before) = self.may_have_bias.take() {
+        // What waited for a bias or a collective has none.
+        if let Some(before) = self.layer.take() {
             self.run_gemm(before);
         }
         if self.gemm_of_attention(op) || self.gradient_gemm(op) {
@@ -29,16 +29,17 @@ impl<B: Inner> Executor<B> {
         inputs.iter().for_each(|x| self.want(x.id, dtype));
         let operands = inputs.map(|x| (x.id, self.in_type(x, dtype)));
         let gemm = Gemm::new(operands, names, dtype, op.out.shape.clone());
-        let may_have_bias = gemm.may_have_bias();
+        let is_layer = gemm.is_layer();
         self.gemms.insert(op.out.id, Arc::new(gemm));
-        match (may_be_summed || may_be_attention, may_have_bias) {
+        match (may_be_summed || may_be_attention, is_layer) {
             (true, _) => {}
-            (false, true) => self.may_have_bias = Some(op.out.id),
+            (false, true) => self.layer = Some(op.out.id),
             (false, false) => self.run_gemm(op.out.id),
         }
     }
 
-    /// Lets a GEMM with the weight of a layer add the layer's bias, if that is the next operation.
+    /// Lets the GEMM of a layer add the layer's bias, if that is the next operation. Of several ranks it waits on, for the
+    /// collective of its result.
     pub(super) fn add_bias(&mut self, op: &OperationIr) -> bool {
         let OperationIr::NumericFloat(_, NumericOperationIr::Add(op)) = op else { return false };
         let (x, bias) = (&op.lhs, &op.rhs);
@@ -47,14 +48,14 @@ impl<B: Inner> Executor<B> {
         let waits = |gemm: &&Arc<Gemm<B>>| is_bias && x.status == TensorStatus::ReadWrite && gemm.may_have_bias();
         let Some(gemm) = self.gemms.get(&x.id).filter(waits).cloned() else { return false };
         self.gemms.remove(&x.id);
-        let dtype = gemm.dtype;
-        self.want(bias.id, dtype);
-        let added = self.in_type(bias, dtype);
-        let [a, b] = gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), dtype));
-        self.count("GEMM");
-        let sum = self.allocating(gemm.shape.num_elements(), || B::gemm_and_bias([a, b, added], dtype));
-        self.insert(op.out.id, sum, self.half == Some(dtype));
+        self.want(bias.id, gemm.dtype);
+        let bias = self.in_type(bias, gemm.dtype);
+        self.gemms.insert(op.out.id, Arc::new(gemm.with_bias(bias)));
         self.forget(x.id);
+        match self.hides {
+            true => self.layer = Some(op.out.id),
+            false => self.run_gemm(op.out.id),
+        }
         true
     }
 
@@ -69,10 +70,20 @@ impl<B: Inner> Executor<B> {
         if let Some(result) = gemm.result.get() {
             return result.clone();
         }
-        let [a, b] = gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), gemm.dtype));
+        let (gather, [a, b]) = (self.gather_of(gemm), self.operands_of(gemm));
+        let (bias, dtype, elements) = (gemm.bias.clone(), gemm.dtype, gemm.shape.num_elements());
         self.count("GEMM");
-        let result = self.allocating(gemm.shape.num_elements(), || B::gemm(a, b, gemm.dtype));
+        let result = match (gather, bias) {
+            (Some(gather), bias) => B::gemm_of_arriving(gather, b, bias),
+            (None, Some(bias)) => self.allocating(elements, || B::gemm_and_bias([a, b, bias], dtype)),
+            (None, None) => self.allocating(elements, || B::gemm(a, b, dtype)),
+        };
         gemm.result.get_or_init(|| result).clone()
+    }
+
+    /// As GEMMs read them.
+    pub(super) fn operands_of(&mut self, gemm: &Gemm<B>) -> [Float<B>; 2] {
+        gemm.operands.each_ref().map(|(id, x)| self.spaced(*id, x.clone(), gemm.dtype))
     }
 
     /// The outputs of a launch.

@@ -29,6 +29,8 @@ pub(super) struct Gemm<B: Inner> {
     pub names: [Name; 2],
     pub dtype: DType,
     pub shape: Shape,
+    /// What is added to every row.
+    pub bias: Option<Float<B>>,
     pub result: OnceLock<Float<B>>,
     /// What was computed in place of their softmax, if these are scores.
     pub attention: OnceLock<Attention<B>>,
@@ -36,21 +38,33 @@ pub(super) struct Gemm<B: Inner> {
 
 impl<B: Inner> Gemm<B> {
     pub fn new(operands: [(TensorId, Float<B>); 2], names: [Name; 2], dtype: DType, shape: Shape) -> Self {
-        Self { operands, names, dtype, shape, result: OnceLock::new(), attention: OnceLock::new() }
+        Self { operands, names, dtype, shape, bias: None, result: OnceLock::new(), attention: OnceLock::new() }
+    }
+
+    /// Of the same operands.
+    pub fn with_bias(&self, bias: Float<B>) -> Self {
+        let operands = self.operands.each_ref().map(|(id, x)| (*id, x.clone()));
+        Self { bias: Some(bias), ..Self::new(operands, self.names, self.dtype, self.shape.clone()) }
+    }
+
+    /// Whether this tensor is its left operand.
+    pub fn reads(&self, id: TensorId) -> bool {
+        self.operands[0].0 == id
     }
 
     /// Whether it has not run, and multiplies all rows of `a` by one matrix, neither of which is a vector.
-    pub fn may_have_bias(&self) -> bool {
+    pub fn is_layer(&self) -> bool {
         let [(_, a), (_, b)] = &self.operands;
         let (a, b) = (a.shape(), b.shape());
         let lead = b.num_dims() - 2;
         let is_one = b[..lead].iter().all(|size| *size == 1);
         let rows: usize = a[..a.num_dims() - 1].iter().product();
-        self.result.get().is_none()
-            && is_one
-            && self.dtype != DType::F64
-            && rows > 1
-            && b[lead..].iter().all(|n| *n > 1)
+        self.result.get().is_none() && is_one && rows > 1 && b[lead..].iter().all(|n| *n > 1)
+    }
+
+    /// Whether a bias can be added to it, other than in f64.
+    pub fn may_have_bias(&self) -> bool {
+        self.is_layer() && self.bias.is_none() && self.dtype != DType::F64
     }
 }
 

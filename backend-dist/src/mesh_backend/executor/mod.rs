@@ -4,6 +4,7 @@
 //! Under autocast, tensors that Burn knows as f32 may be stored in half precision: GEMMs read and write half precision,
 //! and what is computed from that alone remains so. Sums over rows, parameters and their gradients are f32.
 
+mod arriving;
 mod attention;
 mod chain;
 mod deferred;
@@ -29,6 +30,7 @@ pub(super) use expression::Generated;
 
 use super::ids::{ById, Ids};
 use super::inner::Inner;
+use arriving::Gather;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape};
 use burn_ir::{FloatOperationIr, HandleKind, OperationIr, TensorId, TensorStatus};
@@ -73,8 +75,8 @@ pub(super) struct Executor<B: Inner> {
     logsumexps: ById<Float<B>>,
     /// Batches of GEMMs that wait whether they are summed, or are a part of attention.
     gemms: ById<Arc<Gemm<B>>>,
-    /// The one that waits for a bias, until the next GEMM at most.
-    may_have_bias: Option<TensorId>,
+    /// That of a layer, which waits for a bias or a collective until the next GEMM at most.
+    layer: Option<TensorId>,
     /// Tensors that are computed only if somebody reads them, and views of such.
     deferred: ById<Deferred<Source<B>>>,
     viewed: ById<(Deferred<Source<B>>, Vec<View>)>,
@@ -92,13 +94,15 @@ pub(super) struct Executor<B: Inner> {
     /// Whether sums of GEMMs wait for collectives that they hide, and those that wait.
     hides: bool,
     sums: Vec<Sum<B>>,
+    /// What the next GEMM reads.
+    arriving: Option<Gather<B>>,
     /// How many tensors were named here.
     parts: u64,
 }
 
 impl<B: Inner> Executor<B> {
-    /// Tensors on `device`; `half` is the half precision type of autocast.
-    pub fn new(device: B::Device, fuses: bool, half: Option<DType>) -> Self {
+    /// Tensors on `device`; `half` is the half precision type of autocast. Where it `hides` collectives, GEMMs wait for them.
+    pub fn new(device: B::Device, fuses: bool, hides: bool, half: Option<DType>) -> Self {
         Self {
             inner: TensorInterpreter::new(device.clone()),
             device,
@@ -115,7 +119,7 @@ impl<B: Inner> Executor<B> {
             kernels: BTreeMap::new(),
             logsumexps: ById::default(),
             gemms: ById::default(),
-            may_have_bias: None,
+            layer: None,
             deferred: ById::default(),
             viewed: ById::default(),
             written: 0,
@@ -124,16 +128,11 @@ impl<B: Inner> Executor<B> {
             value_gradients: ById::default(),
             known: Known::default(),
             steps: Steps::default(),
-            hides: false,
+            hides,
             sums: Vec::new(),
+            arriving: None,
             parts: 0,
         }
-    }
-
-    /// For a device of several ranks, whose collectives take time that GEMMs can fill.
-    pub fn with_hidden_collectives(mut self, hides: bool) -> Self {
-        self.hides = hides;
-        self
     }
 
     /// Runs an operation, or lets it wait.
@@ -142,6 +141,7 @@ impl<B: Inner> Executor<B> {
         if !self.fuses {
             return self.run_at_once(op);
         }
+        self.arrive_for(op);
         self.note_mask(op);
         if matches!(op, OperationIr::Module(_) | OperationIr::Float(_, FloatOperationIr::Matmul(_))) {
             // No AdamW has these: the optimizer's last step has come, and what steps read is not to be memory in a pass.
@@ -258,6 +258,7 @@ impl<B: Inner> Executor<B> {
 
     /// Runs everything that waits.
     fn flush_all(&mut self) {
+        self.arrive();
         let gemms: Vec<_> = self.gemms.keys().copied().collect();
         gemms.into_iter().for_each(|id| self.run_gemm(id));
         self.run_sums(usize::MAX);

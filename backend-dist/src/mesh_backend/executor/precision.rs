@@ -80,6 +80,7 @@ impl<B: Inner> Executor<B> {
     /// The tensor in half precision if autocast computes with that, else as it is stored; and whether it is half precision.
     pub fn halved(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
         let Some(half) = self.half_of(x) else { return self.stored(x) };
+        self.arrive();
         self.want(x.id, half);
         (HandleKind::Float(self.in_type(x, half)), true)
     }

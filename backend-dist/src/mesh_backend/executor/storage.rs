@@ -22,6 +22,7 @@ impl<B: Inner> Executor<B> {
 
     /// The tensor as it is stored, and whether that is half precision.
     pub fn stored(&mut self, x: &TensorIr) -> (HandleKind<B>, bool) {
+        self.arrive();
         self.settle(x.id);
         let is_half = self.halves.contains(&x.id);
         if x.status == TensorStatus::ReadWrite {
@@ -63,6 +64,7 @@ impl<B: Inner> Executor<B> {
         if let Some(Generated::Number(number)) = self.generated(id) {
             return Some(number);
         }
+        self.arrive();
         self.settle(id);
         None
     }

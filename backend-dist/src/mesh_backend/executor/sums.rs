@@ -45,7 +45,9 @@ impl<B: Inner> Executor<B> {
         if sum.axis != 0 || x.status != TensorStatus::ReadWrite || x.shape.num_dims() != 3 {
             return false;
         }
-        let is_batch = |gemm: &&Arc<Gemm<B>>| gemm.operands.iter().all(|(_, x)| x.shape()[0] == gemm.shape[0]);
+        let is_batch = |gemm: &&Arc<Gemm<B>>| {
+            gemm.bias.is_none() && gemm.operands.iter().all(|(_, x)| x.shape()[0] == gemm.shape[0])
+        };
         let Some(gemm) = self.gemms.get(&x.id).filter(is_batch) else { return false };
         let operands = gemm.operands.each_ref().map(|(_, x)| x.clone());
         self.gemms.remove(&x.id);
@@ -80,6 +82,11 @@ impl<B: Inner> Executor<B> {
             let sum = self.sums.remove(0);
             self.run_sum(sum);
         }
+    }
+
+    /// Whether there are some for the next collective.
+    pub(super) fn have_waiting_sums(&self) -> bool {
+        !self.sums.is_empty()
     }
 
     /// Runs sums that take as long as a collective in which a rank receives so many bytes.

@@ -75,6 +75,25 @@ impl Inner for Cube {
         ops::collective_by_dma(x, what, group, meanwhile)
     }
 
+    type Arriving = ops::Arriving;
+
+    fn begin_gather(x: &FloatTensor<Self>, group: &Group) -> Option<(FloatTensor<Self>, ops::Arriving)> {
+        ops::begin_gather(x, group)
+    }
+
+    fn gemm_of_arriving(x: ops::Arriving, b: FloatTensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
+        ops::gemm_of_arriving(x, b, bias)
+    }
+
+    fn gemm_and_collective(
+        operands: (FloatTensor<Self>, FloatTensor<Self>, Option<FloatTensor<Self>>),
+        what: &Collective,
+        group: &Group,
+        meanwhile: &mut dyn FnMut(usize),
+    ) -> Option<FloatTensor<Self>> {
+        ops::gemm_and_collective(operands, what, group, meanwhile)
+    }
+
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         // Half precision is summed in f32 as it is read.
         let is_read_so = matches!(x.dtype, DType::BF16 | DType::F16) && dtype == DType::F32;

@@ -8,6 +8,7 @@ use burn::backend::tensor::{Device, FloatTensor};
 use burn::backend::{Flex, TensorMetadata, flex::FlexTensor, ops::FloatTensorOps};
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{BackendIr, HandleKind};
+use kernels_cubecl::fused::{row_fits, rows_can_be_summed};
 use ops::{LocalKernels, MaskedAttentionKernels};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
@@ -61,6 +62,25 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
         None
     }
 
+    /// A gather that is on its way; whoever drops it may read what it has gathered.
+    type Arriving: Send;
+
+    /// Begins to gather `x` along its first dimension, if GEMMs can begin with what is there. The result is not to be read
+    /// before the gather is dropped.
+    fn begin_gather(x: &FloatTensor<Self>, group: &Group) -> Option<(FloatTensor<Self>, Self::Arriving)>;
+
+    /// [`gemm`](Self::gemm) of what is gathered with the weight of a layer, and with its bias.
+    fn gemm_of_arriving(x: Self::Arriving, b: FloatTensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self>;
+
+    /// An all-reduce, or a reduce-scatter of the first dimension, of `a · b` plus a bias, where `b` is the weight of a layer.
+    /// Parts of it travel while others are computed. `None`, and nothing has begun, if there is none. `meanwhile` as above.
+    fn gemm_and_collective(
+        operands: (FloatTensor<Self>, FloatTensor<Self>, Option<FloatTensor<Self>>),
+        what: &Collective,
+        group: &Group,
+        meanwhile: &mut dyn FnMut(usize),
+    ) -> Option<FloatTensor<Self>>;
+
     /// Sums over all dimensions but the last, of half precision in `dtype`.
     fn sum_rows(x: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self> {
         Self::bias_grad(Self::float_cast(x, dtype.into()))
@@ -107,11 +127,37 @@ impl Inner for Flex {
         }
     }
 
+    /// What was gathered: nothing is on its way.
+    type Arriving = FlexTensor;
+
+    fn begin_gather(x: &FlexTensor, group: &Group) -> Option<(FlexTensor, FlexTensor)> {
+        let whole = Self::collective(x.clone(), Collective::AllGather(0), None, group.clone());
+        Some((whole.clone(), whole))
+    }
+
+    fn gemm_of_arriving(x: FlexTensor, b: FlexTensor, bias: Option<FlexTensor>) -> FlexTensor {
+        let dtype = x.dtype();
+        match bias {
+            Some(bias) => Self::gemm_and_bias([x, b, bias], dtype),
+            None => Self::gemm(x, b, dtype),
+        }
+    }
+
+    fn gemm_and_collective(
+        (a, b, bias): (FlexTensor, FlexTensor, Option<FlexTensor>),
+        what: &Collective,
+        group: &Group,
+        _: &mut dyn FnMut(usize),
+    ) -> Option<FlexTensor> {
+        Some(Self::collective(Self::gemm_of_arriving(a, b, bias), what.clone(), None, group.clone()))
+    }
+
     const FUSES: bool = false;
 
     fn chains(autocast: bool) -> Limits {
         let dtype = if autocast { DType::F32 } else { DType::F64 };
-        Limits { dtype, fits: |_| true, sums: |_| true, elements: usize::MAX }
+        // The rows of GPUs, so that what tests run here is what runs there.
+        Limits { dtype, fits: row_fits, sums: rows_can_be_summed, elements: usize::MAX }
     }
 
     fn fused(launch: Launch<FloatTensor<Self>>, half: DType, device: &Device<Self>) -> Vec<FloatTensor<Self>> {

@@ -2,10 +2,12 @@
 
 use super::Interpreter;
 use crate::logical::Placement::{self, Partial, Replicate, Shard};
-use crate::mesh_backend::{executor::Generated, inner::Inner, reshard::reshard, table::Table};
+use crate::mesh_backend::reshard::{bytes, lone_collective, name, reshard};
+use crate::mesh_backend::{executor::Generated, inner::Inner, table::Table};
 use burn::tensor::Shape;
-use burn_ir::{IrVisitorMut, TensorId, TensorIr, TensorStatus};
+use burn_ir::{HandleKind, IrVisitorMut, TensorId, TensorIr, TensorStatus};
 use kernels_cubecl::fused::Part;
+use ranks::collective_ops::Collective;
 
 /// An input as the inner interpreter knows it.
 #[derive(Clone, Copy)]
@@ -98,12 +100,38 @@ impl<B: Inner> Interpreter<B> {
             }
             return id;
         }
+        let id = self.new_id();
+        let alone = lone_collective((from, to), &self.groups).map(|(axis, what)| (what, self.groups[axis].clone()));
+        if let Some((what, group)) = &alone
+            && let Some((handle, is_half)) = self.executor.gemm_and_collective(&local, what, group)
+        {
+            return self.register_moved(id, (handle, is_half), what, to);
+        }
         let (handle, is_half) = if half { self.executor.halved(&local) } else { self.executor.stored(&local) };
+        if let Some((what @ Collective::AllGather(0), group)) = alone.filter(|_| half)
+            && let Some(whole) = self.executor.begin_gather(id, &handle, &group)
+        {
+            return self.register_moved(id, (whole, is_half), &what, to);
+        }
         let executor = &mut self.executor;
         let mut meanwhile = |bytes| executor.run_sums(bytes);
         let handle = reshard(handle, (from, to), &self.groups, &mut self.report, &mut meanwhile);
-        let id = self.new_id();
         self.executor.register_stored(id, handle, is_half);
+        id
+    }
+
+    /// Names and reports what one collective gave.
+    fn register_moved(
+        &mut self,
+        id: TensorId,
+        (x, is_half): (HandleKind<B>, bool),
+        what: &Collective,
+        at: &[Placement],
+    ) -> TensorId {
+        let shards: usize =
+            at.iter().zip(&self.groups).filter(|(at, _)| at.is_shard()).map(|(_, g)| g.size()).product();
+        self.report.collective(name(what), bytes(&x) * shards);
+        self.executor.register_stored(id, x, is_half);
         id
     }
 

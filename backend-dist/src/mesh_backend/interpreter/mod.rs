@@ -94,9 +94,9 @@ pub(super) struct Interpreter<B: Inner> {
 impl<B: Inner> Interpreter<B> {
     /// For tensors on `device`, distributed over `groups`.
     pub fn new(device: B::Device, groups: Vec<Group>, axes: Vec<MeshAxis>, options: LogicalOptions) -> Self {
-        let executor = Executor::new(device.clone(), options.fusion.unwrap_or(B::FUSES), options.half());
+        let (fuses, hides) = (options.fusion.unwrap_or(B::FUSES), groups.iter().any(|group| group.size() > 1));
         Self {
-            executor: executor.with_hidden_collectives(groups.iter().any(|group| group.size() > 1)),
+            executor: Executor::new(device.clone(), fuses, hides, options.half()),
             device,
             groups,
             axes,

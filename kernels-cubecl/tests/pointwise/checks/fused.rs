@@ -157,6 +157,32 @@ pub fn sums_of_rows() -> Program {
     }
 }
 
+/// As the gradients of biases: sums of all rows of what is broadcast, and of a number.
+pub fn sums_of_broadcasts() -> Program {
+    Program {
+        inputs: vec![
+            input(Extent::Whole, Kind::Half),
+            input(Extent::PerRow, Kind::F32),
+            input(Extent::PerColumn, Kind::Half),
+            input(Extent::Shared, Kind::F32),
+            input(Extent::SharedPerRow, Kind::F32),
+        ],
+        scalars: 1,
+        draws: 0,
+        steps: vec![
+            Step::Load(0),
+            Step::Load(1),
+            Step::Binary(Binary::Mul, 0, 1),
+            Step::Load(2),
+            Step::Load(3),
+            Step::Load(4),
+            Step::Binary(Binary::Mul, 4, 5),
+            Step::Scalar(0),
+        ],
+        outputs: [1, 2, 3, 6, 7].map(|register| output(register, Extent::PerColumn, Kind::F32)).to_vec(),
+    }
+}
+
 /// Every function, summed up.
 pub fn functions() -> Program {
     let mut steps = vec![Step::Load(0), Step::Unary(Unary::Abs, 0), Step::Scalar(0), Step::Binary(Binary::Add, 1, 2)];

@@ -212,9 +212,7 @@ impl<H: Clone + PartialEq> Chain<H> {
         deferred: &ById<Deferred<H>>,
     ) -> Option<(usize, usize)> {
         let mut wanted = out.shape.clone();
-        if expression.reduces() {
-            expression.tensors(&mut |x| wanted = x.shape.clone());
-        }
+        expression.reduced(&mut |x| wanted = x.shape.clone());
         let mut wanted = size(&wanted);
         expression.tensors(&mut |x| {
             if let Some(launch) = deferred.get(&x.id) {
@@ -272,9 +270,7 @@ impl<H: Clone + PartialEq> Chain<H> {
         let (mut has_rows, mut of_rows) = (reduces, true);
         expression.tensors(&mut |x| {
             let extent = extent(x);
-            fits &= (x.dtype == limits.dtype || x.dtype.is_bool())
-                && extent.is_some()
-                && (!reduces || extent == Some(Extent::Whole));
+            fits &= (x.dtype == limits.dtype || x.dtype.is_bool()) && extent.is_some();
             has_rows |= !matches!(extent, Some(Extent::Whole | Extent::Single));
             of_rows &= matches!(extent, Some(Extent::PerRow | Extent::SharedPerRow | Extent::Single));
             if !self.has(x.id) && !self.loaded.contains_key(&x.id) {
@@ -288,6 +284,7 @@ impl<H: Clone + PartialEq> Chain<H> {
                 }
             }
         });
+        expression.reduced(&mut |x| fits &= extent(x) == Some(Extent::Whole));
         let out_fits = match extent(out) {
             Some(Extent::Whole) => true,
             // A row's number comes from numbers of rows, or from a reduction.

@@ -1,10 +1,13 @@
 //! Burn's operations as expressions that a fused kernel can compute.
 
+mod of_rows;
+
 use burn_ir::{
-    ActivationOperationIr, BaseOperationIr, BinaryOpIr, DimOpIr, FloatOperationIr, NumericOperationIr, OperationIr,
-    ReduceDimOpIr, ScalarIr, ScalarOpIr, TensorIr, UnaryOpIr,
+    ActivationOperationIr, BaseOperationIr, BinaryOpIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr,
+    OperationIr, ReduceDimOpIr, ScalarIr, ScalarOpIr, TensorIr, UnaryOpIr,
 };
 use kernels_cubecl::fused::{Binary, Draw, Reduce, Unary};
+use of_rows::{layer_norm, over_row, share, softmax};
 
 /// What an operation computes for every element, broadcasting its inputs.
 #[derive(Debug)]
@@ -41,6 +44,7 @@ pub(super) fn expression(
         OperationIr::NumericFloat(_, op) => numeric(op),
         OperationIr::Float(_, op) => float(op),
         OperationIr::Activation(op) => activation(op),
+        OperationIr::Module(ModuleOperationIr::LayerNorm(op)) => Some(layer_norm(op)),
         OperationIr::BaseFloat(BaseOperationIr::MaskFill(op)) => {
             Some((masked(Tensor(&op.tensor), &op.mask, Number(number(&op.value))), &op.out))
         }
@@ -91,8 +95,7 @@ fn numeric(op: &NumericOperationIr) -> Option<(Expression<'_>, &TensorIr)> {
         Op::MaxDim(op) => reduce(Reduce::Max, op),
         Op::MeanDim(op) => {
             let (sum, out) = reduce(Reduce::Sum, op)?;
-            let columns = op.input.shape[op.axis] as f64;
-            Some((binary(Binary::Mul, sum, Number(1.0 / columns)), out))
+            Some((share(sum, op.input.shape[op.axis]), out))
         }
         _ => None,
     }
@@ -124,7 +127,8 @@ fn activation(op: &ActivationOperationIr) -> Option<(Expression<'_>, &TensorIr)>
         Op::GeluBackward(op) => Some(two(Binary::GeluGrad, op)),
         Op::ReluBackward(op) => Some(two(Binary::ReluGrad, op)),
         Op::SigmoidBackward(op) => Some(two(Binary::SigmoidGrad, op)),
-        Op::Softmax(op) => softmax(op),
+        Op::Softmax(op) => softmax(op, false),
+        Op::LogSoftmax(op) => softmax(op, true),
         _ => None,
     }
 }
@@ -173,7 +177,7 @@ fn reduce(f: Reduce, op: &ReduceDimOpIr) -> Option<(Expression<'_>, &TensorIr)> 
         return Some((Tensor(&op.input), &op.out));
     }
     let is_last = op.axis + 1 == op.input.shape.num_dims();
-    is_last.then(|| (Expression::Reduce(f, Box::new(Tensor(&op.input))), &op.out))
+    is_last.then(|| (over_row(f, Tensor(&op.input)), &op.out))
 }
 
 /// `x`, but `value` where the mask is true.
@@ -186,15 +190,6 @@ fn masked<'a>(x: Expression<'a>, mask: &'a TensorIr, value: Expression<'a>) -> E
             binary(Binary::Add, kept, binary(Binary::Unless, value, others))
         }
     }
-}
-
-/// As Burn's own, which subtracts the largest number of a row first.
-fn softmax(op: &DimOpIr) -> Option<(Expression<'_>, &TensorIr)> {
-    let x = || Tensor(&op.input);
-    let over_rows = |f, x| Expression::Reduce(f, Box::new(x));
-    let exp = || Expression::Unary(Unary::Exp, Box::new(binary(Binary::Sub, x(), over_rows(Reduce::Max, x()))));
-    let is_last = op.axis + 1 == op.input.shape.num_dims();
-    is_last.then(|| (binary(Binary::Div, exp(), over_rows(Reduce::Sum, exp())), &op.out))
 }
 
 fn number(scalar: &ScalarIr) -> f64 {
@@ -243,6 +238,19 @@ impl<'a> Expression<'a> {
             Self::Binary(_, a, b) => {
                 a.tensors(f);
                 b.tensors(f);
+            }
+        }
+    }
+
+    /// Calls `f` with every tensor that is reduced.
+    pub fn reduced(&self, f: &mut impl FnMut(&'a TensorIr)) {
+        match self {
+            Self::Reduce(_, x) => x.tensors(f),
+            Self::Tensor(_) | Self::Number(_) | Self::Mask(_) | Self::Bernoulli(_) => {}
+            Self::Unary(_, x) => x.reduced(f),
+            Self::Binary(_, a, b) => {
+                a.reduced(f);
+                b.reduced(f);
             }
         }
     }
