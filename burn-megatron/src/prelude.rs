@@ -2,6 +2,7 @@
 
 pub use backend_dist::fully_shard::{FullyShard, Units, fully_shard};
 pub use backend_dist::fused_adamw::FusedAdamW;
+pub use backend_dist::gradients::{average_gradients, clip_grad_norm};
 pub use backend_dist::launch::{BoxError, Rank, launch};
 pub use backend_dist::logical::Placement;
 pub use backend_dist::mesh::{Axis, Mesh, ParallelLayout};

@@ -68,6 +68,37 @@ impl PathVisitor for Register {
     }
 }
 
+/// Looks for gradients of what stands in for another rank's value.
+///
+/// # Panics
+/// If there is one: the forward pass computed with it.
+pub(super) fn refuse_stand_ins<M: Module>(
+    module: &M,
+    indices: &HashMap<String, usize>,
+    gathers: &Gathers,
+    grads: &GradientsParams,
+) {
+    StandIns { indices, gathers, grads }.walk(module);
+}
+
+struct StandIns<'a> {
+    indices: &'a HashMap<String, usize>,
+    gathers: &'a Gathers,
+    grads: &'a GradientsParams,
+}
+
+impl PathVisitor for StandIns<'_> {
+    fn visit<const D: usize>(&mut self, path: &str, param: &Param<Tensor<D>>) {
+        let is_others = self.indices.get(path).is_some_and(|&index| !self.gathers.is_owner(index));
+        assert!(
+            !is_others || self.grads.get::<D>(param.id).is_none(),
+            "parameter `{path}` is on another rank, and the forward pass read what is here of it, which is NaN: ZeRO 3 gathers a \
+             parameter in `Param::val()`; nearest legal: `param.val()` instead of `*param`, a method by `&self` or `Param::map`, \
+             or ZeRO 2"
+        );
+    }
+}
+
 /// The first element, as a tensor of one.
 fn first<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     x.slice([(); D].map(|()| 0..1)).reshape([1])

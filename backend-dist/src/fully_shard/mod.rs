@@ -76,8 +76,8 @@ pub use units::Units;
 /// - Put the module on a device with `gradient_checkpointing`. Without it, operations that keep a view of a weight, as
 ///   burn-nn's `Linear` does, keep the gathered weight until the backward pass.
 /// - A parameter with a reparameterization of its own, as those of Burn's `Lora`, stays whole; the adapter is sharded.
-/// - A `ModuleMapper` may change values, on their owners. `Param::map` of a field drops what gathers it: ranks that do not own
-///   it compute with NaN then. `LBFGS`, which steps all parameters together, needs [`FullyShard::gather_gradients`].
+/// - A `ModuleMapper` may change values, on their owners. `Param::map` of a field drops what gathers it, and a method of `Tensor`
+///   called on a `Param` does not gather it: ranks that do not own it compute with NaN then. `LBFGS`, which steps all parameters together, needs [`FullyShard::gather_gradients`].
 ///
 /// # Panics
 /// If such a parameter is trained: nothing would average its gradients. [`FullyShard::end_pass`] does.
@@ -174,7 +174,11 @@ impl FullyShard {
     }
 
     /// Ends a pass of `module`: adds the gradients that were on their way, and averages those of parameters that stay whole.
+    ///
+    /// # Panics
+    /// If the pass read a parameter of another rank without `Param::val()`.
     pub fn end_pass<M: Module>(&self, module: &M, grads: GradientsParams) -> GradientsParams {
+        bases::refuse_stand_ins(module, &self.indices, &self.gathers, &grads);
         let (sharded, means) = self.gathers.end_pass();
         let grads = bases::register(module, means, grads);
         average_gradients_of(module, grads, self.gathers.group(), |id| !sharded.contains(&id))

@@ -125,8 +125,11 @@ impl ModuleVisitor for Flatten<'_> {
             return;
         }
         let value = param.val();
-        let length = Placements::of(&value).local_shape(value.shape()).num_elements();
-        let grad = self.grads.remove::<D>(param.id).map(|grad| shaped(to_local(grad), [length].into()));
+        let placements = Placements::of(&value);
+        let length = placements.local_shape(value.shape()).num_elements();
+        // What a rank has of a sum over the ranks of a logical device is no gradient yet.
+        let here = |grad| shaped(to_local(placements.moved(grad)), [length].into());
+        let grad = self.grads.remove::<D>(param.id).map(here);
         let dtype = grad.as_ref().map_or(value.dtype(), Tensor::dtype);
         self.params.push(FlatGrad { id: param.id, dtype, length, grad, device: value.device().inner() });
     }

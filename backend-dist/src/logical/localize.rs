@@ -3,10 +3,13 @@
 use super::Placement;
 use super::by_tensor::ByTensor;
 use burn::tensor::Slice;
-use burn_ir::{BaseOperationIr, IrVisitorMut, OperationIr, TensorIr};
+use burn_ir::{BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, TensorId, TensorIr};
+
+/// The dimension of channels.
+const CHANNELS: usize = 1;
 
 /// Divides the sharded dimensions of all tensors of `op` by `ranks`, and makes ranges along them the whole of what is
-/// left. The placements must divide the shapes.
+/// left, groups of a convolution along its channels a rank's own. The placements must divide the shapes.
 pub(crate) fn localize(op: &mut OperationIr, placements: &ByTensor<Placement>, ranks: usize) {
     let ranges = match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => match op {
@@ -23,7 +26,45 @@ pub(crate) fn localize(op: &mut OperationIr, placements: &ByTensor<Placement>, r
         // The rule has let no other range pass.
         *range = Slice::full();
     }
+    // The rule shards channels of several groups by groups alone.
+    if let Some((x, groups)) = groups_of(op)
+        && *groups > 1
+        && placements.get(x).and_then(|at| at.dim()) == Some(CHANNELS)
+    {
+        *groups /= ranks;
+    }
     op.visit_mut(&mut Shapes { placements, ranks });
+}
+
+/// What a convolution reads, and its groups.
+fn groups_of(op: &mut OperationIr) -> Option<(TensorId, &mut usize)> {
+    use ModuleOperationIr as Op;
+    let OperationIr::Module(op) = op else { return None };
+    macro_rules! any {
+        ($($name:ident),+) => {
+            match op {
+                $(Op::$name(op) => Some((op.x.id, &mut op.options.groups)),)+
+                _ => None,
+            }
+        };
+    }
+    any!(
+        Conv1d,
+        Conv2d,
+        Conv3d,
+        Conv1dXBackward,
+        Conv2dXBackward,
+        Conv3dXBackward,
+        Conv1dWeightBackward,
+        Conv2dWeightBackward,
+        Conv3dWeightBackward,
+        ConvTranspose1d,
+        ConvTranspose2d,
+        ConvTranspose3d,
+        ConvTranspose1dWeightBackward,
+        ConvTranspose2dWeightBackward,
+        ConvTranspose3dWeightBackward
+    )
 }
 
 /// Whether `range` takes all of `size` elements, in order.

@@ -23,14 +23,27 @@ use ranks::mesh::Axis;
 #[allow(missing_docs, reason = "the message of a variant names its fields")]
 pub enum PlanError {
     /// A pattern, or an alternative of one, that no parameter's path matches.
-    #[error("plan: pattern `{pattern}` matches no parameter; the nearest is `{nearest}`")]
+    #[error(
+        "plan: pattern `{pattern}` matches no parameter; the nearest is `{nearest}`. A path contains a pattern as it is, but for \
+         `|` between alternatives and `*` for any characters"
+    )]
     Unmatched { pattern: String, nearest: String },
     /// The ranks do not divide a parameter's dimension.
     #[error(
-        "plan: `{path}` has {size} elements along dimension {dim}, which {ranks} ranks of axis {axis} do not divide; \
-         the nearest sizes are {below} and {above}"
+        "plan: `{path}` has {size} elements along dimension {dim}, which {ranks} ranks of axis {axis} do not divide; {}, or \
+         .replicate(\"{path}\") after {}", sizes(*below, *above), by(pattern)
     )]
-    Size { path: String, dim: usize, size: usize, ranks: usize, axis: Axis, below: usize, above: usize },
+    Size {
+        path: String,
+        dim: usize,
+        size: usize,
+        ranks: usize,
+        axis: Axis,
+        below: usize,
+        above: usize,
+        /// That the path contains; `None` if it is sharded by its type.
+        pattern: Option<String>,
+    },
     /// The ranks do not divide the heads of attention.
     #[error(
         "plan: `{path}` has {heads} heads (`{attribute}`), which {ranks} ranks of axis {axis} do not divide; \
@@ -52,4 +65,16 @@ pub enum PlanError {
          rows, and the plan shards none; name one with .rows(\"..\"), or leave SP out"
     )]
     Sequence { ranks: usize, axis: Axis },
+}
+
+fn sizes(below: usize, above: usize) -> String {
+    if below == above {
+        format!("the nearest size is {above}")
+    } else {
+        format!("the nearest sizes are {below} and {above}")
+    }
+}
+
+fn by(pattern: &Option<String>) -> String {
+    pattern.as_ref().map_or("Plan::auto()".into(), |pattern| format!("pattern `{pattern}`, which the path contains"))
 }

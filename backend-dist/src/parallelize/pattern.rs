@@ -11,8 +11,9 @@ impl Pattern {
         Self { text: text.into() }
     }
 
-    pub fn matches(&self, path: &str) -> bool {
-        self.alternatives().any(|alternative| contains(path, alternative))
+    /// The first alternative that matches `path`.
+    pub fn matching(&self, path: &str) -> Option<&str> {
+        self.alternatives().find(|alternative| contains(path, alternative))
     }
 
     /// The first alternative that matches none of `paths`.
@@ -68,8 +69,9 @@ mod tests {
     #[test]
     fn alternatives_and_stars() {
         let pattern = Pattern::new("gate|layers.*.up");
-        assert!(pattern.matches("layers.0.mlp.gate.weight") && pattern.matches("layers.3.mlp.up.weight"));
-        assert!(!pattern.matches("head.up.weight") && !Pattern::new("").matches("head"));
+        assert_eq!(pattern.matching("layers.0.mlp.gate.weight"), Some("gate"));
+        assert_eq!(pattern.matching("layers.3.mlp.up.weight"), Some("layers.*.up"));
+        assert_eq!((pattern.matching("head.up.weight"), Pattern::new("").matching("head")), (None, None));
         assert_eq!(Pattern::new("gate|uq").unmatched(&["a.gate".into(), "a.up".into()]), Some("uq"));
     }
 

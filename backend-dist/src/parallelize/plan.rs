@@ -11,9 +11,11 @@ use std::collections::HashMap;
 /// How a layer's parameters are sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// By output: `weight [in, out]` along dimension 1, a bias with it, the filters of a convolution along dimension 0.
+    /// By output: `weight [in, out]` along dimension 1, a bias with it, the filters of a convolution along dimension 0, of
+    /// a transposed one along dimension 1.
     Columns,
-    /// By input: `weight [in, out]` along dimension 0, the filters of a convolution along dimension 1; a bias is whole.
+    /// By input: `weight [in, out]` along dimension 0, the filters of a convolution along dimension 1, of a transposed one
+    /// along dimension 0; a bias is whole.
     Rows,
     /// Not at all.
     Replicate,
@@ -106,16 +108,16 @@ impl Plan {
             }
             adapted = Some(parameter);
             let by_path =
-                self.patterns.iter().rev().find(|(pattern, _)| pattern.matches(&path)).map(|&(_, style)| style);
+                self.patterns.iter().rev().find_map(|(pattern, style)| Some((*style, pattern.matching(&path)?)));
             let by_type = || if self.auto { known(parameter, ranks) } else { None };
-            let Some(style) = by_path.or_else(by_type) else { continue };
-            let at = style.placement(&parameter.shape).ok_or_else(|| PlanError::Rank {
+            let Some(style) = by_path.map(|(style, _)| style).or_else(by_type) else { continue };
+            let at = style.placement(&parameter.shape, is_transposed(parameter)).ok_or_else(|| PlanError::Rank {
                 path: path.clone(),
                 shape: parameter.shape.clone(),
                 style: if style == Style::Columns { "columns" } else { "rows" },
             })?;
             if let Shard(dim) = at {
-                self.check_size(&path, &parameter.shape, dim, ranks)?;
+                self.check_size(&path, (&parameter.shape, dim), ranks, by_path.map(|(_, pattern)| pattern))?;
                 self.check_heads(parameter, heads, ranks)?;
                 placements.insert(path, at);
             }
@@ -134,14 +136,20 @@ impl Plan {
         }
     }
 
-    fn check_size(&self, path: &str, shape: &[usize], dim: usize, ranks: usize) -> Result<(), PlanError> {
+    fn check_size(
+        &self,
+        path: &str,
+        (shape, dim): (&[usize], usize),
+        ranks: usize,
+        pattern: Option<&str>,
+    ) -> Result<(), PlanError> {
         let size = shape[dim];
         if Shard(dim).local_shape(shape, ranks).is_some() {
             return Ok(());
         }
         let below = size / ranks * ranks;
-        let (path, axis) = (path.to_string(), self.axis);
-        Err(PlanError::Size { path, dim, size, ranks, axis, below: below.max(ranks), above: below + ranks })
+        let (path, axis, pattern) = (path.to_string(), self.axis, pattern.map(str::to_string));
+        Err(PlanError::Size { path, dim, size, ranks, axis, below: below.max(ranks), above: below + ranks, pattern })
     }
 
     /// A projection of attention may only be divided between heads.
@@ -168,14 +176,21 @@ impl Plan {
 }
 
 impl Style {
-    fn placement(self, shape: &[usize]) -> Option<Placement> {
+    /// Of a parameter of this shape, which `is_transposed` if a convolution's filters are `[in, out, ..]`.
+    fn placement(self, shape: &[usize], is_transposed: bool) -> Option<Placement> {
         match (self, shape.len()) {
             (Style::Replicate, _) | (Style::Rows, 1) => Some(Replicate),
             (_, 0) => None,
+            (Style::Columns, 3..) if is_transposed => Some(Shard(1)),
+            (Style::Rows, 3..) if is_transposed => Some(Shard(0)),
             (Style::Columns, 2) | (Style::Rows, 3..) => Some(Shard(1)),
             (Style::Columns, _) | (Style::Rows, _) => Some(Shard(0)),
         }
     }
+}
+
+fn is_transposed(parameter: &Parameter) -> bool {
+    parameter.above(0).is_some_and(|field| field.container.starts_with("ConvTranspose"))
 }
 
 /// The placement of an adapter's tensor: along the dimension of an adapted matrix `[in, out]` that it has too. A low-rank

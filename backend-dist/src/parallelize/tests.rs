@@ -71,8 +71,21 @@ fn heads_and_sizes_that_do_not_divide_are_refused_with_the_nearest_legal_ones() 
     assert_eq!(
         text,
         "plan: `layers.0.pwff.linear_inner.weight` has 24 elements along dimension 1, which 5 ranks of axis tp do not \
-         divide; the nearest sizes are 20 and 25"
+         divide; the nearest sizes are 20 and 25, or .replicate(\"layers.0.pwff.linear_inner.weight\") after Plan::auto()"
     );
+}
+
+/// `a` is in `bias` as well.
+#[test]
+fn a_short_pattern_that_a_path_contains_by_chance_is_named() {
+    let linear = LinearConfig::new(4, 1).init(&Device::flex());
+    let text = check(&linear, &Plan::default().rows("weight").columns("x|a"), 2, false).unwrap_err().to_string();
+    assert!(text.contains("pattern `x` matches no parameter"), "{text}");
+    assert!(text.contains("`|` between alternatives and `*` for any characters"), "{text}");
+    let text = check(&linear, &Plan::default().columns("a").rows("weight"), 2, false).unwrap_err().to_string();
+    let expected = "`bias` has 1 elements along dimension 0, which 2 ranks of axis tp do not divide; the nearest size is 2, or \
+                    .replicate(\"bias\") after pattern `a`, which the path contains";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use crate::cpu;
 use backend_dist::collective::{all_gather, all_reduce, all_to_all, broadcast};
 use backend_dist::comm::ReduceOp;
-use backend_dist::gradients::place_gradients;
+use backend_dist::gradients::{average_gradients, place_gradients};
 use backend_dist::launch::{BoxError, Rank, launch};
 use backend_dist::local::{Placements, Recent, to_local};
 use backend_dist::logical::Placement::{Partial, Replicate, Shard, Varying};
 use backend_dist::mesh::{Axis, Mesh};
-use backend_dist::mesh_backend::{LogicalOptions, Redistribute, Teams, explain};
+use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute, Teams, explain};
 use backend_dist::parallelize::{Plan, parallelize};
 use burn::nn::LinearConfig;
 use burn::optim::GradientsParams;
@@ -125,6 +125,42 @@ fn gradients_come_to_where_their_parameters_are() {
         Ok([numbers(of_weight), numbers(of_bias)].concat())
     });
     assert_eq!(results.unwrap(), [vec![6.0; 20]]);
+}
+
+/// As in a training loop by hand, which knows nothing of sums.
+#[test]
+fn gradients_that_are_sums_are_averaged_whole() {
+    let results = led("TP2 DP2", |rank, device| {
+        let device = device.autodiff();
+        let layer = parallelize(LinearConfig::new(4, 4).init(&device), rank, &Plan::default().columns("weight"))?;
+        let x = Tensor::<2>::ones([6, 4], &device).redistribute(rank, Axis::Tp, Shard(0)) * (rank.coords.dp as f64);
+        let (weight, bias) = (layer.weight.val(), layer.bias.clone().unwrap());
+        let loss = (x.clone() * bias.val().unsqueeze()).sum() + x.matmul(weight).sum();
+        let grads = GradientsParams::from_grads(loss.backward(), &layer);
+        let grads = average_gradients(&layer, grads, &rank.group(Axis::Dp));
+        let (of_weight, of_bias) = (grads.get::<2>(layer.weight.id).unwrap(), grads.get::<1>(bias.id).unwrap());
+        assert_eq!((of_weight.placement(Axis::Tp), of_bias.placement(Axis::Tp)), (Shard(1), Replicate));
+        Ok([numbers(of_weight), numbers(of_bias)].concat())
+    });
+    assert_eq!(results.unwrap(), [vec![3.0; 20], vec![3.0; 20]]);
+}
+
+#[test]
+fn collectives_along_an_axis_that_the_device_does_not_know_name_what_does() {
+    let mesh = Mesh::new("TP2 DP2".parse().unwrap()).unwrap();
+    let run = launch(&mesh, &[cpu()], |rank| {
+        let device = rank.logical_device(&[Axis::Tp]).autodiff();
+        let layer = LinearConfig::new(4, 4).init(&device);
+        let loss = layer.forward(Tensor::<2>::ones([2, 4], &device)).sum();
+        let grads = GradientsParams::from_grads(loss.backward(), &layer);
+        average_gradients(&layer, grads, &rank.group(Axis::Dp));
+        Ok(())
+    });
+    let text = run.unwrap_err().to_string();
+    assert!(
+        text.contains("over dp: the device knows the axes tp; nearest legal: `Teams` with `.across(..)` this axis"),
+        "{text}"
+    );
 }
 
 #[test]

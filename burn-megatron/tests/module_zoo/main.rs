@@ -1,17 +1,20 @@
 //! `verify_module` of models as Burn's own repository and model zoo build them, in double precision.
 
 mod annealed;
+mod by_hand;
 mod copies;
 mod custom;
 mod detector;
 mod diffusion;
 mod fields;
+mod formulas;
 mod metrics;
 mod optimizers;
 mod passes;
 mod routed;
 mod sentences;
 mod sequences;
+mod state_space;
 mod thawing;
 mod training;
 mod translation;

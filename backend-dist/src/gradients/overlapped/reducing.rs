@@ -203,8 +203,9 @@ impl Reducing {
             left.for_each(|left| {
                 assert!(
                     !has_left[index],
-                    "parameter `{}` has one more gradient after its sum has left: it is used outside of the pass, or in parts of \
-                     a pipeline that do not own it; nearest legal: Part::Shared, or without overlap",
+                    "parameter `{}` has one more gradient after its sum has left: it is used outside of the pass, without \
+                     `Param::val()`, or in parts of a pipeline that do not own it; nearest legal: `param.val()`, Part::Shared, or \
+                     without overlap",
                     self.paths[index]
                 );
                 grad.add(left);

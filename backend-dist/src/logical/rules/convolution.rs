@@ -1,7 +1,8 @@
-//! Convolutions `x [b, in, ..] * weight [out, in, ..] -> [b, out, ..]`, their gradients, and pooling.
+//! Convolutions `x [b, in, ..] * weight [out, in, ..] -> [b, out, ..]`, transposed ones, whose weight is `[in, out, ..]`, their
+//! gradients, and pooling.
 
 use super::{Decision, Operand, is_strided, unary};
-use crate::logical::Placement::{Partial, Replicate, Shard};
+use crate::logical::Placement::{self, Partial, Replicate, Shard};
 
 /// The dimensions of the operands.
 const BATCH: usize = 0;
@@ -9,8 +10,32 @@ const CHANNELS: usize = 1;
 const OUT: usize = 0;
 const IN: usize = 1;
 
-/// Forward. With `groups` other than one only the batch is sharded.
-pub fn forward(x: Operand, weight: Operand, bias: Option<Operand>, groups: usize) -> Option<Decision> {
+/// What a rule must know of a convolution besides its operands.
+#[derive(Clone, Copy)]
+pub struct Kind {
+    /// Of channels, each with filters of its own.
+    pub groups: usize,
+    /// Whether the weight is `[in, out, ..]`.
+    pub is_transposed: bool,
+    /// Of the axis.
+    pub ranks: usize,
+}
+
+impl Kind {
+    /// The placements of a weight that is sharded by output and by input.
+    fn shards(self) -> [Placement; 2] {
+        if self.is_transposed { [Shard(IN), Shard(OUT)] } else { [Shard(OUT), Shard(IN)] }
+    }
+
+    /// Whether every rank can have groups of its own, with their channels and filters. The filters of a group lie together
+    /// along the first dimension, plain or transposed.
+    fn divides_groups(self) -> bool {
+        self.groups > 1 && self.groups.is_multiple_of(self.ranks)
+    }
+}
+
+/// Forward. With `groups` the batch is sharded, or whole groups are.
+pub fn forward(x: Operand, weight: Operand, bias: Option<Operand>, kind: Kind) -> Option<Decision> {
     if is_strided(&[x, weight]) {
         return None;
     }
@@ -19,12 +44,17 @@ pub fn forward(x: Operand, weight: Operand, bias: Option<Operand>, groups: usize
         inputs.extend(bias.map(|_| bias_at));
         Decision::new(inputs, out)
     };
+    let ([by_out, by_input], groups) = (kind.shards(), kind.groups);
     match (x.at, weight.at) {
         (Shard(BATCH), _) => decision(Shard(BATCH), Replicate, Replicate, Shard(BATCH)),
-        (_, Shard(OUT)) if groups == 1 => decision(Replicate, Shard(OUT), Shard(0), Shard(CHANNELS)),
-        (Shard(CHANNELS), _) | (_, Shard(IN)) if bias.is_some_and(|bias| bias.at.is_shard()) => None,
+        (Shard(CHANNELS), _) | (_, Shard(0)) if kind.divides_groups() => {
+            decision(Shard(CHANNELS), Shard(0), Shard(0), Shard(CHANNELS))
+        }
+        (_, at) if at == by_out && groups == 1 => decision(Replicate, by_out, Shard(0), Shard(CHANNELS)),
+        (Shard(_), _) | (_, Shard(_)) if bias.is_some_and(|bias| bias.at.is_shard()) => None,
         // One rank adds the bias.
-        (Shard(CHANNELS), _) | (_, Shard(IN)) if groups == 1 => decision(Shard(CHANNELS), Shard(IN), Partial, Partial),
+        (Shard(CHANNELS), _) if groups == 1 => decision(Shard(CHANNELS), by_input, Partial, Partial),
+        (_, at) if at == by_input && groups == 1 => decision(Shard(CHANNELS), by_input, Partial, Partial),
         (Shard(_), _) | (_, Shard(_)) => None,
         _ if bias.is_some_and(|bias| bias.at.is_shard()) => None,
         _ => Decision::whole(2 + usize::from(bias.is_some())),
@@ -32,13 +62,17 @@ pub fn forward(x: Operand, weight: Operand, bias: Option<Operand>, groups: usize
 }
 
 /// The gradient of `x`, whose shape is read, from `weight` and `grad`.
-pub fn x_backward(x: Operand, weight: Operand, grad: Operand, groups: usize) -> Option<Decision> {
+pub fn x_backward(x: Operand, weight: Operand, grad: Operand, kind: Kind) -> Option<Decision> {
     if is_strided(&[x, weight, grad]) {
         return None;
     }
+    let groups = kind.groups;
     match (x.at, weight.at, grad.at) {
         (_, _, Shard(BATCH)) | (Shard(BATCH), ..) => {
             Decision::new([Shard(BATCH), Replicate, Shard(BATCH)], Shard(BATCH))
+        }
+        (Shard(CHANNELS), ..) | (_, Shard(0), _) | (_, _, Shard(CHANNELS)) if kind.divides_groups() => {
+            Decision::new([Shard(CHANNELS), Shard(0), Shard(CHANNELS)], Shard(CHANNELS))
         }
         (_, Shard(OUT), _) | (_, _, Shard(CHANNELS)) if groups == 1 => {
             Decision::new([Replicate, Shard(OUT), Shard(CHANNELS)], Partial)
@@ -50,17 +84,21 @@ pub fn x_backward(x: Operand, weight: Operand, grad: Operand, groups: usize) -> 
 }
 
 /// The gradient of `weight`, whose shape is read, from `x` and `grad`.
-pub fn weight_backward(x: Operand, weight: Operand, grad: Operand, groups: usize) -> Option<Decision> {
+pub fn weight_backward(x: Operand, weight: Operand, grad: Operand, kind: Kind) -> Option<Decision> {
     if is_strided(&[x, weight, grad]) {
         return None;
     }
+    let ([by_out, by_input], groups) = (kind.shards(), kind.groups);
     match (x.at, weight.at, grad.at) {
         (Shard(BATCH), ..) | (_, _, Shard(BATCH)) => Decision::new([Shard(BATCH), Replicate, Shard(BATCH)], Partial),
-        (_, Shard(OUT), _) | (_, _, Shard(CHANNELS)) if groups == 1 => {
-            Decision::new([Replicate, Shard(OUT), Shard(CHANNELS)], Shard(OUT))
+        (Shard(CHANNELS), ..) | (_, Shard(0), _) | (_, _, Shard(CHANNELS)) if kind.divides_groups() => {
+            Decision::new([Shard(CHANNELS), Shard(0), Shard(CHANNELS)], Shard(0))
         }
-        (_, Shard(IN), _) | (Shard(CHANNELS), ..) if groups == 1 => {
-            Decision::new([Shard(CHANNELS), Shard(IN), Replicate], Shard(IN))
+        (_, at, grad) if groups == 1 && (at == by_out || grad == Shard(CHANNELS)) => {
+            Decision::new([Replicate, by_out, Shard(CHANNELS)], by_out)
+        }
+        (x, at, _) if groups == 1 && (at == by_input || x == Shard(CHANNELS)) => {
+            Decision::new([Shard(CHANNELS), by_input, Replicate], by_input)
         }
         (Shard(_), ..) | (_, _, Shard(_)) => None,
         _ => Decision::whole(3),

@@ -19,10 +19,15 @@ impl<B: Inner> Interpreter<B> {
     pub(super) fn start_across(&mut self, across: Across) -> Box<dyn FnOnce() + Send> {
         let Across { parts, group, mean, is_async } = across;
         let groups = || self.groups.iter().chain(&self.across);
-        let names = || groups().map(|group| group.name()).collect::<Vec<_>>();
+        let names = || groups().map(|group| group.name()).collect::<Vec<_>>().join(", ");
         let found = groups().find(|candidate| candidate.name() == group).cloned();
-        let group =
-            found.unwrap_or_else(|| panic!("collectives over {group}: the device has the groups {:?}", names()));
+        let group = found.unwrap_or_else(|| {
+            panic!(
+                "collectives over {group}: the device knows the axes {}; nearest legal: `Teams` with `.across(..)` this axis, or a \
+                 logical device along {group} too",
+                names()
+            )
+        });
         let is_async = is_async && B::is_async(&group);
         let (mut sources, mut arriving) = (Vec::new(), Vec::new());
         for Part { x, out, shape, what, half } in parts {
