@@ -57,7 +57,7 @@ fn numbers_on_the_command_line_are_limited() {
     let (huge, large) = ("18446744073709551615", "9223372036854775807");
     for (arguments, words) in [
         (format!("plan run.toml --gpus {huge}"), "nearest legal: 1048576"),
-        ("plan run.toml --gpus 1048576".into(), "1048576 x h100"),
+        ("plan run.toml --gpus 1048576".into(), "no layout of 1048576 GPUs"),
         (format!("plan run.toml --gpus-per-host {huge} --documents {huge}"), "fits"),
         ("plan run.toml --memory inf".into(), "--memory inf is not a number above 0"),
         (format!("plan --micro-batches {huge}"), "nearest legal"),
@@ -82,6 +82,32 @@ fn numbers_on_the_command_line_are_limited() {
     ] {
         check(&arguments, &[0, 1, 2], words);
     }
+}
+
+/// Checkpoints of many ranks have more files than most systems let a process open before it asks.
+#[test]
+fn files_of_weights_may_be_more_than_a_process_may_open_at_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let hf = format!("{}/../tests/golden/hf/deepseek_v3", env!("CARGO_MANIFEST_DIR"));
+    let run = |limit: &str, arguments: &str| {
+        let script = format!("{limit}; exec \"$0\" {arguments}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script.as_str(), env!("CARGO_BIN_EXE_burn-megatron")]).current_dir(folder.path());
+        let output = shell.output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    for arguments in
+        [&format!("import --hf {hf} --output first"), "export --checkpoint first --dcp dcp --max-shard-size 100"]
+    {
+        assert!(run("true", arguments).0, "{arguments}");
+    }
+    assert!(std::fs::read_dir(folder.path().join("dcp")).unwrap().count() > 100);
+    let import = |output: &str| format!("import --hf {hf} --weights dcp --output {output}");
+    let (is_read, said) = run("ulimit -Sn 32", &import("second"));
+    assert!(is_read, "{said}");
+    // The system's own limit is one.
+    let (is_read, said) = run("ulimit -n 32", &import("third"));
+    assert!(!is_read && said.contains("too many files are open: raise the limit (`ulimit -n`)"), "{said}");
 }
 
 #[test]

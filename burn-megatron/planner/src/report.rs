@@ -243,6 +243,16 @@ impl Report<'_> {
         if let (false, Some(nearest)) = (fits, &found.nearest) {
             writeln!(f, "nearest that fits\n{}", line(nearest))?;
         }
+        if found.legal == 0 {
+            let global = self.plan.job.batch_sizes().global;
+            let nearest: Vec<String> = found.legal_gpus.iter().map(|gpus| format!("--gpus {gpus}")).collect();
+            let nearest = if nearest.is_empty() { "none".into() } else { nearest.join(", ") };
+            return writeln!(
+                f,
+                "no layout of {} GPUs divides layers, heads, sequences and a global batch of {global}; nearest legal: {nearest}",
+                self.gpus
+            );
+        }
         if found.best.is_empty() {
             return writeln!(f, "none of {} legal layouts on {} x {} fits", found.legal, self.gpus, self.name);
         }

@@ -39,12 +39,14 @@ use std::process::ExitCode;
 use backend_dist::process::Cluster;
 use clap::{Parser, Subcommand};
 pub use foreign::parse;
+use models::{FamilyConfig, ModelConfig};
 use processes::together;
 
 use crate::checkpoint::Checkpoint;
-use crate::console::warn;
+use crate::console::{unwritten, warn};
 use crate::data::readable_tokenizer;
 use crate::hf::{HfFolder, HfFolderError};
+use crate::plan::thousands;
 use crate::refusal::{Access, advice};
 use crate::train::ModuleRun;
 
@@ -107,7 +109,27 @@ pub enum Command {
 /// # Errors
 /// Whatever the command fails with; the chain of causes says where.
 pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
-    match cli.command {
+    let prints = cli.command.only_prints();
+    let code = answer(cli.command)?;
+    match unwritten().filter(|_| prints && code == ExitCode::SUCCESS) {
+        Some(error) => Err(anyhow::anyhow!("{STDOUT}: {error}")),
+        None => Ok(code),
+    }
+}
+
+impl Command {
+    /// Whether what it prints line by line is all of its result.
+    fn only_prints(&self) -> bool {
+        match self {
+            Self::Train(args) => args.is_dry_run(),
+            Self::Verify(_) | Self::Replay(_) | Self::Bench(_) | Self::Doctor(_) => true,
+            _ => false,
+        }
+    }
+}
+
+fn answer(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Preprocess(args) => preprocess::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Plan(args) => plan::run(*args),
@@ -147,11 +169,14 @@ pub fn describe(error: &anyhow::Error) -> String {
     text.chars().map(shown).collect()
 }
 
+/// What could not be done where standard output refuses.
+const STDOUT: &str = "cannot write to standard output";
+
 /// Prints a result. A reader that closes the pipe (`| head`) is no failure.
-fn print(text: &str) -> io::Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+fn print(text: &str) -> anyhow::Result<()> {
+    match write_now(text) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(anyhow::anyhow!("{STDOUT}: {error}")),
+        _ => Ok(()),
     }
 }
 
@@ -185,6 +210,12 @@ fn say_left_out(folder: &HfFolder, cluster: Option<&Cluster>) {
     if let Some(what) = folder.left_out().filter(|_| cluster.is_none_or(Cluster::is_first)) {
         warn(format_args!("note: {what}"));
     }
+}
+
+/// Says what takes minutes of a large model, before it begins.
+fn say_reading(folder: &Path, config: &FamilyConfig) {
+    let parameters = thousands(config.parameter_count() as f64);
+    warn(format_args!("reading the weights of {}, {parameters} parameters", folder.display()));
 }
 
 /// The tokenizer of a folder that is written again with the model, unless it is in a form that is not read, which is said.

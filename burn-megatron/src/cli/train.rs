@@ -66,6 +66,13 @@ pub struct Args {
     overrides: Overrides,
 }
 
+impl Args {
+    /// Whether nothing is trained.
+    pub(super) fn is_dry_run(&self) -> bool {
+        self.dry_run
+    }
+}
+
 /// Runs `train`. Fails if the configuration is wrong or the run cannot start; a run that fails later says so itself.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut overrides = args.overrides.with_layout(&args.layout).0;

@@ -9,7 +9,7 @@ use super::post_training::LoraSection;
 use super::problem::{ConfigErrors, Problem};
 use super::run::RunConfig;
 use crate::batch::BatchPlan;
-use crate::checkpoint::SaveEvery;
+use crate::checkpoint::{SaveEvery, check_storage};
 
 impl RunConfig {
     /// Checks model, layout, batch, learning rate and data against each other.
@@ -36,6 +36,17 @@ impl RunConfig {
         }
         self.check_data(&mut note);
         ConfigErrors::from_problems(problems)
+    }
+
+    /// Whether `checkpoint.storage` can be one, which nobody is asked.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check_storage(&self) -> Result<(), ConfigErrors> {
+        let wrong = self.checkpoint.storage.as_deref().and_then(|url| check_storage(url).err());
+        ConfigErrors::from_problems(
+            wrong.map(|error| Problem::new(format!("checkpoint.{error}"))).into_iter().collect(),
+        )
     }
 
     /// The adapters, and what the groups name: parameters of theirs, which are not known where adapters are refused.

@@ -3,6 +3,8 @@
 use std::path::Path;
 
 use backend_dist::launch::BoxError;
+use backend_dist::mesh::{Nearest, ParallelLayout};
+use backend_dist::parallelize::check;
 use burn::module::{Module, ModuleDisplay};
 use burn::tensor::{Device, Int, Tensor};
 use models::hf::HfModule;
@@ -13,7 +15,7 @@ use serde_json::Value;
 
 use super::{ModulePlan, ModuleRun, plan_module};
 use crate::hf::read_config;
-use crate::learner::{BertBatch, BertTraining, Stages, T5Batch, T5Training};
+use crate::learner::{BertBatch, BertTraining, Stages, T5Batch, T5Training, for_any_module};
 
 /// What a micro-batch of a family is.
 #[derive(Clone, Debug)]
@@ -193,6 +195,7 @@ fn of<M: HfModule, T: Module + ModuleDisplay>(
 where
     M::Config: Sync,
 {
+    check_ranks::<M>(config, &run.layout)?;
     let adapters = subject.lora.as_ref().map(|lora| lora.module_plan(&M::init(config, &Device::flex()))).transpose()?;
     let make_model = |device: &Device| {
         let model = M::init(config, device);
@@ -202,6 +205,18 @@ where
         })
     };
     plan_module(make_model, loss, &ModuleRun { plan: M::plan(), ..run.clone() })
+}
+
+/// Refuses tensor-parallel ranks that cannot share the model, of which no parameter is made.
+fn check_ranks<M: HfModule>(config: &M::Config, layout: &ParallelLayout) -> Result<(), BoxError> {
+    for_any_module(layout)?;
+    let (model, plan, sequence) = (M::init(config, &Device::flex()), M::plan(), layout.sequence_parallel());
+    let fits = |tp: usize| check(&model, &plan, tp, sequence && tp > 1);
+    fits(layout.tp).map_err(|error| {
+        // Every try reads the whole model.
+        let nearest = Nearest::where_legal(layout.tp, layout.tp.saturating_mul(2).min(256), |tp| fits(tp).is_ok());
+        format!("tensor-parallel {}: {error}; nearest legal: {nearest}", layout.tp).into()
+    })
 }
 
 fn sizes<M: HfModule>(config: &Value) -> Result<M::Config, BoxError> {

@@ -16,7 +16,7 @@ use crate::config::RunConfig;
 use crate::data::preprocess::{
     PreprocessOptions, Progress, TextDocuments, TokenizerChoice, end_of_document, prepare, vocab_size,
 };
-use crate::data::{Blend, GptSplit, GptSplits, SampleError, TokenDataset, read_tokenizer};
+use crate::data::{Blend, GptSplit, GptSplits, Sample, TokenDataset, read_tokenizer};
 use crate::grpo::Reward;
 
 /// Tokens on disk.
@@ -117,19 +117,26 @@ impl RunData {
 }
 
 impl RunData {
-    /// Each part in words that differ where the data does: its sequences, and a hash of some of them. Fails if a
-    /// sequence cannot be read.
+    /// Each part in words that differ where the data does: its sequences, a hash of some of them, and one of what the
+    /// teacher's file says of these. Fails if a sequence cannot be read.
     pub(super) fn digest(&self) -> Result<Vec<String>, TrainError> {
-        let of = |name: &str, data: &Arc<dyn TokenDataset>| {
-            let sequences = data.len();
-            let some = [0, sequences / 2, sequences.saturating_sub(1)];
-            let tokens = some.map(|sequence| Ok(format!("{:?}", data.try_sample(sequence)?.tokens)));
-            let tokens: Result<Vec<String>, SampleError> = tokens.into_iter().collect();
-            let hash = stable_hash(&tokens.map_err(TrainError::Sample)?.concat());
-            Ok(format!("{sequences} {name} sequences with the hash {hash:016x}"))
-        };
         let parts = [("training", Some(&self.train)), ("validation", Some(&self.valid)), ("test", self.last.as_ref())];
-        parts.into_iter().filter_map(|(name, data)| data.map(|data| of(name, data))).collect()
+        let mut lines = Vec::new();
+        for (name, data) in parts.into_iter().filter_map(|(name, data)| Some((name, data?))) {
+            let sequences = data.len();
+            let some = [0, sequences / 2, sequences.saturating_sub(1)].map(|sequence| data.try_sample(sequence));
+            let some: Vec<Sample> = some.into_iter().collect::<Result<_, _>>().map_err(TrainError::Sample)?;
+            let hash = |of: &dyn Fn(&Sample) -> String| stable_hash(&some.iter().map(of).collect::<String>());
+            let tokens = hash(&|sample| format!("{:?}", sample.tokens));
+            lines.push(format!("{sequences} {name} sequences with the hash {tokens:016x}"));
+            if some.iter().any(|sample| sample.taught.is_some()) {
+                let taught = hash(&|sample| format!("{:?}", sample.taught));
+                lines.push(format!(
+                    "probabilities of its {name} sequences in distill.logits with the hash {taught:016x}"
+                ));
+            }
+        }
+        Ok(lines)
     }
 }
 

@@ -143,8 +143,8 @@ pub enum TrainError {
     Restarts { restarts: usize, processes: usize },
     /// The processes read other data.
     #[error(
-        "process {process} has {theirs}, but process 0 {ours}: the files of data.prefixes, or of output.directory for data.text, must \
-         be the same on all hosts"
+        "process {process} has {theirs}, but process 0 {ours}: the files of data.prefixes and distill.logits, or of output.directory \
+         for data.text, must be the same on all hosts"
     )]
     OtherData { process: usize, theirs: String, ours: String },
     /// The system gives too few threads.

@@ -64,6 +64,19 @@ fn requests_of_a_file_are_answered_by_the_adapters_that_they_name() {
     assert!(texts[1..4].iter().any(|text| *text != texts[0]), "{texts:?}");
     says!(succeed(folder.path(), &batch_to("/dev/null")), "/dev/null: 8 answers");
     says!(fail(folder.path(), &batch_to("/dev/full")), "/dev/full: No space left on device");
+    // Without a model there are no answers, and what others have written stays.
+    let written = fs::read(folder.path().join("answers.jsonl")).unwrap();
+    for output in ["answers.jsonl", "new.jsonl"] {
+        for wrong in [batch_to(output).replace("--hf base", "--hf none"), batch_to(output) + " --layout PP2"] {
+            fail(folder.path(), &wrong);
+        }
+    }
+    assert_eq!(fs::read(folder.path().join("answers.jsonl")).unwrap(), written);
+    assert!(!folder.path().join("new.jsonl").exists());
+    // What takes minutes of a large model is said.
+    let said = crate::command::run(folder.path(), &batch_to("new.jsonl"));
+    says!(crate::command::text(&said.stderr), "reading the weights of base, ", " parameters\n");
+    assert_eq!(fs::read(folder.path().join("new.jsonl")).unwrap().len(), written.len());
 
     // A request that cannot be answered says why in its own line; the others are answered.
     lines[1]["body"]["model"] = "none".into();

@@ -67,4 +67,10 @@ bad = pa.table({
     "price": pa.array([1, 2, 3]).cast(pa.decimal128(30, 2)),
 })
 pq.write_table(bad, "bad.parquet")
-pq.write_table(bad.select(["output"]), "delta.parquet", use_dictionary=False, column_encoding={"output": "DELTA_BYTE_ARRAY"})
+# Encodings of differences and of parts of floats, in lists, with nulls and in both versions of pages.
+rows = [{"id": 7 * i - 9, "text": f"A text, number {i}.\n" + letters * (i % 4) if i % 5 else None, "tags": [f"tag {j}" for j in range(i % 4)],
+         "share": i / 8, "wide": 3 ** (i % 40) * (-1) ** i} for i in range(300)]
+encodings = {"id": "DELTA_BINARY_PACKED", "wide": "DELTA_BINARY_PACKED", "text": "DELTA_BYTE_ARRAY", "share": "BYTE_STREAM_SPLIT",
+             "tags.list.element": "DELTA_LENGTH_BYTE_ARRAY"}
+for version in ["1.0", "2.0"]:
+    write(f"delta{version[0]}", rows, use_dictionary=False, column_encoding=encodings, data_page_version=version, data_page_size=2048, compression="snappy")

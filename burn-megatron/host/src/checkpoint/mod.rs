@@ -67,4 +67,6 @@ pub use slice::{Copied, Kind, Slice, SliceData};
 pub use state::RunState;
 #[cfg(feature = "object-store")]
 pub use storage::ObjectStorage;
-pub use storage::{CopyReport, FolderStorage, SharedStorage, Storage, fetch, open_storage, stored_steps, upload};
+pub use storage::{
+    CopyReport, FolderStorage, SharedStorage, Storage, check_storage, fetch, open_storage, stored_steps, upload,
+};

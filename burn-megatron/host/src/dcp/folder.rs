@@ -12,6 +12,7 @@ use super::pieces::pieces;
 use super::{DcpError, archive, flattened};
 use crate::boxes::len;
 use crate::positioned::{PositionedFile, Run};
+use crate::refusal::{Access, advice};
 
 /// A box of a tensor in a file, row-major.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,11 +93,8 @@ impl DcpFolder {
                 let file = match known.get(&place.file) {
                     Some(file) => *file,
                     None => {
-                        let opened = PositionedFile::open(&path);
-                        files.push((
-                            place.file.clone(),
-                            opened.map_err(|error| wrong(format!("cannot be read: {error}")))?,
-                        ));
+                        let refused = |error| wrong(format!("cannot be read: {error}{}", advice(Access::Read, &error)));
+                        files.push((place.file.clone(), PositionedFile::open(&path).map_err(refused)?));
                         known.insert(place.file, files.len() - 1);
                         files.len() - 1
                     }

@@ -25,7 +25,7 @@ impl JsonGrammar {
     fn height(&self, node: usize) -> usize {
         let of = |node: &usize| self.heights[*node];
         let inside = match &self.nodes[node] {
-            Node::Any | Node::Texts(_) | Node::Text { .. } | Node::Number { .. } => return 0,
+            Node::Any | Node::Texts(_) | Node::Text { .. } | Node::Number { .. } | Node::Pattern { .. } => return 0,
             Node::Choice(all) => return all.iter().map(of).min().unwrap_or(NEVER),
             Node::Array { min: 0, .. } => 0,
             Node::Array { items, .. } => of(items),

@@ -36,7 +36,8 @@ impl Compiler<'_> {
             (None, None) => return Ok(ANY),
             (None, Some(first)) => vec![kind_of(first).into()],
         };
-        if let Some(key) = used.iter().find(|key| **key != "type" && !kinds.iter().any(|kind| kind == kind_of(key))) {
+        let is_of = |kind: &str, key: &str| kind == kind_of(key) || kind == "integer" && kind_of(key) == "number";
+        if let Some(key) = used.iter().find(|key| **key != "type" && !kinds.iter().any(|kind| is_of(kind, key))) {
             let kinds = kinds.join(", ");
             return Err(self.wrong(format!("`{key}` says nothing of type {kinds}; leave it out or say the type")));
         }
@@ -60,11 +61,17 @@ impl Compiler<'_> {
             }
             "string" => {
                 let (min, max) = self.limits(kind, keys, ["minLength", "maxLength"])?;
-                Node::Text { min, max }
+                match self.pattern(keys, (min, max))? {
+                    Some(pattern) => Node::Pattern { pattern: pattern.into(), is_string: true },
+                    None => Node::Text { min, max },
+                }
             }
             "boolean" => Node::Texts(vec![b"false".to_vec(), b"true".to_vec()]),
             "null" => Node::Texts(vec![b"null".to_vec()]),
-            _ => Node::Number { is_integer: kind == "integer" },
+            _ => match self.bounds(keys, kind == "integer")? {
+                Some(pattern) => Node::Pattern { pattern: pattern.into(), is_string: false },
+                None => Node::Number { is_integer: kind == "integer" },
+            },
         };
         self.add(node)
     }

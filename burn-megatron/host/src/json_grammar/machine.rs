@@ -2,6 +2,7 @@
 
 use super::character::Character;
 use super::number::Part;
+use super::pattern::Pattern;
 use super::stack::{Expected, Frame, Stack, less};
 use super::{ANY_ARRAY, ANY_OBJECT, JsonGrammar, MOST_DEPTH, Node};
 
@@ -34,6 +35,10 @@ impl JsonGrammar {
             Some(Frame { expected: Expected::Number { part, .. }, below, .. }) => {
                 part.may_end() && below.top().is_none()
             }
+            Some(Frame { expected: Expected::Pattern { node, state, .. }, below, .. }) => match &self.nodes[*node] {
+                Node::Pattern { pattern, is_string } => !is_string && pattern.may_end(*state) && below.top().is_none(),
+                _ => false,
+            },
             Some(_) => false,
         }
     }
@@ -68,6 +73,10 @@ impl JsonGrammar {
                 let rest = if byte == b'\\' { Some(Some(Character::Escape)) } else { Character::first(byte) };
                 next.extend(rest.map(|rest| rest.map_or(more.clone(), |rest| more.on(Expected::Character(rest)))));
             }
+            Expected::Pattern { node, state, is_escaped } => match self.nodes[node] {
+                Node::Pattern { is_string: true, .. } => self.push_string((node, state, is_escaped), below, byte, next),
+                _ => self.push_number((node, state), below, byte, next),
+            },
             Expected::Character(character) => {
                 let rest = character.next(byte);
                 next.extend(rest.map(|rest| rest.map_or(below.clone(), |rest| below.on(Expected::Character(rest)))));
@@ -147,6 +156,14 @@ impl JsonGrammar {
             Node::Texts(texts) => self.rest(node, (0, texts.len(), 0), below, byte, next),
             Node::Text { min, max } if byte == b'"' => next.push(text(*min, *max)),
             Node::Number { is_integer } => next.extend(number(below, byte, *is_integer)),
+            Node::Pattern { is_string: true, .. } => {
+                let on = || below.on(Expected::Pattern { node, state: Pattern::START, is_escaped: false });
+                next.extend((byte == b'"').then(on));
+            }
+            // Its first byte is never behind it.
+            Node::Pattern { pattern, .. } if pattern.next(Pattern::START, byte).is_some() => {
+                self.push_number((node, Pattern::START), below, byte, next);
+            }
             Node::Array { .. } if byte == b'[' => next.push(spaced(below, Expected::Items(node))),
             Node::Object { .. } if byte == b'{' => next.push(spaced(below, Expected::Keys(node))),
             Node::Any => match byte {

@@ -1,18 +1,23 @@
 //! Which bytes may follow in a JSON text of a schema: what a model may write next, if its answer must be such a text.
 //!
 //! A [`JsonGrammar`] is a pushdown automaton over bytes. Where JSON has white space, a line break and indentation are allowed, but
-//! none before the value and behind it. Numbers have at most 18 digits in each part, and two of an exponent. Keys come in any
-//! order. Those that a schema names come once, written as serde_json writes them; others have no escapes, and whether they come
+//! none before the value and behind it. Numbers have at most 18 digits in each part, and two of an exponent; those between bounds
+//! have no exponent, and strings of a pattern no escapes with digits. Keys come in any order. Those that a schema names come once, written as serde_json writes them; others have no escapes, and whether they come
 //! again is not looked at. Arrays and objects are at most `MOST_DEPTH` deep.
 
 mod alternatives;
+mod bounds;
 mod character;
+mod ecma;
+mod expressions;
+mod formats;
 mod guide;
 mod heights;
 mod keys;
 mod kinds;
 mod machine;
 mod number;
+mod pattern;
 mod schema;
 mod stack;
 #[cfg(test)]
@@ -22,6 +27,9 @@ mod vocabulary;
 pub use guide::Guide;
 pub use vocabulary::{TokenSet, TokenTexts};
 
+use std::sync::Arc;
+
+use self::pattern::Pattern;
 use self::stack::Stack;
 
 /// Most arrays and objects in one another.
@@ -70,6 +78,11 @@ enum Node {
     Number {
         is_integer: bool,
     },
+    /// A string, or a number, whose characters follow a regular expression.
+    Pattern {
+        pattern: Arc<Pattern>,
+        is_string: bool,
+    },
     Array {
         items: usize,
         min: u32,
@@ -110,7 +123,9 @@ impl JsonGrammar {
     }
 
     /// The texts of a JSON schema: `type`, `properties`, `required`, `additionalProperties`, `items`, `minItems`, `maxItems`,
-    /// `minLength`, `maxLength`, `enum`, `const`, `anyOf`, `oneOf` (as `anyOf`), and `$ref` into the schema.
+    /// `minLength`, `maxLength`, `pattern`, `format`, `minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`,
+    /// `multipleOf`, `enum`, `const`, `anyOf`, `oneOf` (as `anyOf`), `allOf` of one
+    /// schema, and `$ref` into the schema.
     ///
     /// # Errors
     /// Names the place in the schema, and the keyword that is not among them, or wrong, or not supported next to another.

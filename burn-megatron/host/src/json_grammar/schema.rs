@@ -23,11 +23,12 @@ const ANNOTATIONS: [&str; 12] = [
 ];
 
 /// Keywords of each kind of value.
-pub(super) const KEYWORDS: [(&str, &[&str]); 4] = [
+pub(super) const KEYWORDS: [(&str, &[&str]); 5] = [
     ("object", &["properties", "required", "additionalProperties"]),
     ("array", &["items", "minItems", "maxItems"]),
-    ("string", &["minLength", "maxLength"]),
-    ("", &["type", "enum", "const", "anyOf", "oneOf", "$ref"]),
+    ("string", &["minLength", "maxLength", "pattern", "format"]),
+    ("number", &["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
+    ("", &["type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"]),
 ];
 
 /// Most parts of a schema.
@@ -40,6 +41,7 @@ pub(super) fn compile(schema: &Value) -> Result<JsonGrammar, String> {
         schema,
         grammar: JsonGrammar::new(),
         parts: 0,
+        ways: 0,
         known: HashMap::new(),
         references: HashMap::new(),
         open: VecDeque::new(),
@@ -67,6 +69,8 @@ pub(super) struct Compiler<'a> {
     schema: &'a Value,
     pub(super) grammar: JsonGrammar,
     parts: usize,
+    /// From states of patterns to others.
+    pub(super) ways: usize,
     /// Nodes that are there already.
     known: HashMap<Node, usize>,
     /// Nodes of what was referred to, by the place in the schema.
@@ -122,7 +126,8 @@ impl Compiler<'_> {
             return Err(self.wrong(format!("the keyword `{key}` is not supported; legal: {}", legal.join(", "))));
         }
         // Each of these says all of a value; of the others only `type` may come with a list of values.
-        for (key, with) in [("$ref", ""), ("const", "type"), ("enum", "type"), ("anyOf", ""), ("oneOf", "")] {
+        let whole = [("$ref", ""), ("const", "type"), ("enum", "type"), ("anyOf", ""), ("oneOf", ""), ("allOf", "")];
+        for (key, with) in whole {
             let Some(value) = keys.get(key) else { continue };
             if let Some(other) = used.iter().find(|other| **other != key && **other != with) {
                 return Err(self.wrong(format!("`{other}` next to `{key}` is not supported; leave one of them out")));
@@ -143,6 +148,10 @@ impl Compiler<'_> {
     fn choice(&mut self, key: &str, value: &Value) -> Result<usize, String> {
         let choices = value.as_array().filter(|all| !all.is_empty());
         let choices = choices.ok_or_else(|| self.wrong(format!("{key}: a list of schemas is needed")))?;
+        // Programs write it around one schema to say more of it.
+        if key == "allOf" && choices.len() > 1 {
+            return Err(self.wrong("allOf of several schemas is not supported; write them as one"));
+        }
         let mut nodes = Vec::new();
         for (at, choice) in choices.iter().enumerate() {
             nodes.push(self.inner(&format!("{key}/{at}"), choice)?);

@@ -41,6 +41,12 @@ pub(super) enum Expected {
         least: u32,
         most: u32,
     },
+    /// More of what a pattern describes, in this state.
+    Pattern {
+        node: usize,
+        state: u32,
+        is_escaped: bool,
+    },
     /// More of a character.
     Character(Character),
     Number {

@@ -30,7 +30,8 @@ impl PositionedFile {
         if !about.is_file() {
             return Err(io::Error::new(ErrorKind::InvalidInput, "is a pipe or a device; a regular file is needed"));
         }
-        let file = File::open(path)?;
+        let file =
+            File::open(path).or_else(|error| if allow_more_files(&error) { File::open(path) } else { Err(error) })?;
         let size = file.metadata()?.len();
         Ok(Self { file, size })
     }
@@ -67,6 +68,21 @@ impl PositionedFile {
             self.size
         );
         io::Error::new(ErrorKind::UnexpectedEof, what)
+    }
+}
+
+/// Whether a program may open more files than it could when it met this error: most systems let it have as many as it asks for
+/// beyond the first 1024, and a checkpoint of many ranks has more.
+fn allow_more_files(error: &io::Error) -> bool {
+    if error.raw_os_error() != Some(libc::EMFILE) {
+        return false;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls get a whole structure, which lives until they return.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
+            && limit.rlim_cur < limit.rlim_max
+            && libc::setrlimit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: limit.rlim_max, ..limit }) == 0
     }
 }
 

@@ -9,8 +9,8 @@ use host::batch::{BatchPlan, BatchSizes};
 use host::schedule::stages::{PartCosts, Split, StageLayout};
 use host::schedule::{Placement, ScheduleKind, ScheduleSpec};
 
-/// Every legal layout.
-pub(super) fn candidates(request: &SearchRequest) -> Vec<Job> {
+/// Every legal layout, or as soon as there are `enough` of them some.
+pub(super) fn candidates(request: &SearchRequest, enough: usize) -> Vec<Job> {
     let (job, decoder, gpus) = (request.job, &request.job.decoder, request.gpus);
     let sizes = job.batch_sizes();
     let mut stages = StageLayouts::new(job);
@@ -29,6 +29,9 @@ pub(super) fn candidates(request: &SearchRequest) -> Vec<Job> {
                             let layout = ParallelLayout { tp, cp, ep, etp, pp, vpp, dp, sp, zero: 0, zero_group: None };
                             if (request.legal)(&layout) {
                                 variants(request, layout, &mut stages, &mut found);
+                            }
+                            if found.len() >= enough {
+                                return found;
                             }
                         }
                     }

@@ -4,7 +4,7 @@ mod candidates;
 
 use std::collections::{BTreeMap, HashMap};
 
-use layouts::mesh::ParallelLayout;
+use layouts::mesh::{Nearest, ParallelLayout};
 use layouts::recompute::Granularity;
 
 use super::gpus::Hardware;
@@ -50,6 +50,8 @@ pub struct SearchResult {
     pub nearest: Option<Candidate>,
     /// Number of legal layouts.
     pub legal: usize,
+    /// Where there are none, the nearest numbers of GPUs with some.
+    pub legal_gpus: Vec<usize>,
 }
 
 /// Number of layouts that are simulated, the most promising ones.
@@ -58,13 +60,23 @@ const SIMULATED: usize = 96;
 const SIMULATED_PASSES: usize = 1 << 20;
 /// Most passes of a step: stages times micro-batches.
 pub const PASSES: usize = 1 << 18;
+/// How many GPUs more or less are tried where no layout is legal, besides powers of two: hundreds of thousands take minutes.
+const NEAR: usize = 256;
 /// Number of layouts that are shown.
 const SHOWN: usize = 5;
 
 /// Searches for the fastest layouts that fit, and for the nearest one.
 pub fn search(request: &SearchRequest) -> SearchResult {
     let job = Job { gpu_model: request.hardware.model, ..request.job.clone() };
-    let candidates = candidates(&SearchRequest { job: &job, ..*request });
+    let of = |gpus: usize, enough: usize| candidates(&SearchRequest { job: &job, gpus, ..*request }, enough);
+    let candidates = of(request.gpus, usize::MAX);
+    if candidates.is_empty() {
+        let is_tried = |gpus: usize| gpus.abs_diff(request.gpus) <= NEAR || gpus.is_power_of_two();
+        let is_legal = |gpus: usize| is_tried(gpus) && !of(gpus, 1).is_empty();
+        let most = request.gpus.saturating_add(NEAR).max(request.gpus.next_power_of_two());
+        let legal_gpus = Nearest::where_legal(request.gpus, most, is_legal).0;
+        return SearchResult { legal_gpus, ..SearchResult::default() };
+    }
     let most = request.hardware.memory;
     let mut costs = Costs::new(request.hardware);
     let mut rough: Vec<(f64, bool, &Job)> = candidates.iter().map(|job| costs.rough(job)).collect();
@@ -100,7 +112,7 @@ pub fn search(request: &SearchRequest) -> SearchResult {
         let time = step_time(job, costs.schedule(&job.schedule), request.hardware).ok()?;
         Some(Candidate { job: job.clone(), memory, time })
     });
-    SearchResult { best, nearest, legal: candidates.len() }
+    SearchResult { best, nearest, legal: candidates.len(), legal_gpus: Vec::new() }
 }
 
 fn passes_of(job: &Job) -> usize {

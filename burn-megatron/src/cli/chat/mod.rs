@@ -22,9 +22,9 @@ use self::terminal::Terminal;
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::generate::{cache_bytes, memory};
-use super::open_folder;
 use super::processes::alone;
 use super::sampling::SamplingArgs;
+use super::{open_folder, say_reading};
 use crate::console::warn;
 use crate::data::chat::ChatTokenizer;
 use crate::forward::{Settings, build_over};
@@ -127,6 +127,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     // It is in a read of standard input for most of its life, and ends with the program.
     let (refused, refusal) = channel();
     std::thread::spawn(move || Terminal { conversation, turns, answered, adapters: names, refused }.run());
+    say_reading(&args.hf, folder.config());
     folder.config().visit(job)?;
     refusal.try_recv().map_or(Ok(ExitCode::SUCCESS), |error| {
         Err(anyhow!("cannot read standard input: {error}{}", advice(Access::Read, &error)))

@@ -15,6 +15,7 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let overrides = args.overrides();
     let ranks = |_: usize| args.machine.gpus.ok_or("plan needs --gpus for it".into());
     let config = RunConfig::load_on(args.config.as_deref(), &overrides, &ranks)?;
+    config.check_storage()?;
     let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
     let plan = plan::Plan::new(plan::Job { documents: args.machine.documents, ..job }, &hardware)?;

@@ -1,6 +1,6 @@
 //! `serve` of a file: its requests are answered, each by the model or adapter that it names, and nothing listens.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,7 +30,8 @@ pub(super) struct Batch {
     input: PathBuf,
     requests: Vec<BatchRequest>,
     output: PathBuf,
-    file: File,
+    /// Opened already if something was there: a pipe is opened once.
+    file: Option<File>,
 }
 
 impl BatchArgs {
@@ -45,8 +46,11 @@ impl BatchArgs {
         }
         let inputs: Vec<&Path> = [input.as_path()].into_iter().chain(model).collect();
         is_no_input("--output-file", &output, &inputs)?;
-        // What an earlier batch has written stays until this one has a model.
+        // What an earlier batch has written stays until this one has a model, and where nothing was nothing is left.
+        let is_new = !output.exists();
         let file = File::options().write(true).create(true).truncate(false).open(&output);
+        let file = file.map_err(refused(Access::Write, &output))?;
+        let file = if is_new { fs::remove_file(&output).map(|()| None) } else { Ok(Some(file)) };
         let file = file.map_err(refused(Access::Write, &output))?;
         Ok(Some(Batch { input, requests, output, file }))
     }
@@ -56,10 +60,13 @@ impl Batch {
     /// Answers the requests, so many at a time, and says how many were.
     pub fn answer(self, app: &Arc<App>, at_once: usize) -> Result<String> {
         let Self { input, requests, output, file } = self;
-        // Nothing else can be truncated: a pipe, or /dev/null.
-        if file.metadata().map_err(refused(Access::Write, &output))?.is_file() {
-            file.set_len(0).map_err(refused(Access::Write, &output))?;
-        }
+        let begin = || match file {
+            // Nothing else can be truncated: a pipe, or /dev/null.
+            Some(file) if file.metadata()?.is_file() => file.set_len(0).map(|()| file),
+            Some(file) => Ok(file),
+            None => File::create(&output),
+        };
+        let file = begin().map_err(refused(Access::Write, &output))?;
         let (all, mut out) = (requests.len(), BufWriter::new(file));
         let answered = answer_batch(app, requests, at_once, |line| writeln!(out, "{line}").and_then(|()| out.flush()));
         let failed =

@@ -29,14 +29,14 @@ use super::chat::adapters;
 use super::device::DeviceKind;
 use super::forward::Precision;
 use super::generate::tokenizer;
-use super::open_folder;
 use super::processes::alone;
 use super::sampling::suggested;
+use super::{open_folder, say_reading};
 use crate::console::{say, warn};
 use crate::data::chat::ChatTokenizer;
 use crate::forward::Settings;
 use crate::hf::HfFolder;
-use crate::serve::http::{App, Server};
+use crate::serve::http::{App, Guides, Server};
 use crate::serve::{Queue, Requests, SchedulerConfig, run_from as serve};
 
 /// Arguments of `serve`.
@@ -98,6 +98,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let settings = Settings::new(args.device.devices(&args.layout)?, args.layout.clone(), args.dtype);
     let (requests, queue) = Requests::channel();
     let job = |ready: &(dyn Fn() + Sync)| {
+        args.hf.iter().for_each(|dir| say_reading(dir, &config));
         config.visit(Job {
             mesh: Mesh::new(settings.layout.clone())?,
             folder: folder.as_ref(),
@@ -214,6 +215,7 @@ fn app(
         processors: folder.generation().processors.clone(),
         stop_tokens,
         vocab_size: folder.config().vocab_size(),
+        guides: Guides::default(),
         token_texts: OnceLock::new(),
         max_model_len: scheduler.max_model_len,
         ready: AtomicBool::new(false),

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use super::App;
 use super::error::ApiError;
+use super::guides::guide;
 use super::params::Params;
 use super::speak::Stop;
 use crate::generate::{GenerateError, PENALTIES, Sampling};
-use crate::json_grammar::JsonGrammar;
-use crate::logits::{Guide, LogitsProcessors};
+use crate::logits::LogitsProcessors;
 use crate::serve::{Request, RequestError};
 
 /// Most choices for a prompt.
@@ -48,8 +48,9 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// Takes them, and refuses what would change the answer and is not supported. `least` new tokens must be asked for.
-    pub fn take(params: &mut Params, app: &App, least: i64) -> Result<Self, ApiError> {
+    /// Takes them, and refuses what would change the answer and is not supported. `least` new tokens must be asked for. An answer
+    /// that must be a call is of the schema of `calls`.
+    pub fn take(params: &mut Params, app: &App, least: i64, calls: Option<&Value>) -> Result<Self, ApiError> {
         let model = app.model(params.text("model")?.as_deref())?;
         let defaults = &app.defaults;
         let top_p = params.float("top_p", 0.0..=1.0)?;
@@ -68,7 +69,7 @@ impl Common {
             ..*defaults
         };
         let min_tokens = params.integer("min_tokens", 0..=i64::from(u32::MAX))?.map(|tokens| tokens as usize);
-        let processors = Arc::new(processors(params, app, min_tokens)?);
+        let processors = Arc::new(processors(params, app, min_tokens, calls)?);
         let seed = params.integer("seed", i64::MIN..=i64::MAX)?.map(|seed| seed as u64);
         let n = params.integer("n", 1..=MOST)?.unwrap_or(1) as usize;
         let completion = params.integer("max_completion_tokens", least..=i64::MAX)?;
@@ -171,7 +172,12 @@ fn stream_options(params: &mut Params, stream: bool) -> Result<bool, ApiError> {
 }
 
 /// The model's rules with those of the request.
-fn processors(params: &mut Params, app: &App, min_tokens: Option<usize>) -> Result<LogitsProcessors, ApiError> {
+fn processors(
+    params: &mut Params,
+    app: &App,
+    min_tokens: Option<usize>,
+    calls: Option<&Value>,
+) -> Result<LogitsProcessors, ApiError> {
     let of = &app.processors;
     let ngram = params.integer("no_repeat_ngram_size", 0..=i64::from(u32::MAX))?;
     let allowed = params.tokens("allowed_token_ids", app.vocab_size)?;
@@ -188,7 +194,7 @@ fn processors(params: &mut Params, app: &App, min_tokens: Option<usize>) -> Resu
         presence_penalty: presence.unwrap_or(of.presence_penalty),
         frequency_penalty: frequency.unwrap_or(of.frequency_penalty),
         allowed_token_ids: allowed.unwrap_or_default(),
-        guide: guide(params, app)?,
+        guide: guide(params, app, calls)?,
         ..of.clone()
     }
     .with_min_new_tokens(min_tokens);
@@ -197,30 +203,6 @@ fn processors(params: &mut Params, app: &App, min_tokens: Option<usize>) -> Resu
         rules.bad_words_ids.extend(spellings(app, &word)?);
     }
     Ok(rules)
-}
-
-/// The texts that `response_format` asks for.
-fn guide(params: &mut Params, app: &App) -> Result<Option<Arc<Guide>>, ApiError> {
-    let wrong = |what: String| ApiError::param("response_format", what);
-    let Some(format) = params.take("response_format") else { return Ok(None) };
-    if !format.is_object() {
-        return Err(wrong(format!(
-            "an object with a type is needed, such as {{\"type\": \"json_object\"}}, this is {format}"
-        )));
-    }
-    let schema = &format["json_schema"]["schema"];
-    let grammar = match format["type"].as_str() {
-        Some("text") => return Ok(None),
-        Some("json_object") => JsonGrammar::object(),
-        Some("json_schema") if schema.is_null() => return Err(wrong("json_schema.schema is missing".into())),
-        // A schema may be long: meanwhile other requests are answered.
-        Some("json_schema") => tokio::task::block_in_place(|| JsonGrammar::of_schema(schema)).map_err(wrong)?,
-        _ => return Err(wrong(format!("{} is no type; legal: text, json_object, json_schema", format["type"]))),
-    };
-    match app.stop_tokens.is_empty() {
-        true => Err(wrong("no token of this model ends a text, so that none could end".into())),
-        false => Ok(Some(Arc::new(Guide::new(grammar, app.token_texts())))),
-    }
 }
 
 /// The tokens of a word at the beginning of a text, and behind a space if these are as many others (vLLM's rule).

@@ -28,13 +28,13 @@ pub(super) async fn completions(
     let (body, others) = tokio::task::block_in_place(|| PromptBody::read(&body))
         .map_err(|what| ApiError::new(StatusCode::BAD_REQUEST, format!("the body is {what}")))?;
     let mut params = Params::new(others);
-    let common = Common::take(&mut params, &app, 1)?;
+    let tools = Tools::take(&mut params)?;
+    let common = Common::take(&mut params, &app, 1, tools.schema.as_ref())?;
     let wanted = params.bool("logprobs")?;
     let top = params.integer("top_logprobs", 0..=MOST_LOGPROBS)?;
     if top.is_some() && !wanted {
         return Err(ApiError::param("top_logprobs", "it has a meaning with logprobs only"));
     }
-    let tools = Tools::take(&mut params)?;
     params.without("reasoning_effort", &[])?;
     params.without("modalities", &[json!(["text"])])?;
     let continues = params.bool("continue_final_message")?;

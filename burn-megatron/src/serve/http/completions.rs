@@ -31,7 +31,7 @@ pub(super) async fn completions(
     let mut params = Params::of(body)?;
     let echo = params.bool("echo")?;
     // As in OpenAI's, a prompt's log-probabilities alone can be asked for.
-    let common = Common::take(&mut params, &app, i64::from(!echo))?;
+    let common = Common::take(&mut params, &app, i64::from(!echo), None)?;
     let logprobs = params.integer("logprobs", 0..=MOST_LOGPROBS)?.map(|top| top as usize);
     params.without("suffix", &[json!("")])?;
     let prompt_only = echo && common.max_tokens == Some(0);

@@ -8,6 +8,7 @@ mod batch;
 mod chat;
 mod completions;
 mod error;
+mod guides;
 mod logprobs;
 mod metrics;
 mod params;
@@ -34,6 +35,7 @@ use tokio::sync::oneshot;
 
 pub use self::batch::{BatchRequest, answer_batch, batch_requests};
 use self::error::ApiError;
+pub use self::guides::Guides;
 use super::Requests;
 use crate::data::chat::ChatTokenizer;
 use crate::data::token_bytes;
@@ -63,6 +65,8 @@ pub struct App {
     pub processors: LogitsProcessors,
     /// Tokens that end a text.
     pub stop_tokens: Vec<i64>,
+    /// What guides the texts of the last kinds that requests have asked for.
+    pub guides: Guides,
     /// The bytes of tokens, once a request has asked for a text of a grammar.
     pub token_texts: OnceLock<Arc<TokenTexts>>,
     /// Most bytes of a token's text.

@@ -1,4 +1,4 @@
-//! Functions that a model may call: its template writes them into the prompt, and calls are read from its answer.
+//! Functions that a model may call, or must: its template writes them into the prompt, and calls are read from its answer.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -18,6 +18,8 @@ pub(super) struct Tools {
     pub names: Vec<String>,
     /// Only the first call of an answer is given.
     one: bool,
+    /// The schema of the answer, where it must be a call.
+    pub schema: Option<Value>,
 }
 
 impl Tools {
@@ -30,22 +32,68 @@ impl Tools {
                 return Err(ApiError::param("tools", format!("a list of functions is needed, this is {other}")));
             }
         };
-        let choice = params.take("tool_choice");
-        if choice.as_ref().is_some_and(|choice| *choice != "auto" && *choice != "none") {
-            let choice = choice.unwrap_or_default();
-            return Err(ApiError::param("tool_choice", format!("{choice} is not supported; legal: auto, none")));
-        }
+        let choice = params.take("tool_choice").unwrap_or_else(|| "auto".into());
         let name = |tool: &Value| tool["function"]["name"].as_str().map(String::from);
         let names = all.iter().map(name).collect::<Option<Vec<_>>>();
         let names = names.ok_or_else(|| ApiError::param("tools", "a tool needs a `function` with a `name`"))?;
         let one = params.flag("parallel_tool_calls")? == Some(false);
-        Ok(Self { names: if choice.is_some_and(|choice| choice == "none") { Vec::new() } else { names }, one })
+        let wrong = |what: String| Err(ApiError::param("tool_choice", what));
+        let schema = match (choice.as_str(), choice["function"]["name"].as_str()) {
+            (Some("auto"), _) => None,
+            (Some("none"), _) => return Ok(Self { one, ..Self::default() }),
+            (Some("required"), _) if all.is_empty() => return wrong("\"required\" needs tools".into()),
+            (Some("required"), _) => Some(calls(&all)),
+            (None, Some(named)) => match names.iter().position(|name| name == named) {
+                Some(at) => Some(calls(&all[at..=at])),
+                None => return wrong(format!("no tool has the name {named}; legal: {}", names.join(", "))),
+            },
+            _ => {
+                let legal = "auto, none, required, or an object with the name of a `function`";
+                return wrong(format!("{choice} is not supported; legal: {legal}"));
+            }
+        };
+        Ok(Self { names, one, schema })
     }
 
     /// What finds calls in one answer, if there can be any.
     pub fn reader(&self) -> Option<CallReader> {
         let of = || CallReader { names: self.names.clone(), one: self.one, held: String::new(), is_begun: false };
         (!self.names.is_empty()).then(of)
+    }
+}
+
+/// The schema of a call of one of some functions, in both forms that are read as one.
+fn calls(tools: &[Value]) -> Value {
+    let mut all = Vec::new();
+    for tool in tools {
+        let function = &tool["function"];
+        for key in ["arguments", "parameters"] {
+            let mut arguments = match &function["parameters"] {
+                Value::Null => json!({"type": "object", "additionalProperties": false}),
+                given => given.clone(),
+            };
+            within(&mut arguments, &format!("#/anyOf/{}/properties/{key}", all.len()));
+            let properties = json!({"name": {"const": function["name"]}, key: arguments});
+            let required = json!(["name", key]);
+            all.push(json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false}));
+        }
+    }
+    json!({ "anyOf": all })
+}
+
+/// Changes the references of a schema to those of the same schema at a place in another.
+fn within(schema: &mut Value, place: &str) {
+    match schema {
+        Value::Array(parts) => parts.iter_mut().for_each(|part| within(part, place)),
+        Value::Object(keys) => {
+            for (key, value) in keys {
+                match value {
+                    Value::String(name) if key == "$ref" && name.starts_with('#') => name.replace_range(..1, place),
+                    value => within(value, place),
+                }
+            }
+        }
+        _ => {}
     }
 }
 
@@ -151,7 +199,7 @@ mod tests {
     }
 
     fn read_by(answer: &str, one: bool) -> (String, Vec<(String, String)>) {
-        let tools = Tools { names: vec!["add".into()], one };
+        let tools = Tools { names: vec!["add".into()], one, schema: None };
         let mut reader = tools.reader().unwrap();
         let mut shown: String = answer.chars().map(|letter| reader.push(&letter.to_string())).collect();
         let (rest, calls) = reader.end();

@@ -4,6 +4,7 @@ mod folder;
 mod groups;
 mod ids;
 mod splits;
+mod teachers;
 mod threads;
 
 use std::path::Path;

@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 
 use super::clean::clean_up;
 use super::disk::{Files, RealDisk};
-use super::error::{CheckpointError, Result, START};
+use super::error::{CheckpointError, Result};
 use super::lock::{Lock, lock};
 use super::names;
 use super::names::Folder;
@@ -202,18 +202,24 @@ impl Saver {
         if !self.shared.options.background {
             return self.shared.write(&save, writer, slices);
         }
-        let (shared, its_save) = (Arc::clone(&self.shared), Arc::clone(&save));
+        let slices = Arc::new(Mutex::new(Some(slices)));
+        let (shared, its_save, its_slices) = (Arc::clone(&self.shared), Arc::clone(&save), Arc::clone(&slices));
         // `finished` returns the result.
-        let write = move || drop(shared.write(&its_save, writer, slices));
-        match (self.spawn)(format!("save {writer}"), Box::new(write)) {
+        let write = move |shared: &Shared, save: &Save, slices: &Mutex<Option<Vec<Slice>>>| {
+            let slices = slices.lock().take();
+            slices.into_iter().for_each(|slices| drop(shared.write(save, writer, slices)));
+        };
+        let in_thread = move || write(&shared, &its_save, &its_slices);
+        match (self.spawn)(format!("save {writer}"), Box::new(in_thread)) {
             Ok(thread) => {
                 let mut threads = self.threads.lock();
                 threads.retain(|thread| !thread.is_finished());
                 threads.push(thread);
-                Ok(())
             }
-            Err(cause) => self.shared.end_shard(&save, Err(CheckpointError::io(START, self.root(), cause))),
+            // The system has no thread now: training waits for this save.
+            Err(_) => write(&self.shared, &save, &slices),
         }
+        Ok(())
     }
 
     /// Enters the save of a step, after an earlier one has ended.

@@ -32,7 +32,7 @@ pub use folder::FolderStorage;
 #[cfg(feature = "object-store")]
 pub use object_store::ObjectStorage;
 pub(super) use owner::claim;
-pub use url::open_storage;
+pub use url::{check_storage, open_storage};
 
 /// A place for copies of checkpoints. Keys are names joined by `/`, without one in front. What is put takes the place of
 /// what has the same key, whole or not at all. Errors name what was refused; a key that is not there is

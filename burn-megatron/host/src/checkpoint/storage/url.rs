@@ -9,20 +9,14 @@ use super::{FolderStorage, SharedStorage};
 /// Schemes of object stores.
 const OBJECT_STORES: [&str; 3] = ["s3://", "gs://", "az://"];
 
-/// The storage of a URL: `s3://BUCKET/FOLDER`, `gs://…`, `az://…` with the credentials of the environment
-/// (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, …), where the crate is built with the feature `object-store`; `file:///FOLDER` or a path.
+/// Whether a URL can be one of a storage, in this program or in one with the feature `object-store`; nothing is asked.
 ///
 /// # Errors
-/// If the scheme is not known, the feature is off, or the environment has no credentials.
-pub fn open_storage(url: &str) -> Result<SharedStorage> {
+/// If the scheme is not known, or a path is not absolute.
+pub fn check_storage(url: &str) -> Result<()> {
     let refuse = |what: String| Err(CheckpointError::Option { option: "storage", value: url.into(), what });
     if OBJECT_STORES.iter().any(|scheme| url.starts_with(scheme)) {
-        #[cfg(feature = "object-store")]
-        return super::ObjectStorage::open(url).map(|storage| SharedStorage(Arc::new(storage)));
-        #[cfg(not(feature = "object-store"))]
-        return refuse(
-            "object stores need a build with `--features object-store`; a folder that is mounted needs none".into(),
-        );
+        return Ok(());
     }
     let path = url.strip_prefix("file://").unwrap_or(url);
     match path.split_once("://") {
@@ -33,8 +27,29 @@ pub fn open_storage(url: &str) -> Result<SharedStorage> {
         None if !Path::new(path).is_absolute() => {
             refuse("is neither a URL nor an absolute path; s3://BUCKET/FOLDER is one, /FOLDER the other".into())
         }
-        None => Ok(SharedStorage(Arc::new(FolderStorage::new(path)))),
+        None => Ok(()),
     }
+}
+
+/// The storage of a URL: `s3://BUCKET/FOLDER`, `gs://…`, `az://…` with the credentials of the environment
+/// (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT`, …), where the crate is built with the feature `object-store`; `file:///FOLDER` or a path.
+///
+/// # Errors
+/// If the scheme is not known, the feature is off, or the environment has no credentials.
+pub fn open_storage(url: &str) -> Result<SharedStorage> {
+    check_storage(url)?;
+    if OBJECT_STORES.iter().any(|scheme| url.starts_with(scheme)) {
+        #[cfg(feature = "object-store")]
+        return super::ObjectStorage::open(url).map(|storage| SharedStorage(Arc::new(storage)));
+        #[cfg(not(feature = "object-store"))]
+        return Err(CheckpointError::Option {
+            option: "storage",
+            value: url.into(),
+            what: "object stores need a build with `--features object-store`; a folder that is mounted needs none"
+                .into(),
+        });
+    }
+    Ok(SharedStorage(Arc::new(FolderStorage::new(url.strip_prefix("file://").unwrap_or(url)))))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! Columns of types that JSON does not have (decimals, fixed-length bytes, bytes that are no text) are left out too.
 
 mod column;
+mod delta;
 mod lz4;
 mod node;
 mod pages;

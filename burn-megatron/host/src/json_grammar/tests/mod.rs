@@ -2,6 +2,7 @@
 
 mod guide;
 mod large;
+mod patterns;
 mod random;
 mod refused;
 mod strings;

@@ -3,7 +3,7 @@
 use super::*;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Draws(u64);
+pub(super) struct Draws(pub u64);
 
 impl Draws {
     fn below(&mut self, end: usize) -> usize {
@@ -18,7 +18,7 @@ impl Draws {
 const HINTS: [&str; 4] = [r#"a\"b""#, "n\"", "a\"", "b\""];
 
 /// A text of bytes that the grammar lets follow; after `length` of them rather those that close it. None if it is too long.
-fn write(grammar: &JsonGrammar, draws: &mut Draws, length: usize) -> Option<Vec<u8>> {
+pub(super) fn write(grammar: &JsonGrammar, draws: &mut Draws, length: usize) -> Option<Vec<u8>> {
     let (mut stacks, mut text) = (vec![grammar.start()], Vec::new());
     while text.len() < 4 * length {
         let next = |byte: u8| Some((byte, grammar.step(&stacks, byte))).filter(|(_, next)| !next.is_empty());

@@ -66,6 +66,7 @@ pub fn app(requests: Requests, chat: bool) -> App {
         processors: LogitsProcessors::default(),
         stop_tokens: vec![60],
         vocab_size: VOCAB,
+        guides: crate::serve::http::Guides::default(),
         token_texts: OnceLock::new(),
         longest_token: 1,
         max_model_len: MAX_MODEL_LEN,

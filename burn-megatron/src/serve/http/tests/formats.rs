@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::*;
-use super::client::{COMPLETIONS, post, with_app, with_server};
+use super::client::{CHAT, COMPLETIONS, post, with_app, with_server};
 
 /// GPT-2's symbols of bytes that JSON is made of: a space, a line break and the two bytes of `é` among them.
 const SYMBOLS: &str = "{}[]\":,.-+\\/0123456789abcdefghijklmnopqrstuvwxyzĠĊÃ©EABCDFG";
@@ -49,6 +49,42 @@ fn answers_of_bytes_are_json_of_the_schema() {
         },
     );
     assert_eq!(statistics.stopped, 4);
+}
+
+/// A model that knows no tools calls one if it must.
+#[test]
+fn answers_that_must_be_calls_are_calls() {
+    let point = json!({"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#/$defs/n"}},
+        "additionalProperties": false, "$defs": {"n": {"type": "integer", "minimum": 3, "maximum": 5}}});
+    let tools = json!([{"type": "function", "function": {"name": "add", "parameters": point}},
+        {"type": "function", "function": {"name": "now"}}]);
+    let named = json!({"type": "function", "function": {"name": "add"}});
+    with_app(
+        "TP1",
+        |app| App { tokenizer: tokenizer(), ..app },
+        |address, _| {
+            let mut called = std::collections::BTreeSet::new();
+            for seed in 0..8 {
+                let is_named = seed % 2 == 0;
+                let choice = if is_named { named.clone() } else { json!("required") };
+                let body = json!({"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1500, "temperature": 1.5,
+                    "seed": seed, "tools": tools, "tool_choice": choice});
+                let (status, answer) = post(address, CHAT, &body);
+                let choice = &answer["choices"][0];
+                assert_eq!((status, &choice["finish_reason"]), (200, &json!("tool_calls")), "{answer}");
+                assert_eq!(choice["message"]["content"], Value::Null);
+                let call = &choice["message"]["tool_calls"][0]["function"];
+                let name = call["name"].as_str().unwrap().to_string();
+                let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+                match name.as_str() {
+                    "add" => assert!((3..=5).contains(&arguments["a"].as_i64().unwrap()), "{call}"),
+                    _ => assert!(!is_named && name == "now" && arguments == json!({}), "{call}"),
+                }
+                called.insert(name);
+            }
+            assert_eq!(called.len(), 2, "{called:?}");
+        },
+    );
 }
 
 /// No token has a brace: that is said, and no answer is one.

@@ -53,8 +53,8 @@ fn bad_requests_are_named() {
             ("response_format", json!({"type": "xml"}), "legal: text, json_object, json_schema"),
             (
                 "response_format",
-                json!({"type": "json_schema", "json_schema": {"schema": {"pattern": "a"}}}),
-                "the keyword `pattern` is not supported",
+                json!({"type": "json_schema", "json_schema": {"schema": {"not": {}}}}),
+                "the keyword `not` is not supported",
             ),
             ("temprature", json!(1), "unrecognized request argument"),
             ("stream_options", json!({"include_usage": true}), "with stream only"),
@@ -106,8 +106,18 @@ fn bad_requests_are_named() {
         };
         says!(tools(json!({"tools": [{"type": "function"}]})).2, "tools: a tool needs a `function` with a `name`");
         says!(
-            tools(json!({"tool_choice": "required"})).2,
-            "tool_choice: \"required\" is not supported; legal: auto, none"
+            tools(json!({"tool_choice": "any"})).2,
+            "tool_choice: \"any\" is not supported; legal: auto, none, required, or an object with the name of a `function`"
+        );
+        let named = json!({"type": "function", "function": {"name": "g"}});
+        says!(tools(json!({"tool_choice": named})).2, "tool_choice: no tool has the name g; legal: f");
+        says!(tools(json!({"tools": null, "tool_choice": "required"})).2, "tool_choice: \"required\" needs tools");
+        let both = json!({"tool_choice": "required", "response_format": {"type": "json_object"}});
+        says!(tools(both).2, "response_format: tool_choice says that the answer is a call; leave one of them out");
+        let odd = json!([{"function": {"name": "f", "parameters": {"not": {}}}}]);
+        says!(
+            tools(json!({"tool_choice": "required", "tools": odd})).2,
+            "tools: #/anyOf/0/properties/arguments: the keyword `not` is not supported"
         );
         says!(refuse(CHAT, json!({"messages": [{"role": "usr", "content": "a"}]})).2, "did you mean `user`?");
         assert_eq!(ask(address, "POST", COMPLETIONS, "{").0, 400);

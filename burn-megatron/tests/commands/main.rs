@@ -1,11 +1,13 @@
 //! `verify`, `replay` and `inspect` of checkpoints from the command line: what they print, and the exit code.
 
 #[macro_use]
-#[path = "support/says.rs"]
+#[path = "../support/says.rs"]
 mod says;
 
-#[path = "support/command.rs"]
+#[path = "../support/command.rs"]
 mod command;
+
+mod plans;
 
 use std::path::Path;
 use std::process::Output;
@@ -258,17 +260,27 @@ fn the_exit_code_needs_no_reader() {
     assert_eq!(program.unwrap().code(), Some(1));
 }
 
+/// Where the lines are all of a result, they are missed.
 #[test]
-fn sizes_of_a_module_that_cannot_be_counted_are_refused() {
-    let vit = format!("plan --hf {}/../tests/golden/hf/vit", env!("CARGO_MANIFEST_DIR"));
-    let said = fail(&format!("{vit} --micro-batch 18446744073709551615"));
-    says!(said, "micro-batch 18446744073709551615 is more than can be planned; nearest legal: 4194304");
-    succeed(&format!("{vit} --micro-batch 4194304"));
-    says!(fail(&format!("{vit} --seq-length 16")), "--seq-length has no meaning with vit; nearest legal: without it");
-    let t5 = vit.replace("/vit", "/t5");
-    says!(fail(&format!("{t5} --num-labels 2")), "--num-labels has no meaning with t5; nearest legal: without it");
-    says!(
-        fail(&format!("{t5} --seq-length 2000000")),
-        "seq-length 2000000 is more than can be planned; nearest legal: 1048576"
-    );
+fn the_exit_code_tells_of_lines_that_were_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("book.txt"), "some words\n\n".repeat(50)).unwrap();
+    std::fs::write(folder.path().join("run.toml"), "[data]\ntext = [\"book.txt\"]\n[training]\nseq-length = 16\n")
+        .unwrap();
+    let to = |command: &str, out: &str| {
+        let words = format!("exec \"$0\" {command} {out}");
+        let mut shell = std::process::Command::new("bash");
+        shell.args(["-c", &words, env!("CARGO_BIN_EXE_burn-megatron")]).current_dir(folder.path()).output().unwrap()
+    };
+    let recorded = format!("replay {}", recorded("tied"));
+    let doctor = if run("doctor").status.success() { Some("doctor") } else { None };
+    let verify = "verify --size tiny --steps 1 --layout TP2";
+    for command in [verify, "train run.toml --dry-run", "plan run.toml", &recorded].into_iter().chain(doctor) {
+        let refused = to(command, "> /dev/full");
+        assert_eq!(refused.status.code(), Some(1), "{command}");
+        says!(text(&refused.stderr), "error: cannot write to standard output: No space left on device");
+        // A reader that has seen enough is no failure.
+        let closed = to(command, "> >(exec head -c 0)");
+        assert_eq!(closed.status.code(), Some(0), "{command}: {}", text(&closed.stderr));
+    }
 }
