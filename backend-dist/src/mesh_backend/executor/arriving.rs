@@ -1,4 +1,5 @@
-//! GEMMs of layers next to a collective: one reads a gather that is on its way, or computes in parts what ranks sum.
+//! GEMMs of layers that overlap with a collective: one multiplies the shards of an all-gather as they arrive, or computes its
+//! result in parts, which ranks sum one after the other.
 
 use super::Executor;
 use super::lazy::Gemm;
@@ -7,7 +8,7 @@ use burn_ir::{FloatOperationIr, HandleKind, NumericOperationIr, OperationIr, Ten
 use ranks::collective_ops::Collective;
 use ranks::comm::Group;
 
-/// A tensor that is being gathered.
+/// An all-gather that is on its way, and the tensor that it gives.
 pub(super) struct Gather<B: Inner> {
     id: TensorId,
     arriving: B::Arriving,
@@ -18,7 +19,7 @@ impl<B: Inner> Executor<B> {
     /// operation multiplies. `None`, and nothing has begun, where waiting sums hide the gather.
     pub fn begin_gather(&mut self, id: TensorId, x: &HandleKind<B>, group: &Group) -> Option<HandleKind<B>> {
         let HandleKind::Float(x) = x else { return None };
-        if !self.fuses || self.have_waiting_sums() {
+        if !self.fuses || !self.sums.is_empty() {
             return None;
         }
         let (whole, arriving) = B::begin_gather(x, group)?;
@@ -36,7 +37,7 @@ impl<B: Inner> Executor<B> {
     ) -> Option<(HandleKind<B>, bool)> {
         self.arrive();
         let gemm = self.gemms.get(&x.id).filter(|gemm| gemm.is_layer())?.clone();
-        if self.have_waiting_sums() {
+        if !self.sums.is_empty() {
             return None;
         }
         let [a, b] = self.operands_of(&gemm);
@@ -50,7 +51,7 @@ impl<B: Inner> Executor<B> {
         Some((HandleKind::Float(result), self.half == Some(gemm.dtype)))
     }
 
-    /// Lets nothing be on its way unless `op` is a layer's GEMM of it, or adds the bias of that.
+    /// Waits for the gather that is on its way, unless `op` is a layer's GEMM of it, or adds the bias of that GEMM.
     pub(super) fn arrive_for(&mut self, op: &OperationIr) {
         let Some(id) = self.arriving.as_ref().map(|gather| gather.id) else { return };
         let can_wait = match op {
@@ -68,7 +69,7 @@ impl<B: Inner> Executor<B> {
         }
     }
 
-    /// Lets nothing be on its way.
+    /// Waits for the gather that is on its way. The layer's GEMM that reads it runs first, so that it overlaps.
     pub(super) fn arrive(&mut self) {
         let Some(id) = self.arriving.as_ref().map(|gather| gather.id) else { return };
         if let Some(layer) = self.layer.filter(|layer| self.gemms.get(layer).is_some_and(|gemm| gemm.reads(id))) {

@@ -94,7 +94,7 @@ pub(super) struct Executor<B: Inner> {
     /// Whether sums of GEMMs wait for collectives that they hide, and those that wait.
     hides: bool,
     sums: Vec<Sum<B>>,
-    /// What the next GEMM reads.
+    /// A gather that is on its way, for the next GEMM.
     arriving: Option<Gather<B>>,
     /// How many tensors were named here.
     parts: u64,

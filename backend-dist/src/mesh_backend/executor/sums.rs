@@ -84,11 +84,6 @@ impl<B: Inner> Executor<B> {
         }
     }
 
-    /// Whether there are some for the next collective.
-    pub(super) fn have_waiting_sums(&self) -> bool {
-        !self.sums.is_empty()
-    }
-
     /// Runs sums that take as long as a collective in which a rank receives so many bytes.
     pub fn run_sums(&mut self, bytes: usize) {
         let mut flop = bytes.saturating_mul(FLOP_PER_BYTE);

@@ -1,4 +1,4 @@
-//! What is computed of a row as a whole.
+//! Functions of a whole row: softmax and layer normalization.
 
 use super::Expression::{self, Number, Tensor};
 use super::{binary, number};
