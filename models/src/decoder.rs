@@ -83,7 +83,7 @@ impl<C: DecoderConfig> CausalLm for Decoder<C> {
         params.begin(Unit::Head);
         let head = match part.head {
             true => Some(Head {
-                norm: Norm::new(params, "norm", vocab.hidden, frame.norm, frame.norm_eps)?,
+                norm: Norm::new(params, "norm", vocab.hidden, frame.norm, frame.norm_eps)?.times(frame.logit_scale),
                 lm_head: match frame.tied {
                     true => OutputLayer::tied(params, "embed_tokens", &vocab, init)?,
                     false => OutputLayer::untied(params, "lm_head", &vocab, init)?,

@@ -28,6 +28,8 @@ pub struct Frame {
     pub dropout: f64,
     /// Embeddings are multiplied with this (Gemma).
     pub embedding_scale: Option<f64>,
+    /// Logits are multiplied with this (Granite).
+    pub logit_scale: Option<f64>,
     /// A logit `z` becomes `c tanh(z/c)` (Gemma 2).
     pub logit_softcap: Option<f64>,
     /// Modules of multi-token prediction after the last block.
@@ -51,9 +53,22 @@ impl Frame {
 
     /// RMSNorm and an output layer of its own, without learned positions and dropout.
     pub fn new(vocab: Vocab, layers: usize, init: Init, norm_eps: f64) -> Self {
-        let (positions, embedding_scale, logit_softcap, mtp) = (None, None, None, None);
+        let (positions, embedding_scale, logit_scale, logit_softcap, mtp) = (None, None, None, None, None);
         let (tied, norm, dropout) = (false, NormKind::Rms, 0.0);
-        Self { vocab, layers, positions, tied, init, norm, norm_eps, dropout, embedding_scale, logit_softcap, mtp }
+        Self {
+            vocab,
+            layers,
+            positions,
+            tied,
+            init,
+            norm,
+            norm_eps,
+            dropout,
+            embedding_scale,
+            logit_scale,
+            logit_softcap,
+            mtp,
+        }
     }
 }
 

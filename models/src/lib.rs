@@ -57,7 +57,7 @@ pub use activation::Activation;
 pub use causal_lm::{CausalLm, ModelConfig, UnsharedPrefixes};
 pub use config::ConfigError;
 pub use decoder::Decoder;
-pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config};
+pub use deepseek_v3::{DeepSeekV3, DeepSeekV3Config, DeepSeekVariant};
 pub use encoders::{Bert, BertConfig, T5, T5Config};
 pub use family::{Family, FamilyConfig, WithModel};
 pub use fp8::Fp8Config;

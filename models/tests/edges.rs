@@ -48,9 +48,10 @@ macro_rules! hf {
     };
 }
 
-const FILES: [&str; 19] = hf![
+const FILES: [&str; 27] = hf![
     "llama2" "llama3" "mistral" "qwen3" "mixtral" "qwen3_moe" "gpt2" "deepseek_v3" "qwen2" "smollm3" "olmo2" "gemma2"
-    "gemma3" "phi3" "glm4" "gpt_oss" "mamba2" "nemotron_h" "nemotron3"
+    "gemma3" "phi3" "glm4" "gpt_oss" "mamba2" "nemotron_h" "nemotron3" "gemma" "olmo3" "olmoe" "granite" "seed_oss"
+    "ernie4_5" "deepseek" "deepseek_v2"
 ];
 
 fn values() -> Vec<Value> {

@@ -6,6 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use models::layers::NormOver;
+use models::{DecoderConfig, FamilyConfig};
+
 use crate::dcp::DcpTensor;
 
 /// A tensor that every such checkpoint of a GPT has.
@@ -37,6 +40,16 @@ const UNKNOWN: [[&str; 2]; 4] = [
         "files of Megatron-Core's Gated DeltaNet, which needs TransformerEngine, were not compared",
     ],
 ];
+
+/// What no name tells of a model that Megatron-Core's layers do not compute.
+pub(super) fn without_layers(model: &FamilyConfig) -> Option<String> {
+    let norms = model.block(0).attention().and_then(|of| of.query_key_norm);
+    let whole = norms.is_some_and(|norm| norm.over == NormOver::Projection);
+    if model.frame().embedding_scale.is_some() {
+        return Some("Megatron-Core has no factor of embeddings".into());
+    }
+    whole.then(|| "Megatron-Core has no norm of whole queries and keys".into())
+}
 
 /// The tensors of a file under the names of a `state_dict`. Vocabularies are padded in files: of a table of embeddings,
 /// `vocab` rows stay.

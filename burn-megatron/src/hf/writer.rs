@@ -91,7 +91,7 @@ fn write(
     };
     let stored: Vec<&str> = names.iter().map(|(_, of)| of.name.as_str()).collect();
     if matches!(what.format, Format::TorchDist { .. })
-        && let Some(why) = torch_dist::unknown(&stored)
+        && let Some(why) = torch_dist::unknown(&stored).or_else(|| torch_dist::without_layers(what.config))
     {
         return Err(HfFolderError::file(folder, format!("{why}; nearest legal: --dcp")));
     }

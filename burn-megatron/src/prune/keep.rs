@@ -71,7 +71,8 @@ impl Sizes {
         ] {
             let Some(value) = value else { continue };
             // Gemma multiplies embeddings by the root of the width: with a smaller one they would count less in every sum.
-            if key == "hidden" && value != most && model.frame().embedding_scale.is_some() {
+            let of_width = f64::from((most as f64).sqrt() as f32);
+            if key == "hidden" && value != most && model.frame().embedding_scale == Some(of_width) {
                 let legal = format!("the model's {most}, whose root its embeddings are multiplied by");
                 return Err(PruneError::Size { key, value, legal, nearest: most });
             }

@@ -1,16 +1,18 @@
-//! DeepSeek-V3, GLM-4.5 and Nemotron 3, whose routers transformers computes in fp32. It leaves out modules of multi-token prediction.
+//! DeepSeek-V3, GLM-4.5, Nemotron 3 and others of which transformers computes more than norms in fp32. It leaves out modules of multi-token prediction.
 //! Here DeepSeek-V3, GLM-4.5 and Qwen3-Next have them too.
 
 use backend_dist::mesh::ParallelLayout;
 use burn::tensor::{Device, FloatDType};
 use burn_megatron::forward::{Settings, forward, read_input};
 use burn_megatron::hf::HfFolder;
+use models::ModelConfig;
 
 use crate::files::{Stored, Tensors, changed, golden, read};
 use crate::forward::{difference, last};
 use crate::round_trip::succeed;
 
 const MODEL: &str = "deepseek_v3";
+const RELATIVES: [&str; 4] = ["deepseek_v2", "deepseek_v2_lite", "ernie4_5", "granite"];
 
 /// transformers computes the router in fp32, so logits are as far apart as fp32 rounds; with its router in fp64 as far
 /// as fp64 does.
@@ -25,15 +27,25 @@ fn forward_of_nemotron_3_is_transformers() {
     compare("nemotron3", "unrounded.safetensors", 1e-6);
 }
 
+/// Rotations of queries and keys, and routers, are fp32 too; Granite's norms round a residual stream of another size than ours.
+#[test]
+fn forward_of_relatives_is_transformers() {
+    for model in RELATIVES {
+        compare(model, "unrounded.safetensors", 2e-6);
+    }
+}
+
 /// Logits within `rounding` of the library's, and within fp64 of those in the file without its casts to fp32.
 fn compare(model: &str, without_casts: &str, rounding: f64) {
     let path = golden(model).join("oracle.safetensors");
     let (input, oracle, folder) = (read_input(&path).unwrap(), read(&path), HfFolder::open(golden(model)).unwrap());
     let unrounded = read(&golden(model).join(without_casts));
-    for layout in ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1"] {
+    let has_experts = folder.config().dims().experts.is_some();
+    let layouts = ["TP1", "TP2 SP", "TP4", "DP2 EP2", "TP2 EP2 ETP1"];
+    for layout in layouts.into_iter().filter(|layout| has_experts || !layout.contains("EP")) {
         let settings = Settings {
             gradients: true,
-            exact: model == "nemotron3",
+            exact: model == "nemotron3" || RELATIVES.contains(&model),
             ..Settings::new([Device::flex()], layout.parse::<ParallelLayout>().unwrap(), FloatDType::F64)
         };
         let output = forward(folder.config(), &folder, &input, &settings).unwrap();
@@ -52,10 +64,11 @@ fn compare(model: &str, without_casts: &str, rounding: f64) {
             let gap = difference(&output.gradients[name].data, &expected.values());
             // Those of a head's decay are small sums of large fp32 terms.
             let is_decay = name.ends_with("A_log") || name.ends_with("dt_bias");
-            assert!(gap < if is_decay { 1e-4 } else { 1e-6 }, "{model} {layout}: gradient of {name} {gap:e}");
+            let limit = if RELATIVES.contains(&model) { 5e-6 } else { 1e-6 };
+            assert!(gap < if is_decay { 1e-4 } else { limit }, "{model} {layout}: gradient of {name} {gap:e}");
             compared += 1;
         }
-        assert!(compared > 30);
+        assert!(compared >= 20);
     }
 }
 

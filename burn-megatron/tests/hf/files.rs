@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 pub const MODELS: &str = "\
     llama2 llama3 mistral qwen2 qwen3 qwen3_window smollm3 olmo2 gemma2 gemma3 phi3 phi3_longrope glm4 mixtral \
-    mixtral_window qwen2_moe qwen3_moe qwen3_next mamba2 nemotron_h gpt_oss gpt2";
+    mixtral_window qwen2_moe qwen3_moe qwen3_next mamba2 nemotron_h gpt_oss gpt2 gemma olmo3 olmoe seed_oss deepseek";
 
 pub fn golden(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf").join(model)

@@ -9,7 +9,7 @@ use safetensors::{Dtype, serialize_to_file};
 use crate::files::{MODELS, Tensors, golden, read};
 
 /// Models with experts.
-const EXPERTS: [&str; 5] = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "gpt_oss"];
+const EXPERTS: [&str; 7] = ["mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "gpt_oss", "olmoe", "deepseek"];
 
 fn settings(layout: &str, dtype: FloatDType) -> Settings {
     Settings::new([Device::flex()], layout.parse().unwrap(), dtype)

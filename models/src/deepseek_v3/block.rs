@@ -3,10 +3,11 @@
 use backend_dist::shard::Init;
 
 use super::config::DeepSeekV3Config;
+use super::variant::DeepSeekVariant;
 use crate::frame::{DecoderConfig, Frame, Mtp};
 use crate::layers::{
-    Activation, Balance, BlockConfig, ExpertKind, Ffn, LinearConfig, Mixer, MlaConfig, MlpConfig, MoeConfig, NormKind,
-    NormPlacement, RopeConfig, RopeScaling, RouterConfig, SharedExperts, Vocab,
+    Activation, Balance, BlockConfig, ExpertGroups, ExpertKind, Ffn, LinearConfig, Mixer, MlaConfig, MlpConfig,
+    MoeConfig, NormKind, NormPlacement, RopeConfig, RopeScaling, RouterConfig, Scores, SharedExperts, Vocab,
 };
 
 /// transformers gives it to the norms of the latents whatever `rms_norm_eps` says.
@@ -71,6 +72,23 @@ impl DeepSeekV3Config {
         }
     }
 
+    /// How experts are chosen, without the losses of it.
+    fn routing(&self) -> RouterConfig {
+        let groups = [self.n_group, self.topk_group];
+        let (scaling, bias_rate) = (self.routed_scaling_factor, self.moe_router_bias_update_rate);
+        let of_sigmoids =
+            RouterConfig::sigmoid(self.num_experts_per_tok, self.norm_topk_prob, groups, scaling, bias_rate);
+        match self.variant {
+            DeepSeekVariant::DeepseekV3 => of_sigmoids,
+            DeepSeekVariant::DeepseekV2 => RouterConfig {
+                scores: Scores::SoftmaxBeforeTopK,
+                groups: of_sigmoids.groups.map(|groups| ExpertGroups { best: 1, ..groups }),
+                bias_rate: None,
+                ..of_sigmoids
+            },
+        }
+    }
+
     pub(super) fn moe(&self, output: Init) -> MoeConfig {
         let shared = SharedExperts { intermediate: self.shared_intermediate_size(), gate: false };
         MoeConfig {
@@ -80,13 +98,7 @@ impl DeepSeekV3Config {
             kind: ExpertKind::SwiGlu,
             router: RouterConfig {
                 balance: Balance::new(self.router_balance, self.router_aux_loss_coef),
-                ..RouterConfig::sigmoid(
-                    self.num_experts_per_tok,
-                    self.norm_topk_prob,
-                    [self.n_group, self.topk_group],
-                    self.routed_scaling_factor,
-                    self.moe_router_bias_update_rate,
-                )
+                ..self.routing()
             },
             capacity: self.moe_capacity,
             dispatcher: self.moe_dispatcher,

@@ -1,8 +1,9 @@
-//! The sizes of a DeepSeek-V3. Field names are Hugging Face's, or Megatron-LM's where Hugging Face has none.
+//! The sizes of a DeepSeek-V3 or V2. Field names are Hugging Face's, or Megatron-LM's where Hugging Face has none.
 
 use backend_dist::shard::Init;
 use serde::{Deserialize, Serialize};
 
+use super::variant::DeepSeekVariant;
 use crate::causal_lm::{ModelConfig, UnsharedPrefixes};
 use crate::config::{ConfigError, common_divisor, even, expect, factors, not_negative, positive, rotary};
 use crate::frame::DecoderConfig;
@@ -11,10 +12,12 @@ use crate::layout::{ExpertDims, ModelDims};
 use crate::limits;
 use crate::names::NameMap;
 
-/// The sizes of a DeepSeek-V3.
+/// The sizes of a DeepSeek-V3 or V2.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeepSeekV3Config {
+    /// Which of them.
+    pub variant: DeepSeekVariant,
     /// Number of tokens.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -53,7 +56,7 @@ pub struct DeepSeekV3Config {
     pub norm_topk_prob: bool,
     /// The factor of the scores.
     pub routed_scaling_factor: f64,
-    /// How much a step moves the bias that experts are chosen by (`--moe-router-bias-update-rate`).
+    /// How much a step moves the bias that experts are chosen by (`--moe-router-bias-update-rate`); DeepSeek-V2 has no bias.
     pub moe_router_bias_update_rate: f64,
     /// Coefficient of the load-balancing loss of each layer (`--moe-aux-loss-coeff`).
     pub router_aux_loss_coef: f64,
@@ -63,7 +66,7 @@ pub struct DeepSeekV3Config {
     pub moe_capacity: Option<Capacity>,
     /// How tokens are dispatched to the ranks of their experts (`--moe-token-dispatcher-type`).
     pub moe_dispatcher: Dispatcher,
-    /// Modules of multi-token prediction (`--mtp-num-layers`).
+    /// Modules of multi-token prediction (`--mtp-num-layers`); DeepSeek-V2 has none.
     pub num_nextn_predict_layers: usize,
     /// Weight of the mean of their losses (`--mtp-loss-scaling-factor`).
     pub mtp_loss_scaling_factor: f64,
@@ -108,6 +111,23 @@ impl DeepSeekV3Config {
         Init::Normal { std: self.initializer_range }
     }
 
+    /// DeepSeek-V2 takes experts' shares as they are, and has no modules of multi-token prediction.
+    fn check_variant(&self) -> Result<(), ConfigError> {
+        let of_v3 = [
+            ("norm_topk_prob", self.norm_topk_prob, "true".to_string()),
+            ("num_nextn_predict_layers", self.num_nextn_predict_layers > 0, self.num_nextn_predict_layers.to_string()),
+            ("rope_interleave", !self.rope_interleave, "false".to_string()),
+        ];
+        let v3 = DeepSeekVariant::DeepseekV3;
+        match of_v3.into_iter().find(|(_, is_set, _)| *is_set).filter(|_| self.variant != v3) {
+            None => Ok(()),
+            Some((key, _, value)) => {
+                let (owner, variant) = (format!("models of {v3}"), self.variant.to_string());
+                Err(ConfigError::Foreign { key, value, owner, variant })
+            }
+        }
+    }
+
     /// What the sizes make together.
     fn check_products(&self) -> Result<(), ConfigError> {
         let blocks = ("num_hidden_layers", self.num_hidden_layers + self.num_nextn_predict_layers);
@@ -149,6 +169,7 @@ impl ModelConfig for DeepSeekV3Config {
             ("topk_group", self.topk_group),
             ("max_position_embeddings", self.max_position_embeddings),
         ])?;
+        self.check_variant()?;
         even("qk_rope_head_dim", self.qk_rope_head_dim)?;
         let (groups, top_k) = (self.n_group, self.topk_group);
         expect(top_k <= groups, ("topk_group", top_k as f64), "at most n_group", groups as f64)?;
@@ -210,6 +231,8 @@ impl ModelConfig for DeepSeekV3Config {
             ("deepseek-v3", Self::deepseek_v3()),
             ("moonlight-16b", Self::moonlight_16b()),
             ("kimi-k2", Self::kimi_k2()),
+            ("deepseek-v2-lite", Self::deepseek_v2_lite()),
+            ("deepseek-v2", Self::deepseek_v2()),
         ]
     }
 

@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::config::DeepSeekV3Config;
-use super::hf::ARCHITECTURES;
+use super::hf::KIMI;
+use super::variant::{DeepSeekVariant, VARIANTS};
 use crate::family::{Family, Sample, SampleSizes};
 use crate::hf::{HfArchitecture, HfError};
 use crate::layers::BalanceOver;
@@ -21,7 +22,8 @@ impl Family for DeepSeekV3Config {
     ];
 
     fn architectures() -> Vec<HfArchitecture> {
-        ARCHITECTURES.to_vec()
+        let [v3, v2] = VARIANTS.map(DeepSeekVariant::hf);
+        vec![v3, KIMI, v2]
     }
 
     fn read_hf(config: &Value, _kind: &str) -> Result<Self, HfError> {
@@ -30,6 +32,10 @@ impl Family for DeepSeekV3Config {
 
     fn write_hf(&self) -> Result<Value, HfError> {
         Ok(self.to_hf())
+    }
+
+    fn owners(key: &str) -> Vec<String> {
+        if key == "variant" { VARIANTS.map(|variant| variant.to_string()).to_vec() } else { Vec::new() }
     }
 
     /// Heads have DeepSeek-V3's proportions: two parts that are not rotated, one that is, and values of two.
@@ -45,6 +51,11 @@ impl Family for DeepSeekV3Config {
         };
         let about = "Latent attention with YaRN, an MLP in the first layer, then eight experts in four groups, chosen by \
                      sigmoid scores and a bias, and a shared one; two modules of multi-token prediction";
-        vec![Sample::new("deepseek-v3", about, config)]
+        let v2 = sized! { config.clone();
+            variant: DeepSeekVariant::DeepseekV2, n_shared_experts: 2, norm_topk_prob: false, num_nextn_predict_layers: 0
+        };
+        let about_v2 = "The same without further tokens, with experts chosen by their share of a softmax, from groups by their \
+                        best one";
+        vec![Sample::new("deepseek-v3", about, config), Sample::new("deepseek-v2", about_v2, v2)]
     }
 }

@@ -41,7 +41,6 @@ macro_rules! families {
         /// ```
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "family")]
-        #[expect(clippy::large_enum_variant, reason = "a run has one")]
         pub enum FamilyConfig {
             $($(#[$about])* #[serde(rename = $name)] $family($config),)*
         }
@@ -79,11 +78,11 @@ macro_rules! families {
 families! { $
     /// Llama, Mistral, Qwen, Gemma and other relatives.
     Llama(LlamaConfig) = "llama",
-    /// Mixtral, Qwen-MoE, gpt-oss and other relatives.
+    /// Mixtral, Qwen-MoE, OLMoE, gpt-oss and other relatives.
     Mixtral(MixtralConfig) = "mixtral",
     /// GPT-2 and 3.
     Gpt(GptConfig) = "gpt",
-    /// DeepSeek-V3, Moonlight.
+    /// DeepSeek-V3 and V2, Moonlight.
     DeepSeekV3(DeepSeekV3Config) = "deepseek_v3",
     /// Mamba-2.
     Mamba2(Mamba2Config) = "mamba2",

@@ -1,10 +1,7 @@
 //! The model here that is most like one of another `model_type`.
 
 /// `model_type`s of relatives whose name does not say it.
-const RELATIVES: [(&str, &str); 14] = [
-    ("gemma", "gemma2"),
-    ("deepseek", "deepseek_v3"),
-    ("deepseek_v2", "deepseek_v3"),
+const RELATIVES: [(&str, &str); 10] = [
     ("qwen", "qwen2"),
     ("qwen2_vl", "qwen2"),
     ("qwen2_5_vl", "qwen2"),
@@ -15,7 +12,6 @@ const RELATIVES: [(&str, &str); 14] = [
     ("mamba", "mamba2"),
     ("falcon_mamba", "mamba2"),
     ("olmo", "olmo2"),
-    ("granite", "llama"),
 ];
 
 /// Of `legal` names the relative of `kind`, else the one with the fewest edits.

@@ -28,6 +28,8 @@ pub struct Norm {
     bias: Option<Param<Tensor<1>>>,
     eps: f64,
     #[module(skip)]
+    factor: Option<f64>,
+    #[module(skip)]
     kind: NormKind,
     #[module(skip)]
     fp32: bool,
@@ -41,18 +43,23 @@ impl Norm {
             NormKind::Rms | NormKind::RmsPlusOne => None,
             NormKind::Layer => Some(params.on_sequence(&format!("{name}.bias"), [hidden], Init::ZEROS)?),
         };
-        Ok(Self { weight: Some(weight), bias, eps, kind, fp32: params.has_fp32_norms() })
+        Ok(Self { weight: Some(weight), bias, eps, factor: None, kind, fp32: params.has_fp32_norms() })
     }
 
     /// Nothing: what reads this norm reads its input.
     pub fn none() -> Self {
-        Self { weight: None, bias: None, eps: 0.0, kind: NormKind::Rms, fp32: false }
+        Self { weight: None, bias: None, eps: 0.0, factor: None, kind: NormKind::Rms, fp32: false }
     }
 
     /// An RMSNorm over the features of each of the rank's own heads: one weight for all heads.
     pub fn of_heads(params: &mut ParamBuilder, name: &str, head_dim: usize, kind: NormKind, eps: f64) -> Result<Self> {
         let weight = params.on_heads(&format!("{name}.weight"), [head_dim], kind.init())?;
-        Ok(Self { weight: Some(weight), bias: None, eps, kind, fp32: params.has_fp32_norms() })
+        Ok(Self { weight: Some(weight), bias: None, eps, factor: None, kind, fp32: params.has_fp32_norms() })
+    }
+
+    /// An RMSNorm whose output is multiplied with `factor`, if there is one: its weight is.
+    pub(crate) fn times(self, factor: Option<f64>) -> Self {
+        Self { factor, ..self }
     }
 
     /// The input and the prologue of a linear layer whose input is this norm of `x`.
@@ -95,7 +102,11 @@ impl Norm {
     /// What the normalised features are multiplied with.
     fn weight(&self) -> Option<Tensor<1>> {
         let weight = self.weight.as_ref()?.val();
-        Some(if self.kind == NormKind::RmsPlusOne { weight.add_scalar(1.0) } else { weight })
+        let weight = if self.kind == NormKind::RmsPlusOne { weight.add_scalar(1.0) } else { weight };
+        Some(match self.factor {
+            Some(factor) => weight.mul_scalar(factor),
+            None => weight,
+        })
     }
 
     fn is_rounded(&self, dtype: DType) -> bool {

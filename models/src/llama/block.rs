@@ -2,8 +2,9 @@
 
 use backend_dist::shard::Init;
 
+use super::architecture::Bias;
 use super::config::LlamaConfig;
-use super::variant::Bias;
+use super::variant::LlamaVariant;
 use crate::frame::{DecoderConfig, Frame};
 use crate::layers::{
     AttentionConfig, BlockConfig, Ffn, LayerPattern, LinearConfig, Mixer, MlpConfig, QueryKeyNorm, RopeConfig, Vocab,
@@ -36,10 +37,10 @@ impl LlamaConfig {
         AttentionConfig {
             rope: self.rope(layer),
             window: self.window(layer),
-            scale: self.query_pre_attn_scalar.map(|scalar| scalar.sqrt().recip()),
+            scale: self.query_pre_attn_scalar.map(|scalar| scalar.sqrt().recip()).or(self.attention_multiplier),
             softcap: self.attn_logit_softcapping,
             dropout: self.attention_dropout,
-            query_key_norm: of.query_key_norm.map(|over| QueryKeyNorm { over, kind: of.norm, eps: self.rms_norm_eps }),
+            query_key_norm: of.query_key_norm.map(|over| QueryKeyNorm { over, kind: of.norm, eps: self.norm_eps() }),
             ..AttentionConfig::new(self.hidden_size, heads, self.head_dim, [input, output])
         }
     }
@@ -59,12 +60,36 @@ impl LlamaConfig {
         !self.no_rope_layer_interval.as_ref().is_some_and(|without| without.has(layer))
     }
 
+    /// Base of the rotary frequencies of layers with a window, which have no scaling; OLMo 3 has the same as in the others.
+    pub(super) fn local_base(&self) -> Option<f64> {
+        self.rope_local_base_freq.or((self.variant == LlamaVariant::Olmo3).then_some(self.rope_theta))
+    }
+
+    /// Factor of what attention and MLP add to the residual stream.
+    fn residual_multiplier(&self) -> f64 {
+        self.residual_multiplier.unwrap_or(1.0)
+    }
+
+    /// Epsilon of the norms. What Granite adds to the residual stream has a factor, which is none here: the stream is Granite's
+    /// divided by the factor, and norms of both are the same if epsilon is divided by its square.
+    fn norm_eps(&self) -> f64 {
+        self.rms_norm_eps / self.residual_multiplier().powi(2)
+    }
+
+    /// What embeddings are multiplied with.
+    fn embedding_scale(&self) -> Option<f64> {
+        // transformers has Gemma's factor in fp32.
+        let of_gemma = || f64::from((self.hidden_size as f64).sqrt() as f32);
+        let of_granite = self.embedding_multiplier.map(|factor| factor / self.residual_multiplier());
+        self.variant.architecture().scaled_embedding.then(of_gemma).or(of_granite)
+    }
+
     fn rope(&self, layer: usize) -> Option<RopeConfig> {
         if !self.rotates(layer) {
             return None;
         }
         let head_dim = self.rotated();
-        let local = self.rope_local_base_freq.filter(|_| self.window(layer).is_some());
+        let local = self.local_base().filter(|_| self.window(layer).is_some());
         Some(match local {
             Some(theta) => RopeConfig { head_dim, theta, scaling: None },
             None => RopeConfig { head_dim, theta: self.rope_theta, scaling: self.rope_scaling },
@@ -80,11 +105,12 @@ impl DecoderConfig for LlamaConfig {
         Frame {
             tied: self.tie_word_embeddings,
             norm: of.norm,
-            dropout: self.hidden_dropout,
-            // transformers has the factor in fp32.
-            embedding_scale: of.scaled_embedding.then(|| f64::from((self.hidden_size as f64).sqrt() as f32)),
+            // Seed-OSS drops nothing behind the embedding.
+            dropout: if self.variant == LlamaVariant::SeedOss { 0.0 } else { self.hidden_dropout },
+            embedding_scale: self.embedding_scale(),
+            logit_scale: self.logits_scaling.map(f64::recip),
             logit_softcap: self.final_logit_softcapping,
-            ..Frame::new(vocab, self.num_hidden_layers, self.init(), self.rms_norm_eps)
+            ..Frame::new(vocab, self.num_hidden_layers, self.init(), self.norm_eps())
         }
     }
 
@@ -102,7 +128,7 @@ impl DecoderConfig for LlamaConfig {
             })),
             norm: of.norm,
             placement: of.placement,
-            norm_eps: self.rms_norm_eps,
+            norm_eps: self.norm_eps(),
             dropout: self.hidden_dropout,
         }
     }

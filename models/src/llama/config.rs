@@ -50,14 +50,23 @@ pub struct LlamaConfig {
     pub no_rope_layer_interval: Option<LayerPattern>,
     /// Share of a head's features that are rotated, the first ones (Phi-3, GLM-4).
     pub partial_rotary_factor: Option<f64>,
-    /// Base of the rotary frequencies of layers with a window, which have no scaling (Gemma 3).
+    /// Base of the rotary frequencies of layers with a window, which have no scaling (Gemma 3, OLMo 3); `None` is the same base, in
+    /// Gemma 3 with the scaling.
     pub rope_local_base_freq: Option<f64>,
-    /// Scores are divided by the root of this (Gemma); `None` is by that of `head_dim`.
+    /// Scores are divided by the root of this (Gemma 2 and 3); `None` is by that of `head_dim`.
     pub query_pre_attn_scalar: Option<f64>,
     /// A score `s` becomes `c tanh(s/c)` before the softmax (Gemma 2).
     pub attn_logit_softcapping: Option<f64>,
     /// A logit `z` becomes `c tanh(z/c)` (Gemma 2).
     pub final_logit_softcapping: Option<f64>,
+    /// Embeddings are multiplied with this (Granite).
+    pub embedding_multiplier: Option<f64>,
+    /// Scores are multiplied with this (Granite); `None` is the reciprocal root of `head_dim`.
+    pub attention_multiplier: Option<f64>,
+    /// What attention and MLP add to the residual stream is multiplied with this (Granite).
+    pub residual_multiplier: Option<f64>,
+    /// Logits are divided by this (Granite).
+    pub logits_scaling: Option<f64>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
     /// Llama 3.1's scaling of the rotary frequencies, or YaRN.
@@ -73,7 +82,7 @@ pub struct LlamaConfig {
     /// Standard deviation of the initial weights; projections onto the residual stream get `std / √(2 layers)`, as in
     /// Megatron-LM.
     pub initializer_range: f64,
-    /// Share of the elements dropped after the embedding and before each residual addition.
+    /// Share of the elements dropped after the embedding, but for Seed-OSS, and before each residual addition.
     pub hidden_dropout: f64,
     /// Share of the attention weights dropped after the softmax.
     pub attention_dropout: f64,
@@ -107,9 +116,10 @@ impl LlamaConfig {
 }
 
 /// Keys that not all relatives have, and that change nothing where they are not set.
-pub(super) const OWNED: [&str; 8] = keys![
+pub(super) const OWNED: [&str; 12] = keys![
     "sliding_window" "sliding_window_pattern" "no_rope_layer_interval" "partial_rotary_factor" "rope_local_base_freq"
-    "query_pre_attn_scalar" "attn_logit_softcapping" "final_logit_softcapping"
+    "query_pre_attn_scalar" "attn_logit_softcapping" "final_logit_softcapping" "embedding_multiplier"
+    "attention_multiplier" "residual_multiplier" "logits_scaling"
 ];
 
 impl ModelConfig for LlamaConfig {
@@ -153,6 +163,10 @@ impl ModelConfig for LlamaConfig {
             ("query_pre_attn_scalar", self.query_pre_attn_scalar),
             ("attn_logit_softcapping", self.attn_logit_softcapping),
             ("final_logit_softcapping", self.final_logit_softcapping),
+            ("embedding_multiplier", self.embedding_multiplier),
+            ("attention_multiplier", self.attention_multiplier),
+            ("residual_multiplier", self.residual_multiplier),
+            ("logits_scaling", self.logits_scaling),
         ])?;
         not_negative(&[("rms_norm_eps", self.rms_norm_eps), ("initializer_range", self.initializer_range)])?;
         share("hidden_dropout", self.hidden_dropout)?;
@@ -221,7 +235,7 @@ mod tests {
         assert!(refuse(LlamaConfig { hidden_dropout: 1.0, ..tiny() }).contains("hidden_dropout = 1"));
         assert_eq!(
             refuse(LlamaConfig { sliding_window: Some(16), ..tiny() }),
-            "sliding_window = 16: mistral, qwen2, qwen3, smollm3, gemma2, gemma3_text and phi3 have it, this model is llama; nearest legal: none"
+            "sliding_window = 16: mistral, qwen2, qwen3, smollm3, olmo3, gemma2, gemma3_text and phi3 have it, this model is llama; nearest legal: none"
         );
         let mistral = || LlamaConfig { variant: LlamaVariant::Mistral, ..tiny() };
         assert!(

@@ -19,6 +19,10 @@ impl Family for LlamaConfig {
             "Softcap of the attention scores; no GPU kernel has it, so attention is slower there",
         ),
         ("final_logit_softcapping", "Softcap of the output logits"),
+        ("embedding_multiplier", "Factor of the embeddings"),
+        ("attention_multiplier", "Factor of the attention scores; none: 1 / sqrt(head-dim)"),
+        ("residual_multiplier", "Factor of what attention and MLP add to the residual stream"),
+        ("logits_scaling", "The output logits are divided by it"),
     ];
 
     fn architectures() -> Vec<HfArchitecture> {
@@ -44,7 +48,7 @@ impl Family for LlamaConfig {
     }
 
     fn samples(sizes: &SampleSizes) -> Vec<Sample<Self>> {
-        use LlamaVariant::{Gemma2, Gemma3, Glm4, Llama, Mistral, Olmo2, Phi3, Qwen2, Qwen3, SmolLm3};
+        use LlamaVariant::*;
         let of = |name, about, variant| Sample::new(name, about, sample(sizes, variant));
         vec![
             of("llama", "RMSNorm, rotary positions, SwiGLU, grouped queries", Llama),
@@ -53,6 +57,8 @@ impl Family for LlamaConfig {
             of("qwen3", "Llama with norms of every query and key head", Qwen3),
             of("smollm3", "Llama with a second layer, and every second, without rotary positions", SmolLm3),
             of("olmo2", "Norms after attention and MLP, norms of whole queries and keys", Olmo2),
+            of("olmo3", "The same with a window in every other layer", Olmo3),
+            of("gemma", "Norms of 1 + weight, GeGLU, scaled embeddings", Gemma),
             of(
                 "gemma2",
                 "Norms of 1 + weight before and after, GeGLU, soft caps, a window in every other layer, scaled embeddings",
@@ -69,6 +75,9 @@ impl Family for LlamaConfig {
                 "Norms before and after, rotary positions of half of the features, biases of queries, keys and values",
                 Glm4,
             ),
+            of("seed-oss", "Llama with biases of queries, keys and values", SeedOss),
+            of("ernie4-5", "Llama whose files have the rows of heads in another order", Ernie45),
+            of("granite", "Llama with factors of embeddings, scores, residuals and logits", Granite),
         ]
     }
 
@@ -100,20 +109,25 @@ impl Family for LlamaConfig {
 }
 
 fn sample(sizes: &SampleSizes, variant: LlamaVariant) -> LlamaConfig {
-    use LlamaVariant::{Gemma2, Gemma3, Glm4, Mistral, Phi3, SmolLm3};
+    use LlamaVariant::{Ernie45, Gemma, Gemma2, Gemma3, Glm4, Granite, Mistral, Olmo3, Phi3, SeedOss, SmolLm3};
     let gemma = matches!(variant, Gemma2 | Gemma3);
+    let of_granite = |factor| (variant == Granite).then_some(factor);
     LlamaConfig {
         variant,
-        sliding_window: matches!(variant, Mistral | Gemma2 | Gemma3 | Phi3).then_some((sizes.seq / 4).max(1)),
-        sliding_window_pattern: gemma.then_some(LayerPattern::Every(2)),
+        sliding_window: matches!(variant, Mistral | Olmo3 | Gemma2 | Gemma3 | Phi3).then_some((sizes.seq / 4).max(1)),
+        sliding_window_pattern: (gemma || variant == Olmo3).then_some(LayerPattern::Every(2)),
         no_rope_layer_interval: (variant == SmolLm3).then_some(LayerPattern::Every(2)),
         partial_rotary_factor: matches!(variant, Phi3 | Glm4).then_some(0.5),
         rope_local_base_freq: (variant == Gemma3).then_some(1000.0),
         query_pre_attn_scalar: gemma.then_some(24.0),
         attn_logit_softcapping: (variant == Gemma2).then_some(2.0),
         final_logit_softcapping: (variant == Gemma2).then_some(1.0),
-        attention_bias: variant == Glm4,
-        tie_word_embeddings: gemma,
+        embedding_multiplier: of_granite(12.0),
+        attention_multiplier: of_granite(0.2),
+        residual_multiplier: of_granite(0.5),
+        logits_scaling: of_granite(4.0),
+        attention_bias: matches!(variant, Glm4 | SeedOss),
+        tie_word_embeddings: gemma || matches!(variant, Gemma | Ernie45 | Granite),
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
         intermediate_size: sizes.intermediate,

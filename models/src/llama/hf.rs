@@ -22,11 +22,21 @@ impl LlamaConfig {
         let (config, of) = (ConfigReader::new(config)?, variant.architecture());
         config.expect_model(of.hf)?;
         let gated = of.activation != Activation::SwiGlu;
-        config.expect_or_absent("hidden_act", if gated { GELU_TANH } else { "silu" })?;
+        let is_old_gemma = variant == LlamaVariant::Gemma && config.text("hidden_act")? == Some("gelu");
+        if !is_old_gemma {
+            config.expect_or_absent("hidden_act", if gated { GELU_TANH } else { "silu" })?;
+        }
         if gated {
             config.expect_or_absent("hidden_activation", GELU_TANH)?;
         }
-        for absent in ["use_mrope", "rope_interleaved", "lm_head_bias", "use_bidirectional_attention"] {
+        for absent in [
+            "use_mrope",
+            "rope_interleaved",
+            "lm_head_bias",
+            "use_bidirectional_attention",
+            "attention_out_bias",
+            "use_bias",
+        ] {
             config.expect_flag(absent, false)?;
         }
         if variant == LlamaVariant::Gemma3 && config.number("attn_logit_softcapping")?.is_some() {
@@ -41,6 +51,11 @@ impl LlamaConfig {
             true => config.number(key).map(|given| given.or(absent(key))),
             false => Ok(None),
         };
+        let default_dropout = if variant == LlamaVariant::SeedOss { 0.1 } else { 0.0 };
+        let dropout = |key: &str| match config.number(key)?.unwrap_or(default_dropout) {
+            share if (0.0..1.0).contains(&share) => Ok(share),
+            share => Err(config.unsupported(key, &share.to_string(), "at least 0 and below 1")),
+        };
         let mut read = Self {
             variant,
             vocab_size: config.size("vocab_size")?,
@@ -49,13 +64,17 @@ impl LlamaConfig {
             num_hidden_layers: config.size("num_hidden_layers")?,
             num_attention_heads: heads,
             num_key_value_heads: match variant {
-                LlamaVariant::Llama => config.size_or("num_key_value_heads", heads)?,
+                LlamaVariant::Llama | LlamaVariant::Granite => config.size_or("num_key_value_heads", heads)?,
                 _ => config.size("num_key_value_heads")?,
             },
             head_dim: match variant {
-                LlamaVariant::Qwen3 | LlamaVariant::Gemma2 | LlamaVariant::Gemma3 | LlamaVariant::Glm4 => {
-                    config.size("head_dim")?
-                }
+                LlamaVariant::Qwen3
+                | LlamaVariant::Gemma
+                | LlamaVariant::Gemma2
+                | LlamaVariant::Gemma3
+                | LlamaVariant::Glm4
+                | LlamaVariant::SeedOss
+                | LlamaVariant::Ernie45 => config.size("head_dim")?,
                 _ => config.size_or("head_dim", hidden_size / heads)?,
             },
             max_position_embeddings: config.size("max_position_embeddings")?,
@@ -67,20 +86,26 @@ impl LlamaConfig {
             query_pre_attn_scalar: number("query_pre_attn_scalar")?,
             attn_logit_softcapping: number("attn_logit_softcapping")?,
             final_logit_softcapping: number("final_logit_softcapping")?,
+            embedding_multiplier: number("embedding_multiplier")?,
+            attention_multiplier: number("attention_multiplier")?,
+            residual_multiplier: number("residual_multiplier")?,
+            logits_scaling: number("logits_scaling")?,
             rope_theta: rope.theta,
             rope_scaling: rope.scaling,
             rms_norm_eps: match variant {
-                LlamaVariant::Olmo2 | LlamaVariant::Phi3 | LlamaVariant::Glm4 => {
-                    config.required_number("rms_norm_eps")?
-                }
+                LlamaVariant::Olmo2
+                | LlamaVariant::Olmo3
+                | LlamaVariant::Phi3
+                | LlamaVariant::Glm4
+                | LlamaVariant::Ernie45 => config.required_number("rms_norm_eps")?,
                 _ => config.number("rms_norm_eps")?.unwrap_or(1e-6),
             },
             tie_word_embeddings: config.flag_or("tie_word_embeddings", of.tied)?,
-            attention_bias: config.flag("attention_bias")?,
+            attention_bias: config.flag_or("attention_bias", variant == LlamaVariant::SeedOss)?,
             mlp_bias: config.flag("mlp_bias")?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
-            hidden_dropout: 0.0,
-            attention_dropout: config.number("attention_dropout")?.unwrap_or(0.0),
+            hidden_dropout: if variant == LlamaVariant::SeedOss { dropout("residual_dropout")? } else { 0.0 },
+            attention_dropout: dropout("attention_dropout")?,
             make_vocab_size_divisible_by: 1,
         };
         for bias in ["attention_bias", "mlp_bias"].into_iter().filter(|key| !variant.has(key)) {
@@ -94,6 +119,7 @@ impl LlamaConfig {
             let last_windowless = config.count_or("max_window_layers", 28)?;
             let default = |layer: usize| match variant {
                 LlamaVariant::Gemma2 => LayerPattern::Every(2).has(layer),
+                LlamaVariant::Olmo3 => LayerPattern::Every(4).has(layer),
                 LlamaVariant::Gemma3 => LayerPattern::Every(6).has(layer),
                 LlamaVariant::SmolLm3 => read.rotates(layer),
                 _ => layer < last_windowless,
@@ -114,13 +140,18 @@ impl LlamaConfig {
         if self.variant.has("partial_rotary_factor") {
             rope["partial_rotary_factor"] = json!(share);
         }
-        if let Some(local) = self.rope_local_base_freq {
+        if let Some(local) = self.local_base() {
             rope = json!({"full_attention": rope, "sliding_attention": rope::written(local, None)});
         }
         let mut config = decoder::written(of.hf, self, &GROUPED_QUERIES, rope);
-        if of.activation != Activation::SwiGlu {
+        if self.variant == LlamaVariant::Gemma {
+            config["hidden_act"] = json!(GELU_TANH);
+        } else if of.activation != Activation::SwiGlu {
             config.as_object_mut().map(|keys| keys.remove("hidden_act"));
             config["hidden_activation"] = json!(GELU_TANH);
+        }
+        if self.variant == LlamaVariant::SeedOss {
+            config["residual_dropout"] = json!(self.hidden_dropout);
         }
         for key in of.keys {
             match *key {
@@ -131,6 +162,13 @@ impl LlamaConfig {
                 "rope_local_base_freq" => {}
                 "query_pre_attn_scalar" => {
                     config[*key] = self.whole_scalar().map_or(ours[*key].clone(), |of| json!(of))
+                }
+                // transformers' Granite has 1 where a key is missing, and no `null`.
+                "embedding_multiplier" | "residual_multiplier" | "logits_scaling" if ours[*key].is_null() => {
+                    config[*key] = json!(1.0)
+                }
+                "attention_multiplier" if ours[*key].is_null() => {
+                    config[*key] = json!((self.head_dim as f64).sqrt().recip())
                 }
                 key => config[key] = ours[key].clone(),
             }
@@ -166,13 +204,22 @@ impl LlamaConfig {
 fn read_rope(config: &ConfigReader, variant: LlamaVariant) -> Result<rope::Rope, HfError> {
     match variant {
         LlamaVariant::Gemma3 => rope::read_by_kind(config, [1e6, 1e4]),
+        LlamaVariant::Olmo3 => {
+            let base = config.number("rope_theta")?.unwrap_or(5e5);
+            let rope = rope::read_by_kind(config, [base; 2])?;
+            Ok(rope::Rope { local: rope.local.filter(|local| *local != rope.theta), ..rope })
+        }
         LlamaVariant::Phi3 => rope::read_partial(config, 1e4),
         LlamaVariant::Glm4 => {
             let rope = rope::read_partial(config, 1e4)?;
             Ok(rope::Rope { partial: rope.partial.or(Some(0.5)), ..rope })
         }
         _ => {
-            let base = if variant == LlamaVariant::SmolLm3 { 2e6 } else { 1e4 };
+            let base = match variant {
+                LlamaVariant::SmolLm3 => 2e6,
+                LlamaVariant::Ernie45 => 5e5,
+                _ => 1e4,
+            };
             let (theta, scaling) = rope::read(config, base)?;
             Ok(rope::Rope { theta, scaling, ..rope::Rope::default() })
         }
@@ -185,7 +232,7 @@ fn window(config: &ConfigReader, variant: LlamaVariant) -> Result<Option<usize>,
         LlamaVariant::Mistral if !config.has("sliding_window") => {
             Err(HfError::Missing { key: "sliding_window".into() })
         }
-        LlamaVariant::Gemma2 | LlamaVariant::Gemma3 => {
+        LlamaVariant::Olmo3 | LlamaVariant::Gemma2 | LlamaVariant::Gemma3 => {
             let window = config.size("sliding_window")?;
             // The published Gemma 2 names it twice.
             config.expect_number("sliding_window_size", window as f64, window as f64)?;

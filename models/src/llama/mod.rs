@@ -1,9 +1,12 @@
 //! Llama: RMSNorm, rotary positions, grouped queries, SwiGLU, no biases; and its relatives, which `variant` tells apart.
 
+mod architecture;
 mod block;
 mod config;
 mod family;
+mod gemma;
 mod hf;
+mod olmo;
 mod phi;
 mod presets;
 mod published;

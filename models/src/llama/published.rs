@@ -2,8 +2,8 @@
 
 use super::config::LlamaConfig;
 use super::variant::LlamaVariant;
-use super::{phi, qwen};
-use crate::layers::{LayerPattern, LinearScaling, RopeScaling};
+use super::{gemma, olmo, phi, qwen};
+use crate::layers::LayerPattern;
 use crate::sized;
 
 impl LlamaConfig {
@@ -42,24 +42,31 @@ impl LlamaConfig {
             ("qwen3-14b", qwen::qwen3_14b()),
             ("qwen3-32b", qwen::qwen3_32b()),
             ("smollm3-3b", smollm3_3b()),
-            ("olmo2-1b", olmo2_1b()),
-            ("olmo2-7b", olmo2_7b()),
-            ("olmo2-13b", olmo2_13b()),
-            ("olmo2-32b", olmo2_32b()),
-            ("gemma2-2b", gemma2_2b()),
-            ("gemma2-9b", gemma2_9b()),
-            ("gemma2-27b", gemma2_27b()),
-            ("gemma3-270m", gemma3_270m()),
-            ("gemma3-1b", gemma3_1b()),
-            ("gemma3-4b", gemma3_4b()),
-            ("gemma3-12b", gemma3_12b()),
-            ("gemma3-27b", gemma3_27b()),
+            ("olmo2-1b", olmo::olmo2_1b()),
+            ("olmo2-7b", olmo::olmo2_7b()),
+            ("olmo2-13b", olmo::olmo2_13b()),
+            ("olmo2-32b", olmo::olmo2_32b()),
+            ("olmo3-7b", olmo::olmo3_7b()),
+            ("olmo3-32b", olmo::olmo3_32b()),
+            ("gemma-2b", gemma::gemma_2b()),
+            ("gemma-7b", gemma::gemma_7b()),
+            ("gemma2-2b", gemma::gemma2_2b()),
+            ("gemma2-9b", gemma::gemma2_9b()),
+            ("gemma2-27b", gemma::gemma2_27b()),
+            ("gemma3-270m", gemma::gemma3_270m()),
+            ("gemma3-1b", gemma::gemma3_1b()),
+            ("gemma3-4b", gemma::gemma3_4b()),
+            ("gemma3-12b", gemma::gemma3_12b()),
+            ("gemma3-27b", gemma::gemma3_27b()),
             ("phi3-mini", phi::phi3_mini()),
             ("phi3-medium", phi::phi3_medium()),
             ("phi4", phi::phi4()),
             ("phi4-mini", phi::phi4_mini()),
             ("glm4-9b", glm4_9b()),
             ("glm4-32b", glm4_32b()),
+            ("seed-oss-36b", seed_oss_36b()),
+            ("ernie4.5-0.3b", ernie45_0_3b()),
+            ("granite3-8b", granite3_8b()),
         ]
     }
 }
@@ -106,91 +113,6 @@ fn smollm3_3b() -> LlamaConfig {
     }
 }
 
-fn olmo2_7b() -> LlamaConfig {
-    sized! { LlamaConfig::llama3_8b();
-        variant: LlamaVariant::Olmo2, vocab_size: 100_352, intermediate_size: 11_008, num_key_value_heads: 32,
-        max_position_embeddings: 4096, rms_norm_eps: 1e-6
-    }
-}
-
-fn olmo2_1b() -> LlamaConfig {
-    sized! { olmo2_7b();
-        hidden_size: 2048, intermediate_size: 8192, num_hidden_layers: 16, num_attention_heads: 16,
-        num_key_value_heads: 16
-    }
-}
-
-fn olmo2_13b() -> LlamaConfig {
-    sized! { olmo2_7b();
-        hidden_size: 5120, intermediate_size: 13_824, num_hidden_layers: 40, num_attention_heads: 40,
-        num_key_value_heads: 40
-    }
-}
-
-fn olmo2_32b() -> LlamaConfig {
-    LlamaConfig { intermediate_size: 27_648, num_hidden_layers: 64, num_key_value_heads: 8, ..olmo2_13b() }
-}
-
-fn gemma2_2b() -> LlamaConfig {
-    sized! { LlamaConfig::llama3_8b();
-        variant: LlamaVariant::Gemma2, vocab_size: 256_000, hidden_size: 2304, intermediate_size: 9216,
-        num_hidden_layers: 26, num_attention_heads: 8, num_key_value_heads: 4, head_dim: 256,
-        sliding_window: Some(4096), sliding_window_pattern: Some(LayerPattern::Every(2)), query_pre_attn_scalar: Some(256.0),
-        attn_logit_softcapping: Some(50.0), final_logit_softcapping: Some(30.0), rope_theta: 10_000.0,
-        rms_norm_eps: 1e-6, tie_word_embeddings: true
-    }
-}
-
-fn gemma2_9b() -> LlamaConfig {
-    sized! { gemma2_2b();
-        hidden_size: 3584, intermediate_size: 14_336, num_hidden_layers: 42, num_attention_heads: 16,
-        num_key_value_heads: 8
-    }
-}
-
-fn gemma2_27b() -> LlamaConfig {
-    sized! { gemma2_2b();
-        hidden_size: 4608, intermediate_size: 36_864, num_hidden_layers: 46, num_attention_heads: 32,
-        num_key_value_heads: 16, head_dim: 128, query_pre_attn_scalar: Some(144.0)
-    }
-}
-
-fn gemma3_1b() -> LlamaConfig {
-    sized! { gemma2_2b();
-        variant: LlamaVariant::Gemma3, vocab_size: 262_144, hidden_size: 1152, intermediate_size: 6912,
-        num_attention_heads: 4, num_key_value_heads: 1, max_position_embeddings: 32_768, sliding_window: Some(512),
-        sliding_window_pattern: Some(LayerPattern::Every(6)), rope_theta: 1_000_000.0, rope_local_base_freq: Some(10_000.0),
-        attn_logit_softcapping: None, final_logit_softcapping: None
-    }
-}
-
-fn gemma3_270m() -> LlamaConfig {
-    LlamaConfig { hidden_size: 640, intermediate_size: 2048, num_hidden_layers: 18, ..gemma3_1b() }
-}
-
-/// The language model of the 4 billion parameters, without its images, as those of 12 and 27.
-fn gemma3_4b() -> LlamaConfig {
-    sized! { gemma3_1b();
-        vocab_size: 262_208, hidden_size: 2560, intermediate_size: 10_240, num_hidden_layers: 34,
-        num_attention_heads: 8, num_key_value_heads: 4, max_position_embeddings: 131_072, sliding_window: Some(1024),
-        rope_scaling: Some(RopeScaling::Linear(LinearScaling { factor: 8.0 }))
-    }
-}
-
-fn gemma3_12b() -> LlamaConfig {
-    sized! { gemma3_4b();
-        hidden_size: 3840, intermediate_size: 15_360, num_hidden_layers: 48, num_attention_heads: 16,
-        num_key_value_heads: 8
-    }
-}
-
-fn gemma3_27b() -> LlamaConfig {
-    sized! { gemma3_4b();
-        hidden_size: 5376, intermediate_size: 21_504, num_hidden_layers: 62, num_attention_heads: 32,
-        num_key_value_heads: 16, head_dim: 128, query_pre_attn_scalar: Some(168.0)
-    }
-}
-
 /// GLM-4-9B-0414.
 fn glm4_9b() -> LlamaConfig {
     sized! { LlamaConfig::llama3_8b();
@@ -205,5 +127,31 @@ fn glm4_32b() -> LlamaConfig {
     sized! { glm4_9b();
         hidden_size: 6144, intermediate_size: 23_040, num_hidden_layers: 61, num_attention_heads: 48,
         attention_bias: false
+    }
+}
+
+fn seed_oss_36b() -> LlamaConfig {
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::SeedOss, vocab_size: 155_136, hidden_size: 5120, intermediate_size: 27_648,
+        num_hidden_layers: 64, num_attention_heads: 80, max_position_embeddings: 524_288, attention_bias: true,
+        rope_theta: 10_000_000.0, rms_norm_eps: 1e-6, hidden_dropout: 0.1, attention_dropout: 0.1
+    }
+}
+
+fn ernie45_0_3b() -> LlamaConfig {
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::Ernie45, vocab_size: 103_424, hidden_size: 1024, intermediate_size: 3072,
+        num_hidden_layers: 18, num_attention_heads: 16, num_key_value_heads: 2, max_position_embeddings: 131_072,
+        tie_word_embeddings: true
+    }
+}
+
+/// Granite 3.3 8B.
+fn granite3_8b() -> LlamaConfig {
+    sized! { LlamaConfig::llama3_8b();
+        variant: LlamaVariant::Granite, vocab_size: 49_159, intermediate_size: 12_800, num_hidden_layers: 40,
+        max_position_embeddings: 131_072, rope_theta: 10_000_000.0, tie_word_embeddings: true,
+        embedding_multiplier: Some(12.0), attention_multiplier: Some(0.0078125), residual_multiplier: Some(0.22),
+        logits_scaling: Some(16.0)
     }
 }

@@ -25,7 +25,7 @@ impl Family for MixtralConfig {
         ("num_experts", "Number of routed experts of a layer"),
         (
             "shared_expert_intermediate_size",
-            "Intermediate size of the shared expert; none: intermediate-size, in glm4_moe moe-intermediate-size",
+            "Intermediate size of the shared expert; none: intermediate-size, in glm4_moe and deepseek moe-intermediate-size",
         ),
         ("decoder_sparse_step", "Every so many layers, one layer has experts"),
         ("mlp_only_layers", "Indices of further layers with a dense MLP instead of experts"),
@@ -63,7 +63,7 @@ impl Family for MixtralConfig {
     }
 
     fn samples(sizes: &SampleSizes) -> Vec<Sample<Self>> {
-        use MixtralVariant::{GptOss, Mixtral, Qwen2Moe, Qwen3Moe};
+        use MixtralVariant::{DeepSeek, GptOss, Mixtral, Olmoe, Qwen2Moe, Qwen3Moe};
         let of = |name, about, variant| Sample::new(name, about, sample(sizes, variant));
         vec![
             of("mixtral", "Four experts in the place of each MLP, balance of every sequence, z-loss", Mixtral),
@@ -71,6 +71,16 @@ impl Family for MixtralConfig {
                 "qwen2-moe",
                 "The same with biases of queries, keys and values, a gated shared expert, and an MLP in the first layer",
                 Qwen2Moe,
+            ),
+            of(
+                "olmoe",
+                "Mixtral with norms of whole queries and keys, and shares of a softmax over all experts",
+                Olmoe,
+            ),
+            of(
+                "deepseek-moe",
+                "Mixtral with an MLP in the first layer, then shares of a softmax over four experts, and a shared one",
+                DeepSeek,
             ),
             of("qwen3-moe", "Mixtral with norms of every query and key head, and an MLP in the first layer", Qwen3Moe),
             Sample::new(
@@ -113,12 +123,15 @@ impl Family for MixtralConfig {
 fn sample(sizes: &SampleSizes, variant: MixtralVariant) -> MixtralConfig {
     let is_qwen = matches!(variant, MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe);
     let is_gpt_oss = variant == MixtralVariant::GptOss;
+    let is_deepseek = variant == MixtralVariant::DeepSeek;
     MixtralConfig {
         variant,
         vocab_size: sizes.vocab,
         hidden_size: sizes.hidden,
         intermediate_size: sizes.intermediate,
-        moe_intermediate_size: is_qwen.then_some(sizes.intermediate / 2),
+        moe_intermediate_size: (is_qwen || is_deepseek).then_some(sizes.intermediate / 2),
+        first_k_dense_replace: usize::from(is_deepseek),
+        norm_topk_prob: !is_deepseek && variant != MixtralVariant::Olmoe,
         mlp_only_layers: if is_qwen { vec![0] } else { Vec::new() },
         sliding_window: is_gpt_oss.then_some((sizes.seq / 4).max(1)),
         sliding_window_pattern: is_gpt_oss.then_some(LayerPattern::Every(2)),

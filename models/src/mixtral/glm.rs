@@ -37,7 +37,7 @@ impl MixtralConfig {
         factors(&[("routed_scaling_factor", self.routed_scaling_factor)])?;
         match (self.variant, self.shared_expert()) {
             // `config.json` has the number of shared experts, each as wide as a routed one.
-            (MixtralVariant::Glm4Moe, Some(shared)) => {
+            (MixtralVariant::Glm4Moe | MixtralVariant::DeepSeek, Some(shared)) => {
                 divides("moe_intermediate_size", self.expert_size(), "shared_expert_intermediate_size", shared)
             }
             _ => Ok(()),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::config::{MixtralConfig, SWIGLU_ALPHA, SWIGLU_LIMIT};
 use super::variant::MixtralVariant;
-use super::{glm, linear};
+use super::{deepseek, glm, linear};
 use crate::hf::decoder::{self, ExpertNames, GROUPED_QUERIES, LayerNames, USUAL};
 use crate::hf::rope::{self, Rope};
 use crate::hf::{ConfigReader, HfError, layers};
@@ -48,7 +48,10 @@ impl MixtralConfig {
             intermediate_size: config.size("intermediate_size")?,
             num_hidden_layers: config.size("num_hidden_layers")?,
             num_attention_heads: heads,
-            num_key_value_heads: config.size("num_key_value_heads")?,
+            num_key_value_heads: match variant {
+                MixtralVariant::Olmoe | MixtralVariant::DeepSeek => config.size_or("num_key_value_heads", heads)?,
+                _ => config.size("num_key_value_heads")?,
+            },
             num_experts: experts_of(&config, variant)?,
             num_experts_per_tok: top_k(&config, variant)?,
             router_aux_loss_coef: balance(&config, variant)?,
@@ -93,6 +96,18 @@ impl MixtralConfig {
                 read
             }
             MixtralVariant::Glm4Moe => glm::read(&config, Self { partial_rotary_factor: rope.partial, ..common })?,
+            MixtralVariant::DeepSeek => deepseek::read(&config, common)?,
+            MixtralVariant::Olmoe => {
+                if let Some(most) = config.number("clip_qkv")? {
+                    return Err(config.unsupported("clip_qkv", &most.to_string(), "null"));
+                }
+                Self {
+                    head_dim: config.size_or("head_dim", hidden_size / heads)?,
+                    norm_topk_prob: config.flag("norm_topk_prob")?,
+                    attention_bias: config.flag("attention_bias")?,
+                    ..common
+                }
+            }
             MixtralVariant::Qwen2Moe => {
                 let (sliding_window, last) =
                     (layers::window_in_use(&config)?, config.count_or("max_window_layers", 28)?);
@@ -155,6 +170,12 @@ impl MixtralConfig {
                 config["swiglu_limit"] = json!(self.swiglu_limit.unwrap_or(SWIGLU_LIMIT));
             }
             MixtralVariant::Glm4Moe => self.write_glm(&mut config),
+            MixtralVariant::DeepSeek => self.write_deepseek(&mut config),
+            MixtralVariant::Olmoe => {
+                let keys =
+                    ["norm_topk_prob", "attention_bias", "num_experts"].map(|key| (key.into(), ours[key].clone()));
+                self.add_keys(&mut config, Value::Object(keys.into_iter().collect()));
+            }
             MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Moe => {
                 copy(&["norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "sliding_window"]);
                 match self.variant {
@@ -185,8 +206,11 @@ impl MixtralConfig {
 fn balance(config: &ConfigReader, variant: MixtralVariant) -> Result<f64, HfError> {
     let coefficient = config.number("router_aux_loss_coef")?;
     match variant {
+        // Read with the tokens that are balanced.
+        MixtralVariant::DeepSeek => Ok(0.0),
         MixtralVariant::GptOss if config.flag("output_router_logits")? => Ok(coefficient.unwrap_or(0.9)),
         MixtralVariant::GptOss => Ok(0.0),
+        MixtralVariant::Olmoe => Ok(coefficient.unwrap_or(0.01)),
         _ => Ok(coefficient.unwrap_or(0.001)),
     }
 }
@@ -202,7 +226,7 @@ fn top_k(config: &ConfigReader, variant: MixtralVariant) -> Result<usize, HfErro
 
 /// transformers 4 called a Qwen3-MoE's `num_experts`.
 fn experts_of(config: &ConfigReader, variant: MixtralVariant) -> Result<usize, HfError> {
-    if variant == MixtralVariant::Glm4Moe {
+    if matches!(variant, MixtralVariant::Glm4Moe | MixtralVariant::DeepSeek) {
         return config.size("n_routed_experts");
     }
     match (config.optional_size("num_local_experts")?, config.optional_size("num_experts")?) {

@@ -13,16 +13,20 @@ pub(super) type Owned = (&'static str, Option<String>, &'static [MixtralVariant]
 impl MixtralConfig {
     /// The keys that only some variants have, what this model has set of them, and the variants.
     pub(super) fn owned(&self) -> [Owned; 24] {
-        use MixtralVariant::{Glm4Moe, GptOss, Mixtral, Qwen2Moe, Qwen3Moe, Qwen3Next};
+        use MixtralVariant::{DeepSeek, Glm4Moe, GptOss, Mixtral, Olmoe, Qwen2Moe, Qwen3Moe, Qwen3Next};
         let size = |size: Option<usize>| size.map(|size| size.to_string());
         let pattern = |pattern: &Option<LayerPattern>| pattern.as_ref().map(|pattern| json!(pattern).to_string());
         let number = |number: Option<f64>| number.map(|number| number.to_string());
         [
-            ("moe_intermediate_size", size(self.moe_intermediate_size), &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe]),
+            (
+                "moe_intermediate_size",
+                size(self.moe_intermediate_size),
+                &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe, DeepSeek],
+            ),
             (
                 "shared_expert_intermediate_size",
                 size(self.shared_expert_intermediate_size),
-                &[Qwen2Moe, Qwen3Next, Glm4Moe],
+                &[Qwen2Moe, Qwen3Next, Glm4Moe, DeepSeek],
             ),
             (
                 "decoder_sparse_step",
@@ -30,14 +34,26 @@ impl MixtralConfig {
                 &[Qwen2Moe, Qwen3Moe, Qwen3Next],
             ),
             ("mlp_only_layers", size(self.mlp_only_layers.first().copied()), &[Qwen2Moe, Qwen3Moe, Qwen3Next]),
-            ("attention_bias", size(self.attention_bias.then_some(1)), &[Qwen3Moe, GptOss, Qwen3Next, Glm4Moe]),
-            ("norm_topk_prob", size((!self.norm_topk_prob).then_some(0)), &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe]),
+            (
+                "attention_bias",
+                size(self.attention_bias.then_some(1)),
+                &[Qwen3Moe, GptOss, Qwen3Next, Glm4Moe, Olmoe, DeepSeek],
+            ),
+            (
+                "norm_topk_prob",
+                size((!self.norm_topk_prob).then_some(0)),
+                &[Qwen2Moe, Qwen3Moe, Qwen3Next, Glm4Moe, Olmoe, DeepSeek],
+            ),
             ("sliding_window", size(self.sliding_window), &[Mixtral, GptOss, Qwen2Moe, Qwen3Moe]),
             ("sliding_window_pattern", pattern(&self.sliding_window_pattern), &[Mixtral, GptOss, Qwen2Moe]),
             ("swiglu_limit", number(self.swiglu_limit), &[GptOss]),
             ("partial_rotary_factor", number(self.partial_rotary_factor), &[Qwen3Next, Glm4Moe]),
             ("use_qk_norm", size(self.use_qk_norm.then_some(1)), &[Glm4Moe]),
-            ("first_k_dense_replace", size(Some(self.first_k_dense_replace).filter(|layers| *layers != 0)), &[Glm4Moe]),
+            (
+                "first_k_dense_replace",
+                size(Some(self.first_k_dense_replace).filter(|layers| *layers != 0)),
+                &[Glm4Moe, DeepSeek],
+            ),
             ("n_group", size(Some(self.n_group).filter(|groups| *groups != 1)), &[Glm4Moe]),
             ("topk_group", size(Some(self.topk_group).filter(|groups| *groups != 1)), &[Glm4Moe]),
             (

@@ -8,7 +8,9 @@ use super::glm;
 use super::variant::MixtralVariant;
 use crate::config::{ConfigError, divides, positive, taps};
 use crate::hf::{ConfigReader, HfError, layers};
-use crate::layers::{AttentionConfig, GatedDeltaConfig, LayerPattern, LinearConfig, Mixer, NormKind, QueryKeyNorm};
+use crate::layers::{
+    AttentionConfig, GatedDeltaConfig, LayerPattern, LinearConfig, Mixer, NormKind, NormOver, QueryKeyNorm,
+};
 use crate::limits;
 
 /// Every so many layers one has attention.
@@ -71,7 +73,12 @@ impl MixtralConfig {
             output: LinearConfig { bias: self.has_output_bias(), ..attention.output },
             sinks: self.variant == MixtralVariant::GptOss,
             output_gate: self.variant == MixtralVariant::Qwen3Next,
-            query_key_norm: attention.query_key_norm.map(|norm| QueryKeyNorm { kind: self.norm(), ..norm }),
+            query_key_norm: match self.variant {
+                MixtralVariant::Olmoe => {
+                    Some(QueryKeyNorm { over: NormOver::Projection, kind: self.norm(), eps: self.rms_norm_eps })
+                }
+                _ => attention.query_key_norm.map(|norm| QueryKeyNorm { kind: self.norm(), ..norm }),
+            },
             ..attention
         })
     }
@@ -119,13 +126,13 @@ impl MixtralConfig {
         }
     }
 
-    /// Adds keys of a family whose experts have another key, and the rotated share.
+    /// Adds keys of a family whose experts have another key, and the rotated share if there is one.
     pub(super) fn add_keys(&self, config: &mut Value, keys: Value) {
         let (Value::Object(keys), Some(config)) = (keys, config.as_object_mut()) else { return };
         config.extend(keys);
         config.remove("num_local_experts");
-        if let Some(rope) = config.get_mut("rope_parameters") {
-            rope["partial_rotary_factor"] = json!(self.rotated_share());
+        if let (Some(rope), Some(share)) = (config.get_mut("rope_parameters"), self.rotated_share()) {
+            rope["partial_rotary_factor"] = json!(share);
         }
     }
 

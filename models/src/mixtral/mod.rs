@@ -3,6 +3,7 @@
 
 mod block;
 mod config;
+mod deepseek;
 mod family;
 mod glm;
 mod hf;

@@ -29,6 +29,8 @@ impl MixtralConfig {
             ("gpt-oss-120b", Self::gpt_oss_120b()),
             ("glm-4.5-air", Self::glm4_5_air()),
             ("glm-4.5", Self::glm4_5()),
+            ("olmoe-1b-7b", Self::olmoe_1b_7b()),
+            ("deepseek-moe-16b", Self::deepseek_moe_16b()),
         ]
     }
 
@@ -155,6 +157,28 @@ impl MixtralConfig {
             hidden_size: 5120, intermediate_size: 12_288, moe_intermediate_size: Some(1536),
             shared_expert_intermediate_size: Some(1536), num_hidden_layers: 92, first_k_dense_replace: 3,
             num_experts: 160, routed_scaling_factor: 2.5, use_qk_norm: true
+        }
+    }
+
+    /// OLMoE: 6.9 billion parameters, of which a token uses 1.3.
+    pub fn olmoe_1b_7b() -> Self {
+        sized! { Self::tiny();
+            variant: MixtralVariant::Olmoe, vocab_size: 50_304, hidden_size: 2048, intermediate_size: 1024,
+            num_hidden_layers: 16, num_attention_heads: 16, num_key_value_heads: 16, head_dim: 128, num_experts: 64,
+            num_experts_per_tok: 8, norm_topk_prob: false, max_position_embeddings: 4096,
+            make_vocab_size_divisible_by: 128
+        }
+    }
+
+    /// DeepSeek's first model with experts: 16 billion parameters, of which a token uses 2.8.
+    pub fn deepseek_moe_16b() -> Self {
+        sized! { Self::tiny();
+            variant: MixtralVariant::DeepSeek, vocab_size: 102_400, hidden_size: 2048, intermediate_size: 10_944,
+            moe_intermediate_size: Some(1408), shared_expert_intermediate_size: Some(2816), num_hidden_layers: 28,
+            first_k_dense_replace: 1, num_attention_heads: 16, num_key_value_heads: 16, head_dim: 128, num_experts: 64,
+            num_experts_per_tok: 6, norm_topk_prob: false, router_aux_loss_coef: 0.001,
+            router_balance: BalanceOver::Sequence, max_position_embeddings: 4096, rms_norm_eps: 1e-6,
+            make_vocab_size_divisible_by: 128
         }
     }
 

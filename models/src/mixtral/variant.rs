@@ -20,6 +20,12 @@ pub enum MixtralVariant {
     /// GLM-4.5: half of the features rotated, an MLP in the first layers, then experts chosen by sigmoid scores and a
     /// bias, and a shared one.
     Glm4Moe,
+    /// DeepSeek's first model with experts: an MLP in the first layers, then experts with their share of a softmax over all,
+    /// and a shared one.
+    #[serde(rename = "deepseek")]
+    DeepSeek,
+    /// OLMoE: norms of whole queries and keys, experts with their share of a softmax over all.
+    Olmoe,
     /// Qwen2-MoE: biases of queries, keys and values, a gated shared expert, and some layers may have an MLP.
     Qwen2Moe,
     /// Qwen3-MoE: every query and key head is normalised before rotation, and some layers may have an MLP instead of
@@ -31,12 +37,14 @@ pub enum MixtralVariant {
 }
 
 /// All of them.
-pub(super) const VARIANTS: [MixtralVariant; 6] = [
+pub(super) const VARIANTS: [MixtralVariant; 8] = [
     MixtralVariant::Mixtral,
     MixtralVariant::Qwen2Moe,
     MixtralVariant::Qwen3Moe,
     MixtralVariant::Qwen3Next,
     MixtralVariant::Glm4Moe,
+    MixtralVariant::Olmoe,
+    MixtralVariant::DeepSeek,
     MixtralVariant::GptOss,
 ];
 
@@ -56,6 +64,8 @@ impl MixtralVariant {
             Self::Qwen3Moe => HfArchitecture::new("qwen3_moe", "Qwen3MoeForCausalLM"),
             Self::Qwen3Next => HfArchitecture::new("qwen3_next", "Qwen3NextForCausalLM"),
             Self::Glm4Moe => HfArchitecture::new("glm4_moe", "Glm4MoeForCausalLM"),
+            Self::Olmoe => HfArchitecture::new("olmoe", "OlmoeForCausalLM"),
+            Self::DeepSeek => HfArchitecture::new("deepseek", "DeepseekForCausalLM"),
             Self::GptOss => HfArchitecture::new("gpt_oss", "GptOssForCausalLM"),
         }
     }
@@ -65,7 +75,7 @@ impl MixtralVariant {
         match self {
             Self::Mixtral => 1e6,
             Self::GptOss => 150_000.0,
-            Self::Glm4Moe | Self::Qwen2Moe | Self::Qwen3Moe | Self::Qwen3Next => 1e4,
+            Self::Glm4Moe | Self::Qwen2Moe | Self::Qwen3Moe | Self::Qwen3Next | Self::Olmoe | Self::DeepSeek => 1e4,
         }
     }
 
@@ -83,8 +93,9 @@ impl MixtralVariant {
             Self::GptOss => &["initial_context_length"],
             // The last two count only where `use_sliding_window` is true.
             Self::Qwen2Moe | Self::Qwen3Moe => &["output_router_logits", "max_window_layers", "sliding_window"],
-            Self::Qwen3Next => &["output_router_logits"],
-            Self::Glm4Moe => &["output_router_logits"],
+            Self::Qwen3Next | Self::Glm4Moe | Self::Olmoe => &["output_router_logits"],
+            // Where its code is, and how many ranks serve it.
+            Self::DeepSeek => &["auto_map", "ep_size"],
         }
     }
 }

@@ -67,7 +67,10 @@ fn moe_with_a_cache() {
         variant: MixtralVariant::GptOss, moe_intermediate_size: None, mlp_only_layers: Vec::new(),
         sliding_window: Some(4), sliding_window_pattern: Some(LayerPattern::Every(2)), attention_bias: true
     };
-    for config in [config, gpt_oss] {
+    let olmoe = models::sized! { config.clone();
+        variant: MixtralVariant::Olmoe, moe_intermediate_size: None, mlp_only_layers: Vec::new(), norm_topk_prob: false
+    };
+    for config in [config, gpt_oss, olmoe] {
         assert_cache_changes_nothing::<Mixtral>(&config, &["TP1", "TP2", "TP4 SP", "TP4 EP4 ETP1", "TP4 SP EP2 ETP2"]);
     }
 }

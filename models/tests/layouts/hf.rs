@@ -28,12 +28,17 @@ const LOGITS_OF_MAMBA2: f64 = 1e-6;
 /// [`LOGITS_OF_MAMBA2`] next to [`LOGITS_OF_DEEPSEEK`]: Nemotron 3 has both. Without these casts to fp32
 /// (`unrounded.safetensors`), those of its norms among them, there is nothing between us but [`LOGITS`].
 const LOGITS_OF_NEMOTRON_3: f64 = 1e-6;
+/// transformers rotates the queries and keys of ERNIE 4.5 and DeepSeek-V2 in fp32, and a residual stream of another size than ours is
+/// rounded otherwise in Granite's norms. Without these casts (`unrounded.safetensors`) there is nothing between us but [`LOGITS`].
+const LOGITS_OF_RELATIVES: f64 = 2e-6;
 /// In bf16, with the experts of fp64.
 const HALF: f64 = 0.03;
 /// The small outputs of its recurrences are normalised, with their rounding.
 const HALF_OF_QWEN3_NEXT: f64 = 0.05;
 /// The oracle keeps gradients in fp32, and its backward pass goes through fp32 norms.
 const GRADIENTS: f64 = 1e-6;
+/// Through norms or rotations in fp32 gradients are fp32's too.
+const GRADIENTS_OF_RELATIVES: f64 = 5e-6;
 /// Through transformers' delta rule in fp32 gradients are fp32's too.
 const GRADIENTS_OF_QWEN3_NEXT: f64 = 1e-5;
 /// Those of a head's decay are small sums of large fp32 terms.
@@ -161,6 +166,9 @@ fn last(logits: &[f64], [seq, vocab]: [usize; 2]) -> Vec<f64> {
     logits.chunks_exact(seq * vocab).flat_map(|sample| &sample[(seq - POSITIONS) * vocab..]).copied().collect()
 }
 
+/// Models with [`LOGITS_OF_RELATIVES`].
+const RELATIVES: [&str; 4] = ["ernie4_5", "granite", "deepseek_v2", "deepseek_v2_lite"];
+
 macro_rules! is_transformers {
     ($($test:ident: $folder:literal),+ $(,)?) => {$(
         #[test]
@@ -180,6 +188,7 @@ macro_rules! is_transformers {
             let unrounded = match $folder {
                 "deepseek_v3" | "glm4_moe" => Some(file("router_fp64.safetensors")),
                 "nemotron3" | "qwen3_next" => Some(file("unrounded.safetensors")),
+                of if RELATIVES.contains(&of) => Some(file("unrounded.safetensors")),
                 _ => None,
             };
             let logits = match $folder {
@@ -188,15 +197,17 @@ macro_rules! is_transformers {
                 "qwen3_next" => LOGITS_OF_QWEN3_NEXT,
                 "mamba2" | "nemotron_h" => LOGITS_OF_MAMBA2,
                 "nemotron3" => LOGITS_OF_NEMOTRON_3,
+                of if RELATIVES.contains(&of) => LOGITS_OF_RELATIVES,
                 _ => LOGITS,
             };
             let (loss, gradients, half) = match $folder {
                 "qwen3_next" => (LOGITS_OF_QWEN3_NEXT, GRADIENTS_OF_QWEN3_NEXT, HALF_OF_QWEN3_NEXT),
+                of if RELATIVES.contains(&of) => (LOGITS_OF_RELATIVES, GRADIENTS_OF_RELATIVES, HALF),
                 _ => (LOSS, GRADIENTS, HALF),
             };
             let unrounded = unrounded.as_deref();
             // Nemotron 3's norms multiply with their weight in fp32, which ours do not; without rounding ours are fp64.
-            let fp32_norms = !["nemotron3", "qwen3_next"].contains(&$folder);
+            let fp32_norms = !["nemotron3", "qwen3_next"].contains(&$folder) && !RELATIVES.contains(&$folder);
             let oracle = &oracle;
             config.visit(Transformers { weights, oracle, logits, loss, gradients, half, fp32_norms, unrounded });
         }
@@ -212,6 +223,15 @@ is_transformers! {
     qwen3_window_is_transformers: "qwen3_window",
     smollm3_is_transformers: "smollm3",
     olmo2_is_transformers: "olmo2",
+    olmo3_is_transformers: "olmo3",
+    olmoe_is_transformers: "olmoe",
+    granite_is_transformers: "granite",
+    seed_oss_is_transformers: "seed_oss",
+    ernie_4_5_is_transformers: "ernie4_5",
+    deepseek_moe_is_transformers: "deepseek",
+    deepseek_v2_is_transformers: "deepseek_v2",
+    deepseek_v2_lite_is_transformers: "deepseek_v2_lite",
+    gemma_is_transformers: "gemma",
     gemma2_is_transformers: "gemma2",
     gemma3_is_transformers: "gemma3",
     gemma3_images_is_transformers: "gemma3_images",

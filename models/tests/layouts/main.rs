@@ -140,11 +140,32 @@ fn relatives() -> Vec<LlamaConfig> {
         of(LlamaVariant::Qwen2),
         LlamaConfig { no_rope_layer_interval: Some(LayerPattern::Every(2)), ..of(LlamaVariant::SmolLm3) },
         of(LlamaVariant::Olmo2),
+        LlamaConfig {
+            sliding_window: Some(5),
+            sliding_window_pattern: Some(LayerPattern::Every(2)),
+            ..of(LlamaVariant::Olmo3)
+        },
+        LlamaConfig { tie_word_embeddings: true, ..of(LlamaVariant::Gemma) },
+        LlamaConfig { attention_bias: true, ..of(LlamaVariant::SeedOss) },
+        of(LlamaVariant::Ernie45),
+        granite(),
         gemma2,
         gemma3,
         LlamaConfig { sliding_window: Some(7), partial_rotary_factor: Some(0.75), ..of(LlamaVariant::Phi3) },
         LlamaConfig { partial_rotary_factor: Some(0.4), attention_bias: true, ..of(LlamaVariant::Glm4) },
     ]
+}
+
+fn granite() -> LlamaConfig {
+    LlamaConfig {
+        variant: LlamaVariant::Granite,
+        embedding_multiplier: Some(12.0),
+        attention_multiplier: Some(0.2),
+        residual_multiplier: Some(0.5),
+        logits_scaling: Some(4.0),
+        tie_word_embeddings: true,
+        ..llama()
+    }
 }
 
 #[test]
@@ -163,6 +184,7 @@ fn what_relatives_add_counts() {
     let with = |variant| relatives.iter().find(|config| config.variant == variant).unwrap().clone();
     let (gemma2, gemma3) = (with(LlamaVariant::Gemma2), with(LlamaVariant::Gemma3));
     let smollm3 = with(LlamaVariant::SmolLm3);
+    let (granite, phi3) = (granite(), with(LlamaVariant::Phi3));
     for (with, without) in [
         (&gemma2, LlamaConfig { sliding_window_pattern: None, ..gemma2.clone() }),
         (&gemma2, LlamaConfig { query_pre_attn_scalar: None, ..gemma2.clone() }),
@@ -170,7 +192,11 @@ fn what_relatives_add_counts() {
         (&gemma2, LlamaConfig { final_logit_softcapping: None, ..gemma2.clone() }),
         (&gemma3, LlamaConfig { rope_local_base_freq: None, ..gemma3.clone() }),
         (&smollm3, LlamaConfig { no_rope_layer_interval: None, ..smollm3.clone() }),
-        (&relatives[5], LlamaConfig { partial_rotary_factor: None, ..relatives[5].clone() }),
+        (&phi3, LlamaConfig { partial_rotary_factor: None, ..phi3.clone() }),
+        (&granite, LlamaConfig { embedding_multiplier: None, ..granite.clone() }),
+        (&granite, LlamaConfig { attention_multiplier: None, ..granite.clone() }),
+        (&granite, LlamaConfig { residual_multiplier: None, ..granite.clone() }),
+        (&granite, LlamaConfig { logits_scaling: None, ..granite.clone() }),
     ] {
         assert_ne!(logits(with), logits(&without), "{without:?}");
     }

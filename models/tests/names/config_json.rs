@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use crate::published_files::file;
 use crate::{
-    GEMMA2, GEMMA3, GEMMA3_IMAGES, GLM4, GPT_OSS, GPT2, LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, PHI3, PHI3_LONGROPE,
-    QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT, SMOLLM3, parse,
+    DEEPSEEK, DEEPSEEK_V2, DEEPSEEK_V2_LITE, ERNIE, GEMMA, GEMMA2, GEMMA3, GEMMA3_IMAGES, GLM4, GPT_OSS, GPT2, GRANITE,
+    LLAMA2, LLAMA3, MISTRAL, MIXTRAL, OLMO2, OLMO3, OLMOE, PHI3, PHI3_LONGROPE, QWEN2, QWEN3, QWEN3_MOE, QWEN3_NEXT,
+    SEED_OSS, SMOLLM3, parse,
 };
 
 pub(super) fn llama(text: &str) -> LlamaConfig {
@@ -44,7 +45,8 @@ fn what_config_json_says() {
 /// is read.
 #[test]
 fn config_json_round_trip() {
-    let relatives = [QWEN2, SMOLLM3, OLMO2, GEMMA2, GEMMA3, PHI3, GLM4, GPT_OSS, QWEN3_NEXT];
+    let relatives = [QWEN2, SMOLLM3, OLMO2, GEMMA2, GEMMA3, PHI3, GLM4, GPT_OSS, QWEN3_NEXT, DEEPSEEK, DEEPSEEK_V2];
+    let relatives = relatives.into_iter().chain([DEEPSEEK_V2_LITE, ERNIE, GEMMA, GRANITE, OLMO3, OLMOE, SEED_OSS]);
     for text in [LLAMA2, LLAMA3, MISTRAL, QWEN3, MIXTRAL, QWEN3_MOE, GPT2].into_iter().chain(relatives) {
         let original = parse(text);
         let config = FamilyConfig::from_hf(&original).unwrap();
@@ -114,8 +116,8 @@ fn an_architecture_that_is_not_here_is_refused() {
     assert_eq!(
         message,
         "config.json: there is no model for `model_type` mamba; nearest legal: mamba2; legal: llama, mistral, qwen2, qwen3, \
-         smollm3, olmo2, gemma2, gemma3_text, gemma3, phi3, glm4, mixtral, qwen2_moe, qwen3_moe, qwen3_next, glm4_moe, gpt_oss, \
-         gpt2, deepseek_v3, kimi_k2, mamba2, nemotron_h"
+         smollm3, olmo2, olmo3, gemma, gemma2, gemma3_text, gemma3, phi3, glm4, seed_oss, ernie4_5, granite, mixtral, qwen2_moe, \
+         qwen3_moe, qwen3_next, glm4_moe, olmoe, deepseek, gpt_oss, gpt2, deepseek_v3, kimi_k2, deepseek_v2, mamba2, nemotron_h"
     );
     assert!(refuse(LLAMA3, "model_type", json!("lama3")).contains("nearest legal: llama; legal"));
     let of_state_spaces = json!({"d_model": 2560, "n_layer": 64, "ssm_cfg": {"layer": "Mamba2"}});

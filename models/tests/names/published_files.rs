@@ -15,7 +15,7 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/publi
 const GUIDE: &str = include_str!("../../../docs/guide/hugging-face.md");
 
 /// Presets and the models that they are.
-const FILES: [(&str, &str); 45] = [
+const FILES: [(&str, &str); 56] = [
     ("gpt2", "openai-community/gpt2"),
     ("gpt2-medium", "openai-community/gpt2-medium"),
     ("llama3-8b", "meta-llama/Meta-Llama-3-8B"),
@@ -61,6 +61,17 @@ const FILES: [(&str, &str); 45] = [
     ("phi4", "microsoft/phi-4"),
     ("phi4-mini", "microsoft/Phi-4-mini-instruct"),
     ("glm4-32b", "zai-org/GLM-4-32B-0414"),
+    ("gemma-2b", "google/gemma-2b"),
+    ("gemma-7b", "google/gemma-7b"),
+    ("olmo3-7b", "allenai/Olmo-3-1025-7B"),
+    ("olmo3-32b", "allenai/Olmo-3-1125-32B"),
+    ("olmoe-1b-7b", "allenai/OLMoE-1B-7B-0924"),
+    ("granite3-8b", "ibm-granite/granite-3.3-8b-instruct"),
+    ("seed-oss-36b", "ByteDance-Seed/Seed-OSS-36B-Instruct"),
+    ("ernie4.5-0.3b", "baidu/ERNIE-4.5-0.3B-PT"),
+    ("deepseek-moe-16b", "deepseek-ai/deepseek-moe-16b-base"),
+    ("deepseek-v2-lite", "deepseek-ai/DeepSeek-V2-Lite"),
+    ("deepseek-v2", "deepseek-ai/DeepSeek-V2"),
 ];
 
 /// Parameters of the published weights of presets that have no file here, or an early or a wider one. Those of DeepSeek-V3 are

@@ -1,36 +1,20 @@
 """Makes `qwen3_next/unrounded.safetensors`: python make_unrounded.py (transformers 5.24, torch 2.15, CPU).
 
-transformers' own module without any cast to fp32 but that of the rotation angles: `torch.float64` for `torch.float32`,
-`.double()` for `.float()`.
+transformers' own module as `without_casts.py` changes it.
 """
 
-import importlib.util
 import pathlib
-import re
-import sys
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.models.qwen3_next import modeling_qwen3_next as rounded
 
+from without_casts import without_casts
+
 FOLDER = pathlib.Path(__file__).parent / "qwen3_next"
 PATHS = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
 PARTS = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
-
-
-def without_casts(module):
-    """The module from its changed source."""
-    source = pathlib.Path(module.__file__).read_text()
-    before, angles, after = re.split(r"(?ms)(^class \w+RotaryEmbedding.*?)(?=^class )", source)
-    before, after = (re.sub(r"\btorch\.float(32)?\b", "torch.float64", part).replace(".float()", ".double()") for part in (before, after))
-    source = before + angles + after
-    spec = importlib.util.spec_from_loader(module.__name__ + "_fp64", loader=None)
-    changed = importlib.util.module_from_spec(spec)
-    changed.__package__, changed.__file__ = module.__package__, module.__file__
-    sys.modules[spec.name] = changed
-    exec(compile(source, spec.name, "exec"), changed.__dict__)
-    return changed
 
 
 def gradients(model):

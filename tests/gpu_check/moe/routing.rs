@@ -72,7 +72,7 @@ fn routers(experts: usize, variant: usize) -> Vec<(String, RouterConfig)> {
         let (bias_rate, grouped) =
             [(None, false), (Some(1e-3), false), (None, true), (Some(1e-3), true)][(nth + variant) % 4];
         let over = [BalanceOver::Sequence, BalanceOver::MicroBatch, BalanceOver::Global][nth % 3];
-        let groups = grouped.then_some(ExpertGroups { groups: 4, top_k: 2 });
+        let groups = grouped.then_some(ExpertGroups { groups: 4, top_k: 2, best: 2 });
         let balance = Some(Balance { over, coefficient: 0.01 });
         let top_k = if experts == 8 { 2 } else { 8 };
         let router = RouterConfig { scores, groups, bias_rate, balance, z_loss: 1e-3, ..RouterConfig::new(top_k) };
@@ -127,7 +127,7 @@ pub fn check(gpus: usize, report: &mut Report) {
 pub fn times(gpus: usize) {
     let softmax = |top_k, scores| RouterConfig { scores, ..RouterConfig::new(top_k) };
     let deepseek = RouterConfig {
-        groups: Some(ExpertGroups { groups: 8, top_k: 4 }),
+        groups: Some(ExpertGroups { groups: 8, top_k: 4, best: 2 }),
         bias_rate: Some(1e-3),
         ..softmax(8, Scores::Sigmoid)
     };

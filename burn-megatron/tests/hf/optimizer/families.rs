@@ -120,6 +120,9 @@ fn families_without_a_layer_in_megatron_core_are_refused_by_name() {
     for (model, why) in [
         ("gemma2", "Megatron-Core has no norm behind attention"),
         ("olmo2", "Megatron-Core has no norm behind attention"),
+        ("gemma", "Megatron-Core has no factor of embeddings"),
+        ("granite", "Megatron-Core has no factor of embeddings"),
+        ("olmoe", "Megatron-Core has no norm of whole queries and keys"),
         ("mamba2", "Megatron-Core's Mamba-2 layers, which need a GPU, were not compared"),
         ("qwen3_next", "Megatron-Core's Gated DeltaNet, which needs TransformerEngine, were not compared"),
     ] {

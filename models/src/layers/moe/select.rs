@@ -110,11 +110,15 @@ pub(super) fn choose_freely(scores: &[f64], sizes: [usize; 2], config: &RouterCo
 }
 
 /// Takes the experts of all but the best groups out.
-fn keep_best_groups(scores: &mut [f64], ExpertGroups { groups, top_k }: ExpertGroups, found: &mut Vec<(f64, usize)>) {
+fn keep_best_groups(
+    scores: &mut [f64],
+    ExpertGroups { groups, top_k, best }: ExpertGroups,
+    found: &mut Vec<(f64, usize)>,
+) {
     let size = scores.len() / groups;
     let mut totals = Vec::with_capacity(groups);
     for group in scores.chunks_exact(size) {
-        find_best(group, 2.min(size), found);
+        find_best(group, best.min(size), found);
         totals.push(found.iter().map(|(score, _)| score).sum());
     }
     find_best(&totals, top_k, found);
@@ -159,7 +163,7 @@ mod tests {
 
     #[test]
     fn groups_are_compared_by_their_two_best_experts() {
-        let groups = Some(ExpertGroups { groups: 3, top_k: 1 });
+        let groups = Some(ExpertGroups { groups: 3, top_k: 1, best: 2 });
         let config = RouterConfig { groups, ..RouterConfig::new(2) };
         // The best expert is alone in its group; the last group has the best pair.
         let scores = [0.99, 0.01, 0.01, 0.73, 0.62, 0.01, 0.88, 0.82, 0.5];
@@ -168,6 +172,10 @@ mod tests {
         let bias = [0.0, 0.9, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         assert_eq!(chosen(Some(&bias)), [0, 1]);
         assert_eq!(choose_freely(&scores, [1, 1], &config).of(0).collect::<Vec<_>>(), [0, 6]);
+        // DeepSeek-V2's.
+        let groups = groups.map(|groups| ExpertGroups { best: 1, ..groups });
+        let config = RouterConfig { groups, ..config };
+        assert_eq!(choose(&scores, [1, 1], &config, None).of(0).collect::<Vec<_>>(), [0, 1]);
     }
 
     #[test]

@@ -25,10 +25,10 @@ pub struct MixtralConfig {
     pub hidden_size: usize,
     /// Width of an expert; in a Qwen3-MoE of the MLPs of layers without experts.
     pub intermediate_size: usize,
-    /// Width of an expert where it is not `intermediate_size` (Qwen2-MoE, Qwen3-MoE, GLM-4.5).
+    /// Width of an expert where it is not `intermediate_size` (Qwen2-MoE, Qwen3-MoE, GLM-4.5, DeepSeek).
     pub moe_intermediate_size: Option<usize>,
-    /// Width of the shared expert (Qwen2-MoE and GLM-4.5, which always have one); `None` is `intermediate_size`, in a GLM-4.5
-    /// that of an expert.
+    /// Width of the shared expert (Qwen2-MoE, GLM-4.5 and DeepSeek, which always have one); `None` is `intermediate_size`, in a
+    /// GLM-4.5 or DeepSeek that of an expert.
     pub shared_expert_intermediate_size: Option<usize>,
     /// Number of blocks.
     pub num_hidden_layers: usize,
@@ -48,7 +48,7 @@ pub struct MixtralConfig {
     pub decoder_sparse_step: usize,
     /// Further layers with an MLP (Qwen2-MoE and Qwen3-MoE).
     pub mlp_only_layers: Vec<usize>,
-    /// The first layers, which have an MLP in place of experts (GLM-4.5).
+    /// The first layers, which have an MLP in place of experts (GLM-4.5, DeepSeek).
     pub first_k_dense_replace: usize,
     /// Groups of neighbouring experts (GLM-4.5).
     pub n_group: usize,
@@ -105,7 +105,7 @@ pub struct MixtralConfig {
     pub rms_norm_eps: f64,
     /// The output layer shares the embedding's weight.
     pub tie_word_embeddings: bool,
-    /// Query, key, value and output projections have biases (Qwen3-MoE and gpt-oss; in a GLM-4.5 without the last).
+    /// Query, key, value and output projections have biases (Qwen3-MoE, gpt-oss, OLMoE, DeepSeek; in a GLM-4.5 without the last).
     pub attention_bias: bool,
     /// Every query and key head is normalised before rotation (GLM-4.5).
     pub use_qk_norm: bool,
@@ -146,8 +146,10 @@ impl MixtralConfig {
     pub fn shared_expert(&self) -> Option<usize> {
         let default = match self.variant {
             MixtralVariant::Qwen2Moe | MixtralVariant::Qwen3Next => self.intermediate_size,
-            MixtralVariant::Glm4Moe => self.expert_size(),
-            MixtralVariant::Mixtral | MixtralVariant::GptOss | MixtralVariant::Qwen3Moe => return None,
+            MixtralVariant::Glm4Moe | MixtralVariant::DeepSeek => self.expert_size(),
+            MixtralVariant::Mixtral | MixtralVariant::GptOss | MixtralVariant::Qwen3Moe | MixtralVariant::Olmoe => {
+                return None;
+            }
         };
         Some(self.shared_expert_intermediate_size.unwrap_or(default))
     }

@@ -9,7 +9,7 @@ use backend_dist::mesh::Mesh;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData};
 use models::lora::LoraConfig;
-use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, MicroBatch, ModelConfig, ParamBuilder};
+use models::{CausalLm, DeepSeekV3, DeepSeekV3Config, DeepSeekVariant, MicroBatch, ModelConfig, ParamBuilder};
 
 use crate::cache::{assert_cache_changes_nothing, assert_cache_changes_nothing_in};
 use crate::harness::{BATCH, Batch, Noise, Outcome, SEQ, assert_close, host, initial_weights, largest, run};
@@ -51,6 +51,10 @@ fn latent_attention_with_a_cache() {
     assert_cache_changes_nothing::<DeepSeekV3>(&dense(), &["TP1", "TP2", "TP2 SP", "TP4 SP"]);
     let direct = DeepSeekV3Config { q_lora_rank: None, ..dense() };
     assert_cache_changes_nothing::<DeepSeekV3>(&direct, &["TP1", "TP2 SP"]);
+    let v2 =
+        DeepSeekV3Config { variant: DeepSeekVariant::DeepseekV2, norm_topk_prob: false, ..DeepSeekV3Config::tiny() };
+    let v2 = DeepSeekV3Config { vocab_size: 99, num_nextn_predict_layers: 0, ..v2 };
+    assert_cache_changes_nothing::<DeepSeekV3>(&v2, &["TP1", "TP2", "TP4 SP EP2 ETP2"]);
 }
 
 /// The matrices that are absorbed have their adapters with them.

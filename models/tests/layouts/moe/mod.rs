@@ -87,7 +87,7 @@ fn mixtral() -> Case {
 /// As DeepSeek-V3, with a gate that it does not have; two neighbouring experts are never chosen.
 fn deepseek() -> Case {
     let router = models::sized! { RouterConfig::new(3);
-        scores: Scores::Sigmoid, groups: Some(ExpertGroups { groups: 4, top_k: 2 }), scaling: 2.5,
+        scores: Scores::Sigmoid, groups: Some(ExpertGroups { groups: 4, top_k: 2, best: 2 }), scaling: 2.5,
         bias_rate: Some(1e-3), balance: balance(BalanceOver::Sequence)
     };
     let mut case = case(router);
@@ -165,6 +165,10 @@ fn all_kinds_of_scores() {
         assert_layouts(case(RouterConfig { scores, ..mixtral().config.router }), &["DP2 EP2"]);
     }
     assert_layouts(case(RouterConfig { scores: Scores::Sigmoid, ..RouterConfig::new(1) }), &["DP2 EP2"]);
+    // DeepSeek-V2's.
+    let (groups, scaling) = (Some(ExpertGroups { groups: 4, top_k: 2, best: 1 }), 16.0);
+    let scores = Scores::SoftmaxBeforeTopK;
+    assert_layouts(case(RouterConfig { scores, groups, scaling, ..mixtral().config.router }), &["DP2 EP2", "TP2 SP"]);
 }
 
 #[test]

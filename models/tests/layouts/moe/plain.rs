@@ -86,7 +86,7 @@ fn chosen(scores: &[f64], config: &MoeConfig, limited: bool) -> Vec<f64> {
         }
         if let Some(groups) = config.router.groups.filter(|_| limited) {
             let size = config.experts / groups.groups;
-            let best = |group: &[f64]| greatest(group, 2).iter().map(|place| group[*place]).sum::<f64>();
+            let best = |group: &[f64]| greatest(group, groups.best).iter().map(|place| group[*place]).sum::<f64>();
             let kept = greatest(&scores.chunks(size).map(best).collect::<Vec<_>>(), groups.top_k);
             let is_out = |expert: usize| !kept.contains(&(expert / size));
             (0..scores.len()).filter(|e| is_out(*e)).for_each(|e| scores[e] = f64::NEG_INFINITY);

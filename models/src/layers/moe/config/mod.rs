@@ -162,7 +162,7 @@ impl MoeConfig {
         let most =
             |key, value: usize, range, most: usize| expect(value <= most, (key, value as f64), range, most as f64);
         most("num_experts_per_tok", top_k, "at most num_experts", self.experts)?;
-        if let Some(ExpertGroups { groups, top_k: chosen }) = groups {
+        if let Some(ExpertGroups { groups, top_k: chosen, .. }) = groups {
             positive(&[("n_group", groups), ("topk_group", chosen)])?;
             divides("n_group", groups, "num_experts", self.experts)?;
             most("topk_group", chosen, "at most n_group", groups)?;

@@ -53,14 +53,16 @@ pub enum Scores {
     PlainSigmoid,
 }
 
-/// Group-limited routing: a group's score is the sum of its two best experts, the best groups are chosen from
-/// (DeepSeek-V3, <https://arxiv.org/abs/2412.19437>; Megatron sums up `topk / group_topk` experts, which is two there).
+/// Group-limited routing: a group's score is the sum of its best experts, the best groups are chosen from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
     /// Groups of neighbouring experts.
     pub groups: usize,
     /// Groups that a token may use.
     pub top_k: usize,
+    /// Experts that are a group's score: the best one (DeepSeek-V2) or the best two (DeepSeek-V3,
+    /// <https://arxiv.org/abs/2412.19437>; Megatron sums up `topk / group_topk` experts, which is two there).
+    pub best: usize,
 }
 
 /// A load-balancing loss.
@@ -115,7 +117,7 @@ impl RouterConfig {
         let [groups, top_k_groups] = groups;
         Self {
             scores: if is_normalised { Scores::Sigmoid } else { Scores::PlainSigmoid },
-            groups: (groups > 1).then_some(ExpertGroups { groups, top_k: top_k_groups }),
+            groups: (groups > 1).then_some(ExpertGroups { groups, top_k: top_k_groups, best: 2 }),
             scaling,
             bias_rate: Some(bias_rate),
             ..Self::new(top_k)

@@ -25,7 +25,7 @@ fn contradictory_sizes_are_refused() {
         refuse(router(RouterConfig::new(9))),
         "num_experts_per_tok = 9 is not at most num_experts; nearest legal: 8"
     );
-    let groups = |groups, top_k| Some(ExpertGroups { groups, top_k });
+    let groups = |groups, top_k| Some(ExpertGroups { groups, top_k, best: 2 });
     assert_eq!(
         refuse(router(RouterConfig { groups: groups(3, 1), ..RouterConfig::new(2) })),
         "n_group = 3 does not divide num_experts = 8; nearest legal: 2, 4"

@@ -91,6 +91,8 @@ impl Router {
             RouterDevice::Auto => row_multiple(params.device()) > 1 && !is_f64,
             RouterDevice::Device => !(fp32 && is_f64),
         };
+        // The operations for GPUs know groups by their two best experts only.
+        let on_device = on_device && router.groups.is_none_or(|groups| groups.best == 2);
         let on_device = on_device && is_counted(config, params.experts().group.size());
         Ok(Self { weight, bias, expert_bias, config: router, capacity, shares, forced, layer, fp32, on_device })
     }
