@@ -9,7 +9,7 @@ use burn_ir::{BaseOperationIr, IrVisitorMut, ModuleOperationIr, OperationIr, Ten
 const CHANNELS: usize = 1;
 
 /// Divides the sharded dimensions of all tensors of `op` by `ranks`, and makes ranges along them the whole of what is
-/// left, groups of a convolution along its channels a rank's own. The placements must divide the shapes.
+/// left or its parts, groups of a convolution along its channels a rank's own. The placements must divide the shapes.
 pub(crate) fn localize(op: &mut OperationIr, placements: &ByTensor<Placement>, ranks: usize) {
     let ranges = match op {
         OperationIr::BaseFloat(op) | OperationIr::BaseInt(op) | OperationIr::BaseBool(op) => match op {
@@ -23,8 +23,12 @@ pub(crate) fn localize(op: &mut OperationIr, placements: &ByTensor<Placement>, r
         && let Some(dim) = placements.get(id).and_then(|at| at.dim())
         && let Some(range) = ranges.get_mut(dim)
     {
-        // The rule has let no other range pass.
-        *range = Slice::full();
+        // The rule has let only whole parts pass.
+        let share = |end: isize| end / ranks as isize;
+        *range = match placements[id].is_in_parts() {
+            true => Slice::new(share(range.start), range.end.map(share), 1),
+            false => Slice::full(),
+        };
     }
     // The rule shards channels of several groups by groups alone.
     if let Some((x, groups)) = groups_of(op)
@@ -65,12 +69,6 @@ fn groups_of(op: &mut OperationIr) -> Option<(TensorId, &mut usize)> {
         ConvTranspose2dWeightBackward,
         ConvTranspose3dWeightBackward
     )
-}
-
-/// Whether `range` takes all of `size` elements, in order.
-pub(crate) fn is_full(range: &Slice, size: usize) -> bool {
-    let end = range.end.unwrap_or(size as isize);
-    range.start == 0 && range.step == 1 && (end == size as isize)
 }
 
 struct Shapes<'a> {

@@ -7,12 +7,14 @@
 
 mod by_tensor;
 mod localize;
+mod parts;
 mod placement;
 mod plan;
 pub mod rules;
 #[cfg(test)]
 mod tests;
 
+pub use parts::Parts;
 pub use placement::{ParsePlacementError, Placement};
 #[cfg(feature = "decorator")]
 pub(crate) use plan::makes_weights;

@@ -6,8 +6,8 @@ use super::localize::localize;
 use super::rules::{Completion, Decision, MeshAxis, Operand, decide};
 use burn::tensor::{DType, Shape};
 use burn_ir::{
-    BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr, TensorId, TensorIr,
-    TensorStatus,
+    BaseOperationIr, FloatOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr, SliceAssignOpIr, TensorId,
+    TensorIr, TensorStatus,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -53,6 +53,8 @@ pub struct OpPlan {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Homes {
     at: HashMap<(usize, Shape), Placement>,
+    /// Where tensors were in parts that parts were taken from.
+    in_parts: HashMap<(usize, Shape), Vec<Placement>>,
     sequence: bool,
     /// Shapes of parameters of three dimensions.
     parameters: HashSet<Shape>,
@@ -104,7 +106,8 @@ impl Homes {
         }
     }
 
-    /// Notes the activations that `op` gathers for a weight according to `plan`. Whether that is new.
+    /// Notes the activations that `op` gathers for a weight according to `plan`, and those in parts that it takes parts of.
+    /// Whether that is new.
     pub fn note<'s>(&mut self, op: &OperationIr, state: impl Fn(TensorId) -> &'s TensorState, plan: &OpPlan) -> bool {
         let mut is_new = false;
         let mut keep = |axis, shape: &Shape, at| is_new |= self.at.insert((axis, shape.clone()), at) != Some(at);
@@ -125,7 +128,22 @@ impl Homes {
                 }
             }
         }
+        if let OperationIr::BaseFloat(BaseOperationIr::Slice(op)) = op {
+            for (axis, at) in plan.inputs[op.tensor.id].iter().enumerate().filter(|(_, at)| at.is_in_parts()) {
+                let known = self.in_parts.entry((axis, op.tensor.shape.clone())).or_default();
+                if !known.contains(at) {
+                    known.push(*at);
+                    is_new = true;
+                }
+            }
+        }
         is_new
+    }
+
+    /// Where the tensor was of which a part was taken that is put back by `op`, and is at `value`.
+    fn of_part(&self, axis: usize, op: &SliceAssignOpIr, value: Placement) -> Option<Placement> {
+        let known = self.in_parts.get(&(axis, op.tensor.shape.clone()))?;
+        known.iter().find(|at| at.sliced(&op.tensor.shape, &op.ranges) == Some(value)).copied()
     }
 
     fn of(&self, axis: usize, shape: &Shape, ranks: usize) -> Option<Placement> {
@@ -161,7 +179,12 @@ pub fn plan<'s>(
     for (i, axis) in axes.iter().enumerate() {
         let known = |x: &TensorIr| {
             let TensorState { at, weight } = state(x.id);
-            let home = homes.of(i, &x.shape, axis.ranks);
+            let home = match op {
+                OperationIr::BaseFloat(BaseOperationIr::SliceAssign(op)) => {
+                    homes.of_part(i, op, state(op.value.id).at[i])
+                }
+                _ => homes.of(i, &x.shape, axis.ranks),
+            };
             (x.id, Known { at: at[i], weight: *weight, home, is_half: at[i] == Partial && is_half(x.id) })
         };
         let known: ByTensor<Known> = op.inputs().map(known).collect();
@@ -256,7 +279,13 @@ pub(crate) fn makes_weights(op: &OperationIr, is_weight: impl Fn(TensorId) -> bo
     };
     match op {
         OperationIr::BaseFloat(
-            Op::Reshape(_) | Op::SwapDims(_) | Op::Permute(_) | Op::Expand(_) | Op::Cast(_) | Op::Flip(_),
+            Op::Reshape(_)
+            | Op::SwapDims(_)
+            | Op::Permute(_)
+            | Op::Expand(_)
+            | Op::Slice(_)
+            | Op::Cast(_)
+            | Op::Flip(_),
         ) => op.inputs().any(|x| is_weight(x.id)),
         OperationIr::NumericFloat(_, Numeric::Add(op) | Numeric::Sub(op) | Numeric::Mul(op) | Numeric::Div(op)) => {
             of_matrix(&op.lhs, &op.out) || of_matrix(&op.rhs, &op.out)

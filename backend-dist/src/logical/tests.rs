@@ -2,13 +2,14 @@
 
 use super::Placement::{self, Partial, Replicate, Shard, Strided};
 use super::plan::makes_weights;
+use super::rules::convolution::bias_backward;
 use super::rules::elementwise::{Linearity, elementwise};
 use super::rules::{Decision, Operand, Policy, matmul::matmul, shape::reshape};
 use super::{Homes, MeshAxis, OpPlan, TensorState, plan};
 use burn::tensor::{DType, Shape, Slice};
 use burn_ir::{
-    BaseOperationIr, BinaryOpIr, MatmulOpIr, NumericOperationIr, OperationIr, SliceOpIr, TensorId, TensorIr,
-    TensorStatus,
+    BaseOperationIr, BinaryOpIr, MatmulOpIr, NumericOperationIr, OperationIr, SliceAssignOpIr, SliceOpIr, TensorId,
+    TensorIr, TensorStatus,
 };
 
 fn operand(shape: &[usize], at: Placement) -> Operand<'_> {
@@ -155,4 +156,42 @@ fn ranges_along_a_shard_are_the_whole_shard_or_a_fallback() {
     assert_eq!((&local.ranges[..], local.out.shape.to_vec()), (&[Slice::full(), Slice::from(1..3)][..], vec![3, 2]));
     let along = planned(&slice(Slice::from(0..6)), &[vec![Shard(1), Replicate]]);
     assert!(along.fell_back && along.outputs[0].1.at == [Replicate, Replicate]);
+}
+
+/// Two tensors of one shape in other parts, as of a projection and of an MLP, do not take each other's place.
+#[test]
+fn a_part_is_put_back_into_the_parts_that_it_was_taken_from() {
+    let axes = [MeshAxis { ranks: 2, policy: Policy::WeightsStay }];
+    let parts = [Placement::in_parts(0, &[6, 6, 12]).unwrap(), Strided { dim: 0, blocks: 3 }];
+    let mut homes = Homes::default();
+    for (at, size) in parts.into_iter().zip([6, 8]) {
+        let ranges = vec![Slice::from(size as isize..2 * size as isize)];
+        let (x, part) = (tensor(0, &[24, 3]), tensor(1, &[size, 3]));
+        let taken = SliceOpIr { tensor: x.clone(), ranges: ranges.clone(), out: part.clone() };
+        let put = SliceAssignOpIr { tensor: x, ranges, value: part, out: tensor(2, &[24, 3]) };
+        let taken = OperationIr::BaseFloat(BaseOperationIr::Slice(taken));
+        let put = OperationIr::BaseFloat(BaseOperationIr::SliceAssign(put));
+        let state = |at| TensorState { at: vec![at], weight: false };
+        let (whole, states) = (state(at), [state(Replicate), state(Shard(0))]);
+        assert!(makes_weights(&taken, |_| true));
+        let forward = plan(&taken, |_| &whole, |_| false, &axes, &homes);
+        assert_eq!((&forward.outputs[0].1.at[..], forward.fell_back), (&[Shard(0)][..], false));
+        let OperationIr::BaseFloat(BaseOperationIr::Slice(local)) = &forward.local else { panic!("{forward:?}") };
+        assert_eq!(local.ranges, [Slice::from(size as isize / 2..size as isize)]);
+        let backward = |homes: &Homes| {
+            let plan = plan(&put, |id| &states[id.value() as usize], |_| false, &axes, homes);
+            (plan.outputs[0].1.at[0], plan.fell_back)
+        };
+        assert_eq!(backward(&homes), (Replicate, true));
+        assert!(homes.note(&taken, |_| &whole, &forward) && !homes.note(&taken, |_| &whole, &forward));
+        assert_eq!(backward(&homes), (at, false));
+    }
+}
+
+#[test]
+fn a_bias_of_channels_needs_no_other_channels() {
+    let [x, bias, grad] = [(&[2, 8, 5][..], Shard(1)), (&[8][..], Replicate), (&[2, 8, 6][..], Shard(1))];
+    let [x, bias, grad] = [x, bias, grad].map(|(shape, at)| operand(shape, at));
+    let decision = decided(bias_backward(x, bias, grad));
+    assert_eq!(decision, Some((vec![Shard(1), Shard(0), Shard(1)], Shard(0))));
 }

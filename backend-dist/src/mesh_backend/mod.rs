@@ -43,6 +43,7 @@ mod live;
 pub(crate) mod local;
 mod meta;
 mod options;
+mod parts;
 mod random;
 mod redistribute;
 mod report;

@@ -93,14 +93,11 @@ fn checked(device: &Device, shape: &[usize], axis: Axis, to: Placement) -> usize
     let (live, index) = axis_of(device, axis);
     let ranks = live.ranks[index];
     match to {
-        Placement::Partial | Placement::Strided { .. } | Placement::Varying => {
+        Placement::Partial | Placement::Varying => {
             panic!("axis {axis}: {to} is what operations make; ask for Replicate or Shard")
         }
-        Placement::Shard(dim) if dim >= shape.len() => {
-            panic!(
-                "axis {axis}: Shard({dim}) of a tensor of shape {shape:?}; the last dimension is {}",
-                shape.len() - 1
-            )
+        _ if to.dim().is_some_and(|dim| dim >= shape.len()) => {
+            panic!("axis {axis}: {to} of a tensor of shape {shape:?}; the last dimension is {}", shape.len() - 1)
         }
         Placement::Shard(dim) if to.local_shape(shape, ranks).is_none() => {
             let size = shape[dim];
@@ -109,6 +106,9 @@ fn checked(device: &Device, shape: &[usize], axis: Axis, to: Placement) -> usize
                 "axis {axis}: Shard({dim}) of a tensor of shape {shape:?}: {ranks} ranks do not divide {size}; the \
                  nearest sizes are {below} and {above}"
             )
+        }
+        _ if to.is_in_parts() && to.local_shape(shape, ranks).is_none() => {
+            panic!("axis {axis}: {to} of a tensor of shape {shape:?}: {ranks} ranks do not divide every part")
         }
         _ => index,
     }

@@ -1,8 +1,9 @@
 //! Moves a tensor from one placement to another.
 
 use super::inner::Inner;
+use super::parts::{of_rank, shape, to_model_order, to_rank_order};
 use super::report::Report;
-use crate::logical::Placement::{self, Partial, Replicate, Shard, Strided, Varying};
+use crate::logical::Placement::{self, Partial, Parts, Replicate, Shard, Strided, Varying};
 use burn::backend::TensorMetadata;
 use burn::tensor::{IntDType, Shape, Slice};
 use burn_ir::HandleKind;
@@ -80,21 +81,8 @@ fn step<B: Inner>(
     group: &Group,
     (bytes, report, meanwhile): (usize, &mut Report, &mut dyn FnMut(usize)),
 ) -> HandleKind<B> {
-    if let (Strided { dim, blocks }, other) | (other, Strided { dim, blocks }) = (from, to)
-        && from != to
-    {
-        if other.is_shard() {
-            let x = step(x, (from, Replicate), group, (bytes, report, meanwhile));
-            return step(x, (Replicate, to), group, (bytes, report, meanwhile));
-        }
-        // With the blocks as a dimension of their own the shard is a plain one.
-        let mut split = shape(&x);
-        split.splice(dim..=dim, [blocks, split[dim] / blocks]);
-        let plain = |at: Placement| if at == other { other } else { Shard(dim + 1) };
-        let x = step(reshape(x, split), (plain(from), plain(to)), group, (bytes, report, meanwhile));
-        let mut merged = shape(&x);
-        merged.splice(dim..=dim + 1, [merged[dim] * merged[dim + 1]]);
-        return reshape(x, merged);
+    if from != to && (from.is_in_parts() || to.is_in_parts()) {
+        return step_in_parts(x, (from, to), group, (bytes, report, meanwhile));
     }
     if let Some(what) = collective(from, to) {
         if group.size() > 1 {
@@ -115,7 +103,42 @@ fn step<B: Inner>(
         }
         (Shard(_), Partial) => unreachable!("no rule wants a sharded tensor as a sum"),
         // What varies is this rank's own, and stays so.
-        (Replicate | Shard(_) | Partial | Strided { .. } | Varying, _) => x,
+        (Replicate | Shard(_) | Partial | Strided { .. } | Parts { .. } | Varying, _) => x,
+    }
+}
+
+/// Along one axis, to or from a tensor in parts.
+fn step_in_parts<B: Inner>(
+    x: HandleKind<B>,
+    (from, to): (Placement, Placement),
+    group: &Group,
+    (bytes, report, meanwhile): (usize, &mut Report, &mut dyn FnMut(usize)),
+) -> HandleKind<B> {
+    let ranks = group.size();
+    match (from, to) {
+        (from, to) if from.is_shard() && to.is_shard() => {
+            let x = step(x, (from, Replicate), group, (bytes, report, meanwhile));
+            step(x, (Replicate, to), group, (bytes, report, meanwhile))
+        }
+        (Strided { dim, blocks }, other) | (other, Strided { dim, blocks }) => {
+            // With the blocks as a dimension of their own the shard is a plain one.
+            let mut split = shape(&x);
+            split.splice(dim..=dim, [blocks, split[dim] / blocks]);
+            let plain = |at: Placement| if at == other { other } else { Shard(dim + 1) };
+            let x = step(reshape(x, split), (plain(from), plain(to)), group, (bytes, report, meanwhile));
+            let mut merged = shape(&x);
+            merged.splice(dim..=dim + 1, [merged[dim] * merged[dim + 1]]);
+            reshape(x, merged)
+        }
+        (Parts { dim, .. }, _) => {
+            let x = step(x, (Shard(dim), to), group, (bytes, report, meanwhile));
+            to_model_order(x, from, ranks)
+        }
+        (Replicate, Parts { .. }) => of_rank(x, to, group.rank(), ranks),
+        (_, Parts { dim, .. }) => {
+            step(to_rank_order(x, to, ranks), (from, Shard(dim)), group, (bytes, report, meanwhile))
+        }
+        _ => unreachable!("one of them is in parts"),
     }
 }
 
@@ -242,15 +265,6 @@ fn permute<B: Inner>(x: HandleKind<B>, axes: &[usize]) -> HandleKind<B> {
         HandleKind::Int(x) => HandleKind::Int(B::int_permute(x, axes)),
         HandleKind::Bool(x) => HandleKind::Bool(B::bool_permute(x, axes)),
         HandleKind::Quantized(_) => unreachable!("quantized tensors are whole on every rank"),
-    }
-}
-
-fn shape<B: Inner>(x: &HandleKind<B>) -> Vec<usize> {
-    match x {
-        HandleKind::Float(x) => x.shape().to_vec(),
-        HandleKind::Int(x) => x.shape().to_vec(),
-        HandleKind::Bool(x) => x.shape().to_vec(),
-        HandleKind::Quantized(x) => x.shape().to_vec(),
     }
 }
 

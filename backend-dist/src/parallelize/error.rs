@@ -44,6 +44,18 @@ pub enum PlanError {
         /// That the path contains; `None` if it is sharded by its type.
         pattern: Option<String>,
     },
+    /// The parts of a parameter's dimension are not those of the plan.
+    #[error(
+        "plan: `{path}` has {size} elements along dimension {dim}; the plan has parts of {parts:?} for it, {} in sum. Parts have \
+         one element or more, and at most eight may differ", parts.iter().sum::<usize>()
+    )]
+    Parts { path: String, dim: usize, size: usize, parts: Vec<usize> },
+    /// The ranks do not divide a part of a parameter's dimension.
+    #[error(
+        "plan: `{path}` has parts of {parts:?} elements along dimension {dim}, and {ranks} ranks of axis {axis} do not divide \
+         {part}; these parts can be on {legal} ranks"
+    )]
+    Part { path: String, dim: usize, part: usize, parts: Vec<usize>, ranks: usize, axis: Axis, legal: usize },
     /// The ranks do not divide the heads of attention.
     #[error(
         "plan: `{path}` has {heads} heads (`{attribute}`), which {ranks} ranks of axis {axis} do not divide; \

@@ -9,11 +9,15 @@ use ranks::mesh::Axis;
 use std::collections::HashMap;
 
 /// How a layer's parameters are sharded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Style {
     /// By output: `weight [in, out]` along dimension 1, a bias with it, the filters of a convolution along dimension 0, of
     /// a transposed one along dimension 1.
     Columns,
+    /// As [`Columns`](Self::Columns), within each of so many equal parts.
+    ColumnsInParts(usize),
+    /// As [`Columns`](Self::Columns), within each of the parts of these sizes.
+    ColumnsIn(Vec<usize>),
     /// By input: `weight [in, out]` along dimension 0, the filters of a convolution along dimension 1, of a transposed one
     /// along dimension 0; a bias is whole.
     Rows,
@@ -67,6 +71,22 @@ impl Plan {
         self.with(pattern, Style::Columns)
     }
 
+    /// [`columns`](Self::columns) within each of so many equal parts of the output, which the model takes apart: query, key
+    /// and value of one matrix, or gate and up. Every rank has its share of each.
+    ///
+    /// What is computed with it is taken apart without a collective: by `chunk`, `split` or `slice` at the ends of parts, or a
+    /// `reshape` that makes the parts a dimension. Where it is taken apart otherwise it is gathered, as a
+    /// [report](crate::mesh_backend::explain) says. Its value is the model's own, as are its gradient and records.
+    pub fn columns_in_parts(self, pattern: &str, parts: usize) -> Self {
+        self.with(pattern, Style::ColumnsInParts(parts))
+    }
+
+    /// [`columns_in_parts`](Self::columns_in_parts) of these sizes: queries and fewer keys and values of one matrix, or Mamba's
+    /// projection, as `columns_in("in_proj", &[inner, inner, state, state, heads])`. At most eight.
+    pub fn columns_in(self, pattern: &str, sizes: &[usize]) -> Self {
+        self.with(pattern, Style::ColumnsIn(sizes.to_vec()))
+    }
+
     /// Shards by input all parameters whose path matches.
     pub fn rows(self, pattern: &str) -> Self {
         self.with(pattern, Style::Rows)
@@ -108,16 +128,23 @@ impl Plan {
             }
             adapted = Some(parameter);
             let by_path =
-                self.patterns.iter().rev().find_map(|(pattern, style)| Some((*style, pattern.matching(&path)?)));
+                self.patterns.iter().rev().find_map(|(pattern, style)| Some((style.clone(), pattern.matching(&path)?)));
             let by_type = || if self.auto { known(parameter, ranks) } else { None };
+            let pattern = by_path.as_ref().map(|(_, pattern)| *pattern);
             let Some(style) = by_path.map(|(style, _)| style).or_else(by_type) else { continue };
             let at = style.placement(&parameter.shape, is_transposed(parameter)).ok_or_else(|| PlanError::Rank {
                 path: path.clone(),
                 shape: parameter.shape.clone(),
-                style: if style == Style::Columns { "columns" } else { "rows" },
+                style: if style == Style::Rows { "rows" } else { "columns" },
             })?;
             if let Shard(dim) = at {
-                self.check_size(&path, (&parameter.shape, dim), ranks, by_path.map(|(_, pattern)| pattern))?;
+                let at = match style.parts(parameter.shape[dim]) {
+                    None => {
+                        self.check_size(&path, (&parameter.shape, dim), ranks, pattern)?;
+                        at
+                    }
+                    Some(parts) => self.in_parts(&path, (parameter.shape[dim], dim), parts, ranks)?,
+                };
                 self.check_heads(parameter, heads, ranks)?;
                 placements.insert(path, at);
             }
@@ -152,6 +179,28 @@ impl Plan {
         Err(PlanError::Size { path, dim, size, ranks, axis, below: below.max(ranks), above: below + ranks, pattern })
     }
 
+    /// The placement in `parts` of a dimension.
+    fn in_parts(
+        &self,
+        path: &str,
+        (size, dim): (usize, usize),
+        parts: Vec<usize>,
+        ranks: usize,
+    ) -> Result<Placement, PlanError> {
+        let path = path.to_string();
+        let Some(at) = Placement::in_parts(dim, &parts).filter(|_| parts.iter().sum::<usize>() == size) else {
+            return Err(PlanError::Parts { path, dim, size, parts });
+        };
+        match parts.iter().find(|part| !part.is_multiple_of(ranks)) {
+            None => Ok(at),
+            Some(&part) => {
+                let divides = |n: &usize| parts.iter().all(|part| part.is_multiple_of(*n));
+                let legal = (1..=part).filter(divides).min_by_key(|n| n.abs_diff(ranks)).unwrap_or(1);
+                Err(PlanError::Part { path, dim, part, parts, ranks, axis: self.axis, legal })
+            }
+        }
+    }
+
     /// A projection of attention may only be divided between heads.
     fn check_heads(&self, parameter: &Parameter, heads: &[Attribute], ranks: usize) -> Result<(), PlanError> {
         // A projection is a layer of the module that shows heads, whatever its type is.
@@ -177,14 +226,25 @@ impl Plan {
 
 impl Style {
     /// Of a parameter of this shape, which `is_transposed` if a convolution's filters are `[in, out, ..]`.
-    fn placement(self, shape: &[usize], is_transposed: bool) -> Option<Placement> {
+    fn placement(&self, shape: &[usize], is_transposed: bool) -> Option<Placement> {
         match (self, shape.len()) {
             (Style::Replicate, _) | (Style::Rows, 1) => Some(Replicate),
             (_, 0) => None,
-            (Style::Columns, 3..) if is_transposed => Some(Shard(1)),
             (Style::Rows, 3..) if is_transposed => Some(Shard(0)),
-            (Style::Columns, 2) | (Style::Rows, 3..) => Some(Shard(1)),
-            (Style::Columns, _) | (Style::Rows, _) => Some(Shard(0)),
+            (Style::Rows, 3..) => Some(Shard(1)),
+            (Style::Rows, _) => Some(Shard(0)),
+            (_, 3..) if is_transposed => Some(Shard(1)),
+            (_, 2) => Some(Shard(1)),
+            _ => Some(Shard(0)),
+        }
+    }
+
+    /// The parts of an output of `size` elements, if it has some; equal ones are as near to it as can be.
+    fn parts(&self, size: usize) -> Option<Vec<usize>> {
+        match self {
+            Style::ColumnsInParts(parts) => Some(vec![size.div_ceil((*parts).max(1)); *parts]),
+            Style::ColumnsIn(sizes) => Some(sizes.clone()),
+            _ => None,
         }
     }
 }
@@ -196,9 +256,9 @@ fn is_transposed(parameter: &Parameter) -> bool {
 /// The placement of an adapter's tensor: along the dimension of an adapted matrix `[in, out]` that it has too. A low-rank
 /// adapter has `[in, r]`, `[r, out]` and perhaps a magnitude `[out]`.
 pub(super) fn along(base: &[usize], at: Placement, shape: &[usize]) -> Option<Placement> {
-    match (at, base, shape) {
-        (Shard(dim), [_, _], [_, _]) => (base[dim] == shape[dim]).then_some(at),
-        (Shard(1), [_, out], [length]) => (out == length).then_some(Shard(0)),
+    match (at.dim()?, base, shape) {
+        (dim, [_, _], [_, _]) => (base[dim] == shape[dim]).then_some(at),
+        (1, [_, out], [length]) => (out == length).then_some(at.along(0)),
         _ => None,
     }
 }

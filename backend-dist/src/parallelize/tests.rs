@@ -49,6 +49,11 @@ fn adapters_are_sharded_as_what_they_adapt() {
     assert_eq!(adapter("mha.output"), [Some(Shard(0)), None]);
     assert_eq!(adapter("pwff.linear_inner"), [Some(Shard(0)), None]);
     assert_eq!(along(&[12, 24], Shard(1), &[24]), Some(Shard(0)));
+    let parts = |dim| Placement::in_parts(dim, &[2, 1]).unwrap();
+    assert_eq!(
+        (along(&[12, 24], parts(1), &[3, 24]), along(&[12, 24], parts(1), &[24])),
+        (Some(parts(1)), Some(parts(0)))
+    );
     assert_eq!((along(&[12, 24], Shard(0), &[24]), along(&[12, 24], Shard(0), &[12])), (None, None));
 }
 
@@ -73,6 +78,33 @@ fn heads_and_sizes_that_do_not_divide_are_refused_with_the_nearest_legal_ones() 
         "plan: `layers.0.pwff.linear_inner.weight` has 24 elements along dimension 1, which 5 ranks of axis tp do not \
          divide; the nearest sizes are 20 and 25, or .replicate(\"layers.0.pwff.linear_inner.weight\") after Plan::auto()"
     );
+}
+
+#[test]
+fn parts_are_those_of_the_output_and_the_ranks_divide_each() {
+    let of = |plan: Plan, ranks| placements(&plan.replicate("linear_outer"), 4, ranks);
+    let inner = |sizes: &[usize]| Plan::default().columns_in("linear_inner", sizes);
+    let layer = |at: fn(usize) -> Placement| {
+        let of_field = |field: &str, dim| (format!("layers.0.pwff.linear_inner.{field}"), at(dim));
+        HashMap::from([of_field("weight", 1), of_field("bias", 0)])
+    };
+    let thirds = of(Plan::default().columns_in_parts("linear_inner", 3), 4).unwrap();
+    assert_eq!(thirds, layer(|dim| Placement::Strided { dim, blocks: 3 }));
+    assert_eq!(of(inner(&[12, 8, 4]), 4).unwrap(), layer(|dim| Placement::in_parts(dim, &[3, 2, 1]).unwrap()));
+    let error = |plan, ranks| of(plan, ranks).unwrap_err().to_string();
+    let path = "plan: `layers.0.pwff.linear_inner.weight` has";
+    assert_eq!(
+        error(inner(&[12, 8, 4]), 8),
+        format!(
+            "{path} parts of [12, 8, 4] elements along dimension 1, and 8 ranks of axis tp do not divide 12; these parts can be \
+             on 4 ranks"
+        )
+    );
+    let sum = |parts: &str| format!("{path} 24 elements along dimension 1; the plan has parts of {parts} in sum.");
+    assert!(error(inner(&[12, 8, 2]), 2).starts_with(&sum("[12, 8, 2] for it, 22")));
+    let fifths = Plan::default().columns_in_parts("linear_inner", 5);
+    assert!(error(fifths, 1).starts_with(&sum("[5, 5, 5, 5, 5] for it, 25")));
+    assert!(error(inner(&[]), 1).starts_with(&sum("[] for it, 0")));
 }
 
 /// `a` is in `bias` as well.

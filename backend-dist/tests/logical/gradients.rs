@@ -4,7 +4,7 @@ use crate::cpu;
 use crate::operations::{Inputs, Operation, flat};
 use crate::property::{Places, count, difference, index, operation, place, values};
 use backend_dist::launch::launch;
-use backend_dist::logical::Placement::{Partial, Replicate, Shard};
+use backend_dist::logical::Placement::{self, Partial, Replicate, Shard, Strided};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -64,8 +64,12 @@ fn every_operation_has_the_gradients_of_one_device() {
             (1, Replicate, Shard(0)),
             (2, Partial, Shard(1)),
             (0, Replicate, Shard(2)),
+            (2, Strided { dim: 2, blocks: 2 }, Replicate),
+            (1, Strided { dim: 1, blocks: 2 }, Strided { dim: 1, blocks: 2 }),
         ] {
             check(at, [4, 4, 4], dim, "TP2", &[Axis::Tp], &vec![[x, y, Replicate]]);
         }
+        let parts = Placement::in_parts(2, &[2, 1, 1]).unwrap();
+        check(at, [2, 2, 8], 2, "TP2", &[Axis::Tp], &vec![[parts, Replicate, Replicate]]);
     }
 }

@@ -137,6 +137,16 @@ pub const OPERATIONS: &[Operation] = &[
         let [a, b, c] = i.x.dims();
         flat(i.x.slice([0..a, 0..b, 1..c]))
     }),
+    ("parts taken", |i| {
+        let parts = i.x.clone().split(i.x.dims()[i.dim].div_ceil(2), i.dim).into_iter();
+        Tensor::cat(parts.map(|part| flat(part.clone() * part)).collect(), 0)
+    }),
+    ("a part taken and put back", |i| {
+        let (n, mut ranges) = (i.x.dims()[i.dim], i.x.dims().map(|n| 0..n));
+        ranges[i.dim] = n / 2..n / 2 + (n / 4).max(1);
+        let part = i.x.clone().slice(ranges.clone()).exp();
+        flat(i.x.zeros_like().slice_assign(ranges.clone(), part.clone()) * i.y.clone() + i.y.slice_assign(ranges, part))
+    }),
     ("slice assign", |i| {
         let [a, b, _] = i.x.dims();
         let value = i.y.slice([0..a, 0..b, 0..1]);

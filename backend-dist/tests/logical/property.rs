@@ -6,7 +6,7 @@ use crate::operations::{Inputs, OPERATIONS, Operation};
 use crate::patterns::PATTERNS;
 use crate::rarer::RARER;
 use backend_dist::launch::{Rank, launch};
-use backend_dist::logical::Placement::{self, Partial, Replicate, Shard};
+use backend_dist::logical::Placement::{self, Partial, Parts, Replicate, Shard, Strided, Varying};
 use backend_dist::mesh::{Axis, Mesh};
 use backend_dist::mesh_backend::{LogicalDevice, LogicalOptions, Redistribute};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -44,7 +44,8 @@ fn placed(x: Tensor<3>, rank: &Rank, axis: Axis, at: Placement) -> Tensor<3> {
     match at {
         Replicate => x,
         Shard(dim) if x.dims()[dim].is_multiple_of(n) => x.redistribute(rank, axis, Shard(dim)),
-        Shard(_) | Placement::Strided { .. } | Placement::Varying => x,
+        Strided { .. } | Parts { .. } if at.local_shape(&x.dims(), n).is_some() => x.redistribute(rank, axis, at),
+        Shard(_) | Strided { .. } | Parts { .. } | Varying => x,
         Partial => {
             let summand = x.clone() / n as f64;
             let summands = Tensor::cat(vec![summand.unsqueeze::<4>(); n], 0).redistribute(rank, axis, Shard(0));
@@ -59,6 +60,9 @@ fn placed(x: Tensor<3>, rank: &Rank, axis: Axis, at: Placement) -> Tensor<3> {
 fn placed_int(x: Tensor<3, Int>, rank: &Rank, axis: Axis, at: Placement) -> Tensor<3, Int> {
     match at {
         Shard(dim) if x.dims()[dim].is_multiple_of(rank.mesh.axis_size(axis)) => x.redistribute(rank, axis, Shard(dim)),
+        Strided { .. } | Parts { .. } if at.local_shape(&x.dims(), rank.mesh.axis_size(axis)).is_some() => {
+            x.redistribute(rank, axis, at)
+        }
         _ => x,
     }
 }
@@ -81,8 +85,8 @@ fn check(operation: usize, shape: [usize; 3], dim: usize, layout: &str, axes: &[
 pub fn place(mut inputs: Inputs, shape: [usize; 3], rank: &Rank, axes: &[Axis], places: &Places) -> Inputs {
     // What two axes shard alike, the first has divided.
     let fits = |at: &Placement| match at {
-        Shard(dim) => shape[*dim].is_multiple_of(rank.mesh.world_size()),
-        _ => true,
+        Partial | Replicate | Varying => true,
+        at => at.local_shape(&shape, rank.mesh.world_size()).is_some(),
     };
     for (&axis, [x, y, index]) in axes.iter().zip(places) {
         if fits(x) {
@@ -137,7 +141,14 @@ fn check_with(
 }
 
 fn placement() -> impl Strategy<Value = Placement> {
-    prop_oneof![Just(Replicate), (0usize..3).prop_map(Shard), Just(Partial)]
+    let in_parts = |sizes: &'static [usize]| (0usize..3).prop_map(|dim| Placement::in_parts(dim, sizes).unwrap());
+    prop_oneof![
+        2 => Just(Replicate),
+        2 => (0usize..3).prop_map(Shard),
+        2 => Just(Partial),
+        1 => in_parts(&[1, 1]),
+        1 => in_parts(&[2, 1, 1])
+    ]
 }
 
 fn places(axes: usize) -> impl Strategy<Value = Places> {
@@ -187,11 +198,26 @@ fn a_consumed_copy_has_no_views() {
 #[test]
 fn every_operation_in_every_placement_of_its_first_input() {
     for operation in 0..count() {
-        for at in [Replicate, Shard(0), Shard(1), Shard(2), Partial] {
+        let strided = [1, 2].map(|dim| Strided { dim, blocks: 2 });
+        for at in [Replicate, Shard(0), Shard(1), Shard(2), Partial].into_iter().chain(strided) {
             for other in [Replicate, at] {
                 for dim in 0..3 {
                     check(operation, [4, 4, 4], dim, "TP2", &[Axis::Tp], &vec![[at, other, other]]);
                 }
+            }
+        }
+    }
+}
+
+/// Of eight elements, two ranks have two, one and one each.
+#[test]
+fn every_operation_of_an_input_in_parts() {
+    for operation in 0..count() {
+        for at in [0, 1, 2].map(|dim| Placement::in_parts(dim, &[2, 1, 1]).unwrap()) {
+            let mut shape = [2, 2, 2];
+            shape[at.dim().unwrap()] = 8;
+            for dim in 0..3 {
+                check(operation, shape, dim, "TP2", &[Axis::Tp], &vec![[at, at, at]]);
             }
         }
     }

@@ -33,6 +33,11 @@ impl<M: Module + ModuleDisplay> Case<M> {
 
     /// Compares a team with one device. What the team did until gradients were read, and where the activations were.
     pub fn check(&self, layout: &str) -> (Report, Placement) {
+        self.check_by(layout, &Plan::auto())
+    }
+
+    /// [`check`](Self::check) by another plan.
+    pub fn check_by(&self, layout: &str, plan: &Plan) -> (Report, Placement) {
         let alone = cpu().autodiff();
         let (expected, _) = self.step(&determined((self.init)(&alone)), &alone);
         let mesh = Mesh::new(layout.parse().unwrap()).unwrap();
@@ -40,7 +45,7 @@ impl<M: Module + ModuleDisplay> Case<M> {
         let mut led = launch(&mesh, &[cpu()], |rank| {
             teams.run(&rank, |device| {
                 let device = device.autodiff();
-                let model = parallelize(determined((self.init)(&device)), &rank, &Plan::auto())?;
+                let model = parallelize(determined((self.init)(&device)), &rank, plan)?;
                 let before = explain(&device);
                 let y = (self.encode)(&model, &device);
                 let at = y.placement(Axis::Tp);
@@ -52,16 +57,16 @@ impl<M: Module + ModuleDisplay> Case<M> {
         });
         let (report, at) = led.as_mut().unwrap().swap_remove(0).unwrap();
         // A device without data counts the same.
-        assert_eq!(self.planned(&mesh).collectives, report.collectives, "{layout}");
+        assert_eq!(self.planned(&mesh, plan).collectives, report.collectives, "{layout}");
         (report, at)
     }
 
-    fn planned(&self, mesh: &Mesh) -> Counts {
+    fn planned(&self, mesh: &Mesh, plan: &Plan) -> Counts {
         let sequence = mesh.layout().sequence_parallel();
         let mut counts = launch(mesh, &[cpu()], |rank| {
             let meta = MetaDevice::new(&rank, &[Axis::Tp], sequence, false);
             let device = meta.device().autodiff();
-            let model = parallelize(determined((self.init)(&device)), &rank, &Plan::auto())?;
+            let model = parallelize(determined((self.init)(&device)), &rank, plan)?;
             meta.reset();
             drop(loss((self.encode)(&model, &device)).backward());
             Ok(meta.counts())

@@ -43,6 +43,19 @@ fn gradients_are_clipped_by_the_norm_of_all_ranks_together() {
     }
 }
 
+/// The share of a rank is that of every part.
+#[test]
+fn gradients_in_parts_are_clipped_by_the_same_norm() {
+    let plan = Plan::auto().columns_in_parts("query", 2).columns_in("linear_inner", &[16, 8, 8]);
+    for layout in ["TP2", "TP2 DP2 ZeRO1", "TP2 DP2 ZeRO3", "TP2 PP2 DP2 ZeRO3"] {
+        let trap = Trap { max_grad_norm: Some(NORM), ..Trap::default() };
+        let single = alone(layout, Setup { trap, ..Setup::default() });
+        let found = over_ranks(layout, Setup::default(), |mesh| mesh.max_grad_norm(NORM).plan(plan.clone()));
+        let gap = difference(&found, &single);
+        assert!(gap < 1e-10, "{layout}: {gap}");
+    }
+}
+
 #[test]
 fn burns_clipping_of_each_parameter_sees_whole_parameters() {
     let setup = || Setup { clipping: Some(GradientClippingConfig::Norm(NORM as f32 / 8.0)), ..Setup::default() };

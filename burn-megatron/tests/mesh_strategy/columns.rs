@@ -156,6 +156,31 @@ fn they_train_and_resume_as_on_one_device() {
     );
 }
 
+/// Every rank has its share of each part of a matrix, and files have the matrix as the model has it.
+#[test]
+fn matrices_in_parts_train_and_resume_on_one_device_and_back() {
+    let in_parts = |layout: &str| -> TrainingStrategy<Net> {
+        let plan = Plan::auto().columns_in_parts("wide", 2).columns_in("square", &[4, 2, 2]);
+        mesh(layout).plan(plan).into()
+    };
+    let single = || -> TrainingStrategy<Net> { ExecutionStrategy::single(cpu()).into() };
+    let alone = |run: Run| run.numbers(tempfile::tempdir().unwrap().path(), single());
+    let (one, two) = (
+        alone(Run::new(false)),
+        alone(Run { items: interleaved(ITEMS, 2, BATCH), batch: 2 * BATCH, ..Run::new(false) }),
+    );
+    for layout in ["TP2 DP2", "TP2 DP2 ZeRO1", "TP2 DP2 ZeRO3"] {
+        let gaps = whole_and_resumed(false, || in_parts(layout)).map(|found| difference(&found, &two));
+        assert!(gaps.iter().all(|gap| *gap < 1e-10), "{layout}: {gaps:?}");
+    }
+    for [before, after] in [[in_parts("TP2"), single()], [single(), in_parts("TP2")]] {
+        let directory = tempfile::tempdir().unwrap();
+        Run { epochs: 2, checkpoints: Some(None), ..Run::new(false) }.numbers(directory.path(), before);
+        let resumed = Run { checkpoints: Some(Some(2)), ..Run::new(false) }.numbers(directory.path(), after);
+        assert!(difference(&resumed, &one) < 1e-10, "{}", difference(&resumed, &one));
+    }
+}
+
 /// Their ranks have models of their own in every ZeRO stage.
 #[test]
 fn with_batch_normalization_checkpoints_change_nothing() {

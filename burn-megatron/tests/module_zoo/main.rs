@@ -15,6 +15,7 @@ mod routed;
 mod sentences;
 mod sequences;
 mod state_space;
+mod taken_apart;
 mod thawing;
 mod training;
 mod translation;

@@ -32,18 +32,30 @@ impl Kind {
     fn divides_groups(self) -> bool {
         self.groups > 1 && self.groups.is_multiple_of(self.ranks)
     }
+
+    /// Where the groups are, along dimension 0, if channels or filters are sharded in parts and every rank has groups of its
+    /// own of each of them.
+    fn groups_in_parts(self, of_channels: &[Operand], of_filters: Operand) -> Option<Placement> {
+        let channels = of_channels.iter().filter(|x| x.at.dim() == Some(CHANNELS));
+        let of_filters = Some(&of_filters).filter(|x| x.at.dim() == Some(0));
+        let at = channels.chain(of_filters).map(|x| x.at.along(0)).find(|at| at.is_in_parts())?;
+        (self.groups > 1 && at.local_shape(&[self.groups], self.ranks).is_some()).then_some(at)
+    }
 }
 
 /// Forward. With `groups` the batch is sharded, or whole groups are.
 pub fn forward(x: Operand, weight: Operand, bias: Option<Operand>, kind: Kind) -> Option<Decision> {
-    if is_strided(&[x, weight]) {
-        return None;
-    }
     let decision = |x, weight, bias_at, out| {
         let mut inputs = vec![x, weight];
         inputs.extend(bias.map(|_| bias_at));
         Decision::new(inputs, out)
     };
+    if let Some(at) = kind.groups_in_parts(&[x], weight) {
+        return decision(at.along(CHANNELS), at, at, at.along(CHANNELS));
+    }
+    if is_strided(&[x, weight]) {
+        return None;
+    }
     let ([by_out, by_input], groups) = (kind.shards(), kind.groups);
     match (x.at, weight.at) {
         (Shard(BATCH), _) => decision(Shard(BATCH), Replicate, Replicate, Shard(BATCH)),
@@ -63,6 +75,9 @@ pub fn forward(x: Operand, weight: Operand, bias: Option<Operand>, kind: Kind) -
 
 /// The gradient of `x`, whose shape is read, from `weight` and `grad`.
 pub fn x_backward(x: Operand, weight: Operand, grad: Operand, kind: Kind) -> Option<Decision> {
+    if let Some(at) = kind.groups_in_parts(&[x, grad], weight) {
+        return Decision::new([at.along(CHANNELS), at, at.along(CHANNELS)], at.along(CHANNELS));
+    }
     if is_strided(&[x, weight, grad]) {
         return None;
     }
@@ -85,6 +100,9 @@ pub fn x_backward(x: Operand, weight: Operand, grad: Operand, kind: Kind) -> Opt
 
 /// The gradient of `weight`, whose shape is read, from `x` and `grad`.
 pub fn weight_backward(x: Operand, weight: Operand, grad: Operand, kind: Kind) -> Option<Decision> {
+    if let Some(at) = kind.groups_in_parts(&[x, grad], weight) {
+        return Decision::new([at.along(CHANNELS), at, at.along(CHANNELS)], at);
+    }
     if is_strided(&[x, weight, grad]) {
         return None;
     }
@@ -107,12 +125,16 @@ pub fn weight_backward(x: Operand, weight: Operand, grad: Operand, kind: Kind) -
 
 /// The gradient of `bias`, from `grad`; the shapes of `x` and `bias` are read.
 pub fn bias_backward(x: Operand, bias: Operand, grad: Operand) -> Option<Decision> {
+    if grad.at.dim() == Some(CHANNELS) {
+        // Of `x` only batch and length are read.
+        let x = if x.at.dim() == Some(CHANNELS) { x.at } else { Replicate };
+        return Decision::new([x, grad.at.along(0), grad.at], grad.at.along(0));
+    }
     if is_strided(&[x, bias, grad]) {
         return None;
     }
     match (x.at, bias.at, grad.at) {
         (_, _, Shard(BATCH)) => Decision::new([Shard(BATCH), Replicate, Shard(BATCH)], Partial),
-        (_, _, Shard(CHANNELS)) => Decision::new([Replicate, Shard(0), Shard(CHANNELS)], Shard(0)),
         (_, _, Shard(_)) => None,
         (_, _, Partial) => Decision::new([Replicate, Replicate, Partial], Partial),
         _ => Decision::whole(3),

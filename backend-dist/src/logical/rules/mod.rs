@@ -29,7 +29,7 @@ pub struct Operand<'a> {
     /// Whether it is a parameter that was placed, a view of one, or a matrix computed from one.
     pub weight: bool,
     /// Where activations of this shape are kept, if they have been gathered for a weight: a sum of this shape is
-    /// scattered there.
+    /// scattered there. If it is what a part is put into: where the tensor was that such parts were taken from.
     pub home: Option<Placement>,
     /// Whether nothing reads it after this operation.
     pub ends: bool,
@@ -136,7 +136,7 @@ pub fn along(x: Operand, dim: usize, linear: bool) -> Option<Decision> {
     unary(x, linear, |sharded| (sharded != dim).then_some(sharded))
 }
 
-/// Whether an operand is sharded in blocks, for rules that want whole dimensions.
+/// Whether an operand is sharded in parts, for rules that want whole dimensions.
 fn is_strided(inputs: &[Operand]) -> bool {
-    inputs.iter().any(|x| matches!(x.at, Placement::Strided { .. }))
+    inputs.iter().any(|x| x.at.is_in_parts())
 }

@@ -1,7 +1,8 @@
 //! Operations that move elements and do not change them.
 
 use super::{Decision, Operand, unary};
-use crate::logical::Placement::{self, Partial, Replicate, Shard, Strided};
+use crate::logical::Placement::{self, Partial, Parts, Replicate, Shard, Strided};
+use burn::tensor::Slice;
 
 /// The same elements in the same order under another shape, on an axis of `ranks` ranks.
 ///
@@ -10,8 +11,14 @@ use crate::logical::Placement::{self, Partial, Replicate, Shard, Strided};
 pub fn reshape(x: Operand, out: &[usize], ranks: usize) -> Option<Decision> {
     let Some(dim) = x.at.dim() else { return unary(x, true, Some) };
     let runs = x.shape[..dim].iter().product::<usize>() * x.at.blocks();
+    let before = |to: usize| out[..to].iter().product::<usize>();
+    if let Parts { .. } = x.at {
+        let is_there =
+            |to: &usize| before(*to) == runs && out[*to] > 1 && x.at.along(*to).local_shape(out, ranks).is_some();
+        return Decision::new([x.at], x.at.along((0..out.len()).find(is_there)?));
+    }
     let along = |to: usize| {
-        let before: usize = out[..to].iter().product();
+        let before = before(to);
         let blocks = (before > 0 && runs.is_multiple_of(before)).then(|| runs / before)?;
         let is_divided = blocks > 0 && out[to] > 1 && out[to].is_multiple_of(blocks * ranks);
         is_divided.then_some(if blocks == 1 { Shard(to) } else { Strided { dim: to, blocks } })
@@ -32,14 +39,25 @@ pub fn expand(x: Operand, out: &[usize]) -> Option<Decision> {
     unary(x, true, |dim| (out[dim + new] == x.shape[dim]).then_some(dim + new))
 }
 
-/// The elements of `x` at regular positions; `kept` are the dimensions of which all are taken, in order.
-pub fn slice(x: Operand, kept: &[bool]) -> Option<Decision> {
-    unary(x, true, |dim| kept.get(dim).copied().unwrap_or(true).then_some(dim))
+/// The elements of `x` in these ranges: of a sharded dimension all, or whole parts of it.
+pub fn slice(x: Operand, ranges: &[Slice]) -> Option<Decision> {
+    match x.at.is_shard() {
+        true => Decision::new([x.at], x.at.sliced(x.shape, ranges)?),
+        false => unary(x, true, Some),
+    }
 }
 
-/// `x` with a region replaced by `value`; `kept` are the dimensions that the region covers.
-pub fn slice_assign(x: Operand, value: Operand, kept: &[bool]) -> Option<Decision> {
-    aligned(&[x, value], |dim| kept.get(dim).copied().unwrap_or(true))
+/// `x` with the region of these ranges replaced by `value`. Where whole parts of `x` are replaced it is in parts, as it is
+/// already, or as the tensor was that such a `value` was taken from.
+pub fn slice_assign(x: Operand, value: Operand, ranges: &[Slice]) -> Option<Decision> {
+    let is_kept = |dim: usize| {
+        let along = Shard(dim);
+        along.sliced(x.shape, ranges) == Some(along)
+    };
+    aligned(&[x, value], is_kept).or_else(|| {
+        let whole = [Some(x.at), x.home].into_iter().flatten();
+        whole.filter_map(|at| Decision::new([at, at.sliced(x.shape, ranges)?], at)).next()
+    })
 }
 
 /// Inputs one after the other along `dim`.

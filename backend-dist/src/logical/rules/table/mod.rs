@@ -4,7 +4,7 @@ mod module;
 
 use super::elementwise::{Linearity, elementwise};
 use super::{Completion, Decision, MeshAxis, Operand, Policy, along, indexing, matmul, reduce, shape, unary};
-use burn::tensor::{IndexingUpdateOp, Slice};
+use burn::tensor::IndexingUpdateOp;
 use burn_ir::{
     ActivationOperationIr, BaseOperationIr, BinaryOpIr, BoolOperationIr, FloatOperationIr, IntOperationIr,
     NumericOperationIr, OperationIr, ScalarOpIr, TensorIr, UnaryOpIr,
@@ -78,10 +78,8 @@ impl<'a> Table<'a, '_> {
             Op::Flip(op) => unary(self.x(&op.input), true, |dim| (!op.axes.contains(&dim)).then_some(dim)),
             Op::Expand(op) => shape::expand(self.x(&op.input), &op.out.shape),
             Op::Unfold(op) => along(self.x(&op.input), op.dim, true),
-            Op::Slice(op) => shape::slice(self.x(&op.tensor), &kept(&op.ranges, &op.tensor)),
-            Op::SliceAssign(op) => {
-                shape::slice_assign(self.x(&op.tensor), self.x(&op.value), &kept(&op.ranges, &op.tensor))
-            }
+            Op::Slice(op) => shape::slice(self.x(&op.tensor), &op.ranges),
+            Op::SliceAssign(op) => shape::slice_assign(self.x(&op.tensor), self.x(&op.value), &op.ranges),
             Op::Select(op) => indexing::select(self.x(&op.tensor), self.x(&op.indices), op.dim),
             Op::SelectAssign(op) if op.update == IndexingUpdateOp::Add => {
                 indexing::select_add(self.x(&op.tensor), self.x(&op.indices), self.x(&op.value), op.dim)
@@ -261,15 +259,6 @@ impl<'a> Table<'a, '_> {
             Op::PRelu(_) => None,
         }
     }
-}
-
-/// Of which dimensions of `tensor` the ranges take everything, in order.
-fn kept(ranges: &[Slice], tensor: &TensorIr) -> Vec<bool> {
-    ranges
-        .iter()
-        .zip(tensor.shape.iter())
-        .map(|(range, &size)| crate::logical::localize::is_full(range, size))
-        .collect()
 }
 
 fn every(tensor: &TensorIr) -> Vec<usize> {
