@@ -1,16 +1,16 @@
 //! Every two options of a layout together, for every family: the numbers are those of one device.
 
 use backend_dist::mesh::ParallelLayout;
-use backend_dist::ops::fp8::Fp8Format;
+use backend_dist::ops::fp8::{Fp8Format, Fp8Recipe, Fp8Scaling};
 use burn_megatron::config::decoder_of;
 use burn_megatron::engine::ContextConfig;
 use burn_megatron::verify::{Candidate, Settings, different_in_fp8, pairwise};
 use models::layers::{BalanceOver, LayerPattern};
 use models::{
-    CausalLm, DeepSeekV3Config, FamilyConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig, MixtralVariant,
-    ModelConfig, NemotronHConfig, WithModel,
+    CausalLm, DeepSeekV3Config, FamilyConfig, Llama, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig,
+    MixtralVariant, ModelConfig, NemotronHConfig, WithModel,
 };
-use tests::{SETTINGS, gpt, llama, moe, verified};
+use tests::{SETTINGS, equal_one_device, gpt, layouts, llama, moe, verified};
 
 struct EveryPair<'a>(&'a FamilyConfig, Settings);
 
@@ -24,8 +24,9 @@ impl WithModel for EveryPair<'_> {
             dims.check(layout, settings.seq).is_ok() && context.check(layout, &dims).is_ok()
         };
         let batch = [settings.global_batch, settings.seq];
-        let legal =
-            |candidate: &Candidate| settings.fp8.is_none() || different_in_fp8(&decoder, candidate, batch).is_none();
+        let legal = |candidate: &Candidate| {
+            settings.fp8.is_none_or(|recipe| different_in_fp8(&decoder, candidate, batch, &recipe).is_none())
+        };
         let layouts = pairwise(4, settings.global_batch, dims.layers, dims.experts.is_some(), fits, legal);
         assert!((20..100).contains(&layouts.len()), "{}", layouts.len());
         verified::<M>(config, &settings, &layouts);
@@ -61,7 +62,11 @@ fn relatives_of_llama() {
     };
     let glm4 = LlamaConfig { partial_rotary_factor: Some(0.5), attention_bias: true, ..of(LlamaVariant::Glm4) };
     let smollm3 = LlamaConfig { no_rope_layer_interval: Some(LayerPattern::Every(2)), ..of(LlamaVariant::SmolLm3) };
-    for config in [of(LlamaVariant::Olmo2), smollm3, gemma2, gemma3, glm4] {
+    let granite = models::sized! { of(LlamaVariant::Granite);
+        embedding_multiplier: Some(12.0), attention_multiplier: Some(0.2), residual_multiplier: Some(0.5),
+        logits_scaling: Some(4.0)
+    };
+    for config in [of(LlamaVariant::Olmo2), smollm3, gemma2, gemma3, glm4, granite] {
         every_pair(&FamilyConfig::Llama(config));
     }
 }
@@ -88,7 +93,9 @@ fn families_with_experts() {
         variant: MixtralVariant::Glm4Moe, shared_expert_intermediate_size: Some(48), first_k_dense_replace: 1,
         n_group: 2, routed_scaling_factor: 2.5, attention_bias: true, use_qk_norm: true, router_z_loss_coef: 0.0
     };
-    for config in [mixtral, MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss, qwen3_next, glm4_moe] {
+    let olmoe = MixtralConfig { variant: MixtralVariant::Olmoe, norm_topk_prob: false, ..mixtral.clone() };
+    let others = [MixtralConfig { num_hidden_layers: 2, ..moe() }, qwen2, gpt_oss, qwen3_next, glm4_moe, olmoe];
+    for config in [mixtral].into_iter().chain(others) {
         every_pair(&FamilyConfig::Mixtral(config));
     }
 }
@@ -152,6 +159,20 @@ fn fp8() {
         head_dim: 8
     };
     let family = FamilyConfig::Llama(config);
-    let settings = Settings { steps: 1, seq: 64, fp8: Some(Fp8Format::Hybrid), ..SETTINGS };
+    let settings = Settings { steps: 1, seq: 64, fp8: Some(Fp8Recipe::tensorwise(Fp8Format::Hybrid)), ..SETTINGS };
     family.visit(EveryPair(&family, settings));
+}
+
+/// FP8 with a scale for each block: of features and of tokens, which ranks gather, of whole and of half batches.
+#[test]
+fn fp8_by_blocks() {
+    let config = models::sized! { llama();
+        hidden_size: 256, intermediate_size: 256, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 4,
+        head_dim: 64
+    };
+    let recipe = Fp8Recipe { scaling: Fp8Scaling::Blockwise, ..Fp8Recipe::tensorwise(Fp8Format::E4m3) };
+    let settings = Settings { steps: 1, seq: 512, global_batch: 4, fp8: Some(recipe), ..SETTINGS };
+    let layouts =
+        layouts! { "TP2" "TP2 SP x2" "CP2 DP2" "TP2 SP PP2 x2" "DP2 ZeRO3 selective" "TP2 SP DP2 ZeRO1 uniform1" };
+    equal_one_device::<Llama>(&config, &settings, &layouts);
 }

@@ -60,6 +60,15 @@ fn pipelines_under_autocast_train_nearly_as_one_device_in_f32() {
 }
 
 #[test]
+fn fp8_of_what_is_multiplied_in_f32_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let strategy = MegatronStrategy::mesh("TP2".parse().unwrap()).fp8();
+    let error = Setup::default().run(directory.path(), strategy.into()).error.unwrap().to_string();
+    assert!(error.contains("of f32: FP8 layers lie between others in half precision"), "{error}");
+    assert!(error.contains("nearest legal: .autocast(FloatDType::BF16).fp8()"), "{error}");
+}
+
+#[test]
 fn a_type_that_is_no_half_precision_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let strategy = MegatronStrategy::mesh("TP2".parse().unwrap()).autocast(FloatDType::F64);

@@ -13,7 +13,7 @@ use half::bf16;
 use kernels_cubecl::fp8::cast::{Conversion, cast};
 use kernels_cubecl::fp8::codec::{decode_host, encode_host};
 use kernels_cubecl::fp8::groups::{self, GroupConversion};
-use kernels_cubecl::fp8::{Codec, Format, amax, transpose};
+use kernels_cubecl::fp8::{BLOCK, Codec, Format, Granularity, amax, blocks, transpose};
 
 const FORMATS: [Format; 2] = [Format::E4m3, Format::E5m2];
 
@@ -146,6 +146,74 @@ fn check_groups(client: &Client, report: &mut Report, counts: &[usize], columns:
     }
 }
 
+/// The largest power of two that takes the amax of these numbers into the format.
+fn power(x: &[f32], format: Format) -> f32 {
+    let amax = x.iter().fold(0.0, |top: f32, x| top.max(x.abs()));
+    let power = f32::from_bits((format.max() / amax).to_bits() & 0xff80_0000);
+    if amax > 0.0 && amax.is_finite() { power.min(2f32.powi(126)) } else { 1.0 }
+}
+
+/// `x [rows, columns]` with a scale for each block of `height` rows: the bytes, and the reciprocals, a line of blocks after the
+/// other.
+fn in_blocks(x: &[f32], [rows, columns]: [usize; 2], height: usize, format: Format) -> (Vec<u8>, Vec<f32>) {
+    let (mut bytes, mut inverse) = (vec![0; rows * columns], Vec::new());
+    for (first_row, first) in
+        (0..rows).step_by(height).flat_map(|row| (0..columns).step_by(BLOCK).map(move |at| (row, at)))
+    {
+        let places =
+            || (first_row..first_row + height).flat_map(|row| (first..first + BLOCK).map(move |at| row * columns + at));
+        let scale = power(&places().map(|at| x[at]).collect::<Vec<_>>(), format);
+        inverse.push(1.0 / scale);
+        places().for_each(|at| bytes[at] = encode_host(x[at] * scale, format));
+    }
+    (bytes, inverse)
+}
+
+/// Casts with a scale for each block, and their scales in cuBLASLt's order.
+fn check_blocks(client: &Client, report: &mut Report, [rows, columns]: [usize; 2]) {
+    // Blocks without an amax and with an infinite one among them, and rows of very different sizes.
+    let mut x = numbers(rows * columns);
+    x.iter_mut()
+        .enumerate()
+        .skip(1 << 16)
+        .for_each(|(i, x)| *x = bf16::from_f32(x.to_f32() * 2f32.powi((i / columns % 60) as i32 - 30)));
+    let handle = upload(client, &x);
+    let by_rows: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+    let by_columns: Vec<f32> = (0..rows * columns).map(|i| by_rows[i % rows * columns + i / rows]).collect();
+    for (granularity, height) in [(Granularity::Vector, 1), (Granularity::Block, BLOCK)] {
+        for (format, [lines, turns]) in FORMATS
+            .into_iter()
+            .flat_map(|format| [[true, false], [false, true], [true, true]].map(|sides| (format, sides)))
+        {
+            let sides = [(lines, &by_rows, [rows, columns]), (turns, &by_columns, [columns, rows])];
+            let out = sides.map(|(wanted, _, [rows, inner])| {
+                let [lines, line] = granularity.scales(rows, inner);
+                wanted.then(|| [client.empty(rows * inner), client.empty(4 * lines * line)])
+            });
+            let written =
+                [&out[0], &out[1]].map(|out| out.as_ref().map(|[bytes, inverse]| blocks::Written { bytes, inverse }));
+            blocks::cast::<bf16>(client, &handle, written, (granularity, format, Codec::Instruction), [rows, columns])
+                .expect("legal");
+            let (mut wrong, mut other) = (0, 0);
+            for (out, (_, x, sizes)) in out.iter().zip(sides) {
+                let Some([bytes, inverse]) = out else { continue };
+                let (expected, scales) = in_blocks(x, sizes, height, format);
+                wrong += different(&read(client, bytes), &expected, format);
+                let (found, [_, line]) = (download::<f32>(client, inverse), granularity.scales(sizes[0], sizes[1]));
+                let across = sizes[1] / BLOCK;
+                let place = |i: usize| match granularity {
+                    Granularity::Vector => i % across * line + i / across,
+                    _ => i / across * line + i % across,
+                };
+                other += scales.iter().enumerate().filter(|(i, scale)| found[place(*i)] != f64::from(**scale)).count();
+            }
+            let what = format!("{format:?} {rows} × {columns} by {granularity:?} rows {lines} columns {turns}");
+            report.error(format!("{what}, differences"), wrong as f64, 0.0);
+            report.error(format!("{what}, other scales"), other as f64, 0.0);
+        }
+    }
+}
+
 pub fn run(choice: &Choice, report: &mut Report) -> Result<(), BoxError> {
     let client = &client();
     if choice.does("check") {
@@ -156,6 +224,8 @@ pub fn run(choice: &Choice, report: &mut Report) -> Result<(), BoxError> {
         for (rows, columns, scale) in [(256, 512, 1.0), (272, 1040, 37.5), (16, 16, 1e30)] {
             check_casts(client, report, rows, columns, scale);
         }
+        check_blocks(client, report, [256, 512]);
+        check_blocks(client, report, [384, 640]);
         check_groups(client, report, &[128, 0, 384, 256], 1024);
         check_groups(client, report, &[16, 272, 0, 144, 48], 176);
         check_groups(client, report, &[0, 0, 16], 16);
@@ -186,6 +256,18 @@ fn time(client: &Client) {
     let conversion = Conversion { format: Format::E4m3, codec: Codec::Instruction, rows, columns };
     for (name, bytes, by_rows, by_columns) in targets {
         time(name, bytes, &|| cast::<bf16>(client, &x, &factor, by_rows, by_columns, conversion).expect("legal"));
+    }
+    let inverses = [(); 2].map(|()| client.empty(len / BLOCK * 4));
+    for (granularity, name, bytes, sides) in [
+        (Granularity::Vector, "cast by vectors", 3, [true, false]),
+        (Granularity::Vector, "cast by vectors, and transpose", 4, [true, true]),
+        (Granularity::Vector, "cast by vectors to the transpose", 3, [false, true]),
+        (Granularity::Block, "cast by blocks, and transpose", 4, [true, true]),
+    ] {
+        let written = [(&lines, &inverses[0], sides[0]), (&turns, &inverses[1], sides[1])]
+            .map(|(bytes, inverse, wanted)| wanted.then_some(blocks::Written { bytes, inverse }));
+        let how = (granularity, Format::E4m3, Codec::Instruction);
+        time(name, bytes, &|| blocks::cast::<bf16>(client, &x, written, how, [rows, columns]).expect("legal"));
     }
     time("transpose of bytes", 2, &|| transpose::transpose(client, &lines, &turns, rows, columns).expect("legal"));
     let counts = [3072, 1024, 0, 4096, 2048, 2048, 3968, 128];

@@ -9,7 +9,7 @@ use burn::backend::{
 use burn::tensor::{FloatDType, Shape, Tensor};
 
 use super::{
-    fp8::{Fp8Kernels, Matrix, Number, Scales, Sides, ToldGradient},
+    fp8::{Fp8Kernels, Matrix, Number, Scales, Scaling, Sides, ToldGradient},
     main_grads::main_grad,
     operation::{Parents, apply, operation},
     plain::narrow,
@@ -177,7 +177,8 @@ fn made<B: Fp8Kernels>(grad: FloatTensor<B>, for_fp8: ForFp8<B>) -> MadeForFp8<B
         ForFp8::Nothing => MadeForFp8::Nothing,
         ForFp8::Amax => MadeForFp8::Amax(B::fp8_amax(grad)),
         ForFp8::Cast(scales, number) => {
-            let rows = B::fp8_cast(grad, &scales, number, Sides { by_rows: true, by_columns: false }).by_rows;
+            let (scaling, sides) = (Scaling::Tensor(scales.clone()), Sides { by_rows: true, by_columns: false });
+            let rows = B::fp8_cast(grad, &scaling, number, sides).by_rows;
             MadeForFp8::Cast(scales, rows.expect("rows were asked for"))
         }
     }

@@ -25,6 +25,12 @@ pub struct LogicalOptions {
     /// sums over rows are f32. It is part of [`fusion`](Self::fusion): without that, as on CPU ranks by default, all
     /// is f32.
     pub autocast: Option<FloatDType>,
+    /// Linear layers multiply in FP8 (e4m3): outputs, and gradients of inputs and weights, of layers whose rows, inputs and outputs are
+    /// multiples of 128 on every rank. Every 128 consecutive numbers that a GEMM adds up have a scale, a power of two, and every 128 × 128
+    /// of a weight (Transformer Engine's `Float8BlockScaling`). On GPUs it needs [`autocast`](Self::autocast), or a model in
+    /// bf16 or f16, compute capability 9.0 and cuBLASLt 12.9; on CPU ranks it is emulated in any type, so that layouts can be
+    /// compared in f64. It is part of [`fusion`](Self::fusion) too.
+    pub fp8: bool,
     /// Whether elementwise operations and reductions over rows run together as one kernel. `None`: on GPUs. On CPU ranks
     /// it is slower, and there to find out what a GPU does; it covers f32 with autocast, else f64.
     pub fusion: Option<bool>,
@@ -36,10 +42,14 @@ pub struct LogicalOptions {
 
 impl LogicalOptions {
     /// # Panics
-    /// If the autocast type is neither bf16 nor f16, or fusion, which it needs, is off.
+    /// If the autocast type is neither bf16 nor f16, or fusion, which it and FP8 need, is off.
     pub(crate) fn check(self) {
-        let contradicts = self.autocast.is_some() && self.fusion == Some(false);
-        assert!(!contradicts, "logical device: autocast needs fusion; leave fusion at None, or choose Some(true)");
+        let without = self.fusion == Some(false);
+        assert!(
+            !(self.autocast.is_some() && without),
+            "logical device: autocast needs fusion; leave fusion at None, or choose Some(true)"
+        );
+        assert!(!(self.fp8 && without), "logical device: FP8 needs fusion; leave fusion at None, or choose Some(true)");
         let is_half = |half: FloatDType| matches!(half, FloatDType::BF16 | FloatDType::F16);
         if let Some(half) = self.autocast.filter(|half| !is_half(*half)) {
             panic!("logical device: autocast to {half:?} is not possible; to BF16 and F16 it is");

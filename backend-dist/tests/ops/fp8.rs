@@ -34,8 +34,12 @@ fn table(number: Number) -> Vec<f64> {
 
 /// Every value rounded to the nearest number of the scaled table; the inputs here have no ties.
 pub fn quantised(values: &[f64], number: Number, amax: f64) -> Vec<f64> {
+    quantised_by(values, number, number.max() / amax)
+}
+
+/// The same with a given scale.
+pub fn quantised_by(values: &[f64], number: Number, scale: f64) -> Vec<f64> {
     let table = table(number);
-    let scale = table.last().unwrap() / amax;
     let nearest = |x: f64| {
         let scaled = (x * scale).abs();
         let by_distance = |a: &&f64, b: &&f64| (*a - scaled).abs().total_cmp(&(*b - scaled).abs());

@@ -7,6 +7,7 @@ mod compare;
 mod cross_entropy;
 mod finite;
 mod fp8;
+mod fp8_blocks;
 mod fp8_experts;
 mod fused;
 mod half;

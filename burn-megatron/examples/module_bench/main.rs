@@ -8,7 +8,7 @@
 //! `llama` has the shape of Llama 3.2 1B (2048, 16) and 1 × 4096 tokens, to compare with
 //! `burn-megatron bench llama3-1b --training.micro-batch 1`. `WAYS` are separated by commas: `burn` is one device,
 //! `burn-ddp` Burn's `DistributedDataParallel` on two; a layout such as `TP2` in f32, with `+bf16` under autocast, with
-//! `+overlap` gradients reduced during the backward pass, with `+keep` parameters of ZeRO 3 that stay gathered until then,
+//! `+fp8` layers in FP8 next to that, with `+overlap` gradients reduced during the backward pass, with `+keep` parameters of ZeRO 3 that stay gathered until then,
 //! with `+fused` the fused AdamW, with `+profile` a table of kernels, whose recording takes time too:
 //! `DP2 ZeRO1+bf16+overlap+fused`.
 
@@ -127,10 +127,11 @@ fn strategy(way: &str) -> Result<(TrainingStrategy<Model>, usize), BoxError> {
     for part in parts {
         strategy = match part {
             "bf16" => strategy.autocast(FloatDType::BF16),
+            "fp8" => strategy.fp8(),
             "overlap" => strategy.overlap_grad_reduce(),
             "keep" => strategy.reshard_after_forward(false),
             "fused" | "profile" => strategy,
-            other => return Err(format!("+{other}; legal: +bf16, +overlap, +keep, +fused, +profile").into()),
+            other => return Err(format!("+{other}; legal: +bf16, +fp8, +overlap, +keep, +fused, +profile").into()),
         };
     }
     Ok((strategy.into(), ranks))

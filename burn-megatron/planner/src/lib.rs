@@ -96,6 +96,8 @@ pub struct Job {
     pub fp8_weights: bool,
     /// Routed experts of FP8 layers are in FP8 too.
     pub fp8_experts: bool,
+    /// Each block has a scale of its own.
+    pub fp8_blocks: bool,
     /// Ranks are GPUs: gradients are accumulated and reduced in place, and the driver takes memory of its own.
     pub gpu: bool,
     /// Which GPUs, if they are; [`Plan::new`] takes it from the hardware.
@@ -145,6 +147,7 @@ impl Job {
             fp8: 0..0,
             fp8_weights: true,
             fp8_experts: true,
+            fp8_blocks: false,
             gpu: true,
             gpu_model: gpus::GPUS[0],
             overlap: true,

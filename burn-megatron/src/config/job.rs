@@ -1,6 +1,7 @@
 //! A run as the planner sees it.
 
 use backend_dist::ops::LOGITS_AT_ONCE;
+use backend_dist::ops::fp8::Fp8Scaling;
 
 use super::decoder::decoder_of;
 use super::model::hf_config;
@@ -31,7 +32,8 @@ impl RunConfig {
             fp8: self.fp8.layers(decoder.layers),
             fp8_weights: self.fp8.keep_weights,
             // Experts with biases stay in the type of training.
-            fp8_experts: self.fp8.experts && decoder.experts.as_ref().is_none_or(|experts| !experts.biases),
+            fp8_experts: self.fp8.has_experts() && decoder.experts.as_ref().is_none_or(|experts| !experts.biases),
+            fp8_blocks: self.fp8.recipe == Fp8Scaling::Blockwise,
             decoder,
             layout: layout.clone(),
             schedule,
@@ -98,8 +100,8 @@ mod tests {
     use backend_dist::mesh::{Mesh, ParallelLayout};
     use burn::tensor::{Device, FloatDType};
     use models::{
-        CausalLm, DeepSeekV3Config, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config, MixtralConfig,
-        MixtralVariant, ModelConfig, NemotronHConfig, ParamBuilder, WithModel,
+        CausalLm, DeepSeekV3Config, DeepSeekVariant, FamilyConfig, GptConfig, LlamaConfig, LlamaVariant, Mamba2Config,
+        MixtralConfig, MixtralVariant, ModelConfig, NemotronHConfig, ParamBuilder, WithModel,
     };
 
     use super::*;
@@ -136,7 +138,9 @@ mod tests {
                 tie_word_embeddings: true,
                 ..llama.clone()
             }),
-            FamilyConfig::Llama(LlamaConfig { variant: LlamaVariant::Glm4, attention_bias: true, ..llama }),
+            FamilyConfig::Llama(LlamaConfig { variant: LlamaVariant::Glm4, attention_bias: true, ..llama.clone() }),
+            FamilyConfig::Llama(LlamaConfig { variant: LlamaVariant::SeedOss, attention_bias: true, ..llama.clone() }),
+            FamilyConfig::Llama(LlamaConfig { variant: LlamaVariant::Gemma, tie_word_embeddings: true, ..llama }),
             FamilyConfig::Gpt(gpt.clone()),
             FamilyConfig::Gpt(GptConfig { tie_word_embeddings: false, bias: false, ..gpt }),
             FamilyConfig::Mixtral(MixtralConfig::tiny()),
@@ -152,6 +156,18 @@ mod tests {
                 ..MixtralConfig::tiny()
             }),
             FamilyConfig::Mixtral(MixtralConfig { variant: MixtralVariant::Qwen2Moe, ..MixtralConfig::tiny() }),
+            FamilyConfig::Mixtral(MixtralConfig { variant: MixtralVariant::Olmoe, ..MixtralConfig::tiny() }),
+            FamilyConfig::Mixtral(MixtralConfig {
+                variant: MixtralVariant::DeepSeek,
+                first_k_dense_replace: 1,
+                ..MixtralConfig::tiny()
+            }),
+            FamilyConfig::DeepSeekV3(DeepSeekV3Config {
+                variant: DeepSeekVariant::DeepseekV2,
+                norm_topk_prob: false,
+                num_nextn_predict_layers: 0,
+                ..DeepSeekV3Config::tiny()
+            }),
             FamilyConfig::Mixtral(MixtralConfig {
                 variant: MixtralVariant::Glm4Moe,
                 first_k_dense_replace: 1,

@@ -104,7 +104,7 @@ pub const KEYS: &[Key] = {
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "FP8 format: e4m3 for all tensors, or hybrid with e5m2 for output gradients; none: no FP8")
             .or(&["fp8-format"])
             .optional(),
-        key("fp8.recipe", Choice(&["tensorwise", "delayed"]), "\"tensorwise\"", "FP8 scaling: tensorwise (current scaling by each tensor's amax) or delayed (by the amax of previous steps)")
+        key("fp8.recipe", Choice(&["tensorwise", "delayed", "blockwise"]), "\"tensorwise\"", "FP8 scaling: tensorwise (current scaling by each tensor's amax), delayed (by the amax of previous steps), or blockwise (by the amax of each 128 numbers, of weights of each 128 x 128; experts stay in training.dtype)")
             .or(&["fp8-recipe"]),
         key("fp8.margin", UpTo(16), "0", "FP8 scaling margin: amax maps to the largest FP8 value divided by 2^margin").or(&["fp8-margin"]),
         key("fp8.amax-history-len", Count, "1", "Delayed scaling: length of the amax history in steps").or(&["fp8-amax-history-len"]),

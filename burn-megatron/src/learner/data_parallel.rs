@@ -7,7 +7,7 @@ use backend_dist::mesh::{Axis, Mesh, ParallelLayout};
 use backend_dist::mesh_backend::{LogicalOptions, Teams};
 use backend_dist::process::Processes;
 use burn::optim::OptimizerRecord;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel};
 use parking_lot::Mutex;
@@ -44,8 +44,8 @@ pub(super) struct DataParallel<M> {
     pub keeps_gathered: bool,
     /// How each data-parallel rank is several ranks.
     pub tensor: Option<TensorParallel<M>>,
-    /// The half precision type of GEMMs, if they have one.
-    pub autocast: Option<FloatDType>,
+    /// In which precision, on logical devices.
+    pub computes: LogicalOptions,
     /// Whether batch normalization is over all data-parallel ranks.
     pub sync_batch_norm: bool,
     /// To which gradients are clipped.
@@ -205,7 +205,7 @@ impl<M> DataParallel<M> {
             units,
             keeps_gathered: false,
             tensor: None,
-            autocast: None,
+            computes: LogicalOptions::default(),
             sync_batch_norm: false,
             max_grad_norm: None,
             seed: 0,
@@ -221,9 +221,7 @@ impl<M> DataParallel<M> {
     /// The ranks of each data-parallel rank, if they are several.
     pub(super) fn teams(&self, mesh: &Mesh) -> Option<Teams> {
         let sequence = self.tensor.as_ref().is_some_and(|tensor| tensor.sequence);
-        let fusion = self.autocast.map(|_| true);
-        let options = LogicalOptions { autocast: self.autocast, fusion, ..LogicalOptions::default() };
-        let teams = || Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(sequence).options(options);
+        let teams = || Teams::new(mesh, Axis::Tp).across(Axis::Dp).sequence_parallel(sequence).options(self.computes);
         self.is_logical().then(|| teams().sync_batch_norm(self.sync_batch_norm))
     }
 

@@ -2,6 +2,7 @@
 
 use backend_dist::gradients::overlapped::BUCKET;
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::mesh_backend::LogicalOptions;
 use backend_dist::parallelize::Plan;
 use burn::tensor::{Device, FloatDType};
 
@@ -32,6 +33,7 @@ pub struct MeshStrategy {
     pub(super) units: Units,
     pub(super) keeps_gathered: bool,
     pub(super) autocast: Option<FloatDType>,
+    pub(super) fp8: bool,
     pub(super) max_grad_norm: Option<f64>,
     pub(super) sync_batch_norm: bool,
     pub(super) seeded: bool,
@@ -51,6 +53,7 @@ impl MeshStrategy {
             units: Units::auto(),
             keeps_gathered: false,
             autocast: None,
+            fp8: false,
             max_grad_norm: None,
             sync_batch_norm: false,
             seeded: false,
@@ -102,6 +105,22 @@ impl MeshStrategy {
     pub fn autocast(mut self, half: FloatDType) -> Self {
         self.autocast = Some(half);
         self
+    }
+
+    /// Linear layers multiply in FP8, with a scale for each block, as Transformer Engine's `Float8BlockScaling`: those whose rows, inputs
+    /// and outputs are multiples of 128 on every rank; next to [`autocast`](Self::autocast) for a model of f32. See
+    /// [`LogicalOptions::fp8`](backend_dist::mesh_backend::LogicalOptions::fp8). On an H200 it gains 2 % with a width of
+    /// 1,024, 27 % with 4,096.
+    pub fn fp8(mut self) -> Self {
+        self.fp8 = true;
+        self
+    }
+
+    /// How logical devices compute.
+    pub(super) fn computes(&self) -> LogicalOptions {
+        let (autocast, fp8) = (self.autocast, self.fp8);
+        let fusion = (autocast.is_some() || fp8).then_some(true);
+        LogicalOptions { autocast, fp8, fusion, ..LogicalOptions::default() }
     }
 
     /// Clips gradients by the norm of all of them together, each parameter counted once, as PyTorch's `clip_grad_norm_`:

@@ -48,6 +48,7 @@ mod states;
 mod t5;
 mod tensor_parallel;
 mod trained;
+mod types;
 mod vit;
 mod zero;
 

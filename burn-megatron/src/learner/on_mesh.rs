@@ -23,7 +23,7 @@ impl<M: LearnerModel + ModuleDisplay> From<MeshStrategy> for TrainingStrategy<M>
 impl MeshStrategy {
     /// As a strategy whose ranks tell each other something of their outputs.
     pub(super) fn telling<M: LearnerModel + ModuleDisplay>(self, told: Option<Told<M>>) -> TrainingStrategy<M> {
-        let is_logical = self.autocast.is_some() || self.sync_batch_norm || self.seeded;
+        let is_logical = self.autocast.is_some() || self.fp8 || self.sync_batch_norm || self.seeded;
         let tensor = TensorParallel::new(&self.layout, &self.plan, is_logical);
         custom(OnMesh { tensor, strategy: self, told })
     }
@@ -42,6 +42,7 @@ impl<M: LearnerModel> OnMesh<M> {
         self.strategy.check()?;
         self.strategy.check_without_stages()?;
         self.strategy.check_states(model)?;
+        self.strategy.check_types(model)?;
         self.tensor.as_ref().map_or(Ok(()), |tensor| tensor.check(model)).map_err(|error| error.to_string())
     }
 }
@@ -53,14 +54,15 @@ impl<M: LearnerModel> Fit<M> for OnMesh<M> {
             return training.fail(message);
         }
         let strategy = self.strategy.clone();
-        let MeshStrategy { layout, devices, micro_batches, units, autocast, max_grad_norm, .. } = strategy;
+        let computes = strategy.computes();
+        let MeshStrategy { layout, devices, micro_batches, units, max_grad_norm, .. } = strategy;
         training.components.grad_accumulation = micro_batches.or(training.components.grad_accumulation);
         training.told = self.told;
         let inner = DataParallel {
             devices,
             tensor: self.tensor.clone(),
             seed,
-            autocast,
+            computes,
             sync_batch_norm: self.strategy.sync_batch_norm,
             overlap: self.strategy.overlap.then_some(self.strategy.bucket),
             max_grad_norm,

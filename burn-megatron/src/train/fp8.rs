@@ -1,6 +1,7 @@
 //! Whether a device can do what `[fp8]` asks for.
 
 use backend_dist::gpu::GpuInfo;
+use backend_dist::ops::fp8::Fp8Scaling;
 use models::Fp8Config;
 
 use crate::config::Precision;
@@ -8,11 +9,14 @@ use crate::config::Precision;
 /// The first compute capability with FP8 tensor cores (Ada; Hopper is 9.0).
 const LEAST: (u32, u32) = (8, 9);
 
+/// GPUs whose FP8 GEMMs take scales of blocks.
+const BLOCKS: (u32, u32) = (9, 0);
+
 /// `gpus` are those that the ranks have, none on CPU ranks. Fails on GPUs with a precision other than bf16 and f16, or
-/// a GPU without FP8 tensor cores.
+/// a GPU without FP8 tensor cores, or without scales of blocks that the recipe has.
 pub(super) fn possible(fp8: &Fp8Config, dtype: Precision, gpus: &[GpuInfo]) -> Result<(), String> {
-    let Some(format) = fp8.recipe().map(|recipe| recipe.format).filter(|_| !gpus.is_empty()) else { return Ok(()) };
-    let format = format!("fp8.format = {format:?}").to_lowercase();
+    let Some(recipe) = fp8.recipe().filter(|_| !gpus.is_empty()) else { return Ok(()) };
+    let format = format!("fp8.format = {:?}", recipe.format).to_lowercase();
     if !matches!(dtype, Precision::Bf16 | Precision::F16) {
         let dtype = format!("{dtype:?}").to_lowercase();
         return Err(format!(
@@ -20,11 +24,20 @@ pub(super) fn possible(fp8: &Fp8Config, dtype: Precision, gpus: &[GpuInfo]) -> R
              training.dtype = bf16"
         ));
     }
-    match gpus.iter().find(|gpu| gpu.capability < LEAST) {
-        Some(GpuInfo { index, name, capability: (major, minor), .. }) => Err(format!(
+    if let Some(GpuInfo { index, name, capability: (major, minor), .. }) =
+        gpus.iter().find(|gpu| gpu.capability < LEAST)
+    {
+        return Err(format!(
             "{format}: GPU {index} ({name}) has compute capability {major}.{minor}, FP8 GEMMs need {}.{} or more (Hopper: \
              9.0); leave fp8.format out",
             LEAST.0, LEAST.1
+        ));
+    }
+    match gpus.iter().find(|gpu| recipe.scaling == Fp8Scaling::Blockwise && gpu.capability != BLOCKS) {
+        Some(GpuInfo { index, name, capability: (major, minor), .. }) => Err(format!(
+            "fp8.recipe = blockwise: GPU {index} ({name}) has compute capability {major}.{minor}, cuBLASLt multiplies blocks with \
+             scales of their own on {}.{} (Hopper); nearest legal: fp8.recipe = tensorwise",
+            BLOCKS.0, BLOCKS.1
         )),
         None => Ok(()),
     }
@@ -51,6 +64,10 @@ mod tests {
         assert!(refused(Precision::Bf16, (8, 0)).contains("GPU 1 (NVIDIA A100) has compute capability 8.0"));
         assert_eq!(possible(&hybrid, Precision::Bf16, &[gpu((9, 0))]), Ok(()));
         assert_eq!(possible(&hybrid, Precision::F64, &[]), Ok(()));
+        let blockwise = Fp8Config { recipe: Fp8Scaling::Blockwise, ..hybrid };
+        let newer = possible(&blockwise, Precision::Bf16, &[gpu((10, 0))]).unwrap_err();
+        assert!(newer.starts_with("fp8.recipe = blockwise: GPU 1") && newer.contains("capability 10.0"), "{newer}");
+        assert_eq!(possible(&blockwise, Precision::Bf16, &[gpu((9, 0))]), Ok(()));
         assert_eq!(possible(&Fp8Config::default(), Precision::F64, &[gpu((8, 0))]), Ok(()));
     }
 }

@@ -3,7 +3,7 @@
 use super::Candidate;
 use crate::plan::{Decoder, LayerKind};
 use backend_dist::mesh::ParallelLayout;
-use backend_dist::ops::fp8::MULTIPLE;
+use backend_dist::ops::fp8::{Fp8Recipe, Fp8Scaling};
 
 /// Why a layout computes other numbers in FP8 than one device, where that follows from FP8 (docs/fp8.md), for steps of
 /// so many sequences and sequences of so many tokens.
@@ -11,6 +11,7 @@ pub fn different_in_fp8(
     decoder: &Decoder,
     candidate: &Candidate,
     [global_batch, seq]: [usize; 2],
+    recipe: &Fp8Recipe,
 ) -> Option<&'static str> {
     let layout = &candidate.layout;
     if candidate.context.dynamic {
@@ -20,24 +21,30 @@ pub fn different_in_fp8(
         return Some("ranks that hold the same key-value head cast their shares of its gradient, not the sum");
     }
     let divide = |a: usize, b: usize| a.is_multiple_of(b) || b.is_multiple_of(a);
-    let members = layout.ep * layout.expert_tp();
-    if decoder.experts.is_some() && !(divide(members, layout.tp) && divide(dp_ranks_at(layout), layout.cp)) {
+    let (blockwise, members) = (recipe.scaling == Fp8Scaling::Blockwise, layout.ep * layout.expert_tp());
+    if decoder.experts.is_some()
+        && !blockwise
+        && !(divide(members, layout.tp) && divide(dp_ranks_at(layout), layout.cp))
+    {
         return Some(
             "experts in FP8 are refused where ranks that share tokens and ranks that divide experts do not divide one the \
                      other",
         );
     }
     let sequences = global_batch / (layout.dp * candidate.accumulation);
-    let differs =
-        in_fp8(decoder, layout, sequences, seq) != in_fp8(decoder, &ParallelLayout::default(), sequences, seq);
-    differs.then_some(
-        "a GEMM whose sizes are multiples of 16 on one device has other sizes on a rank, and stays out of FP8",
-    )
+    let differs = in_fp8(decoder, layout, [sequences, seq], recipe)
+        != in_fp8(decoder, &ParallelLayout::default(), [sequences, seq], recipe);
+    differs.then_some(match blockwise {
+        false => "a GEMM whose sizes are multiples of 16 on one device has other sizes on a rank, and stays out of FP8",
+        true => {
+            "a GEMM whose sizes are multiples of 128 on one device has other sizes on a rank, or blocks of other tokens"
+        }
+    })
 }
 
 /// Whether one device has any GEMM in FP8.
-pub fn is_any_in_fp8(decoder: &Decoder, [global_batch, seq]: [usize; 2]) -> bool {
-    in_fp8(decoder, &ParallelLayout::default(), global_batch, seq).contains(&true)
+pub fn is_any_in_fp8(decoder: &Decoder, batch: [usize; 2], recipe: &Fp8Recipe) -> bool {
+    in_fp8(decoder, &ParallelLayout::default(), batch, recipe).contains(&true)
 }
 
 /// Data-parallel ranks that divide the experts of a layer between them.
@@ -46,10 +53,15 @@ fn dp_ranks_at(layout: &ParallelLayout) -> usize {
 }
 
 /// Which GEMMs of a layer have sizes on a rank that FP8 takes.
-fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usize) -> Vec<bool> {
-    let share = decoder.local(layout, sequences, seq, seq);
-    let (tokens, hidden) = (share.tokens, share.hidden);
-    let fits = |sizes: [u64; 3]| sizes.iter().all(|size| *size > 0 && size.is_multiple_of(MULTIPLE as u64));
+fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, [sequences, seq]: [usize; 2], recipe: &Fp8Recipe) -> Vec<bool> {
+    let (share, blockwise) = (decoder.local(layout, sequences, seq, seq), recipe.scaling == Fp8Scaling::Blockwise);
+    // Blocks of tokens lie within a rank's part of a sequence, which is two parts of it under context parallelism.
+    let tokens = match blockwise {
+        true => share.stream_tokens / if layout.cp > 1 { 2 } else { 1 },
+        false => share.tokens,
+    };
+    let (hidden, multiple) = (share.hidden, recipe.multiple() as u64);
+    let fits = |sizes: [u64; 3]| sizes.iter().all(|size| *size > 0 && size.is_multiple_of(multiple));
     let kinds = decoder.layer_kinds();
     let mut sizes = match decoder.latent {
         None if !kinds.iter().any(|kind| kind.attention) => Vec::new(),
@@ -89,7 +101,7 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
             false => mlp(tokens, share.intermediate),
             true => {
                 // Their tokens are padded.
-                mlp(MULTIPLE as u64, share.experts.intermediate);
+                mlp(if blockwise { 0 } else { multiple }, share.experts.intermediate);
                 mlp(tokens, share.experts.shared);
             }
         }
@@ -101,11 +113,16 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, sequences: usize, seq: usi
 mod tests {
     use super::*;
     use crate::config::decoder_of;
+    use backend_dist::ops::fp8::Fp8Format;
     use models::{DeepSeekV3Config, FamilyConfig, LlamaConfig, MixtralConfig};
+
+    fn hybrid() -> Fp8Recipe {
+        Fp8Recipe::tensorwise(Fp8Format::Hybrid)
+    }
 
     /// Eight sequences of 64 tokens.
     fn why_not(config: &FamilyConfig, layout: &str) -> Option<&'static str> {
-        different_in_fp8(&decoder_of(config), &layout.parse().unwrap(), [8, 64])
+        different_in_fp8(&decoder_of(config), &layout.parse().unwrap(), [8, 64], &hybrid())
     }
 
     #[test]
@@ -124,9 +141,27 @@ mod tests {
         ] {
             assert!(why_not(&llama, layout).is_some_and(|why| why.contains(words)), "{layout}");
         }
-        assert!(is_any_in_fp8(&decoder_of(&llama), [8, 64]));
+        assert!(is_any_in_fp8(&decoder_of(&llama), [8, 64], &hybrid()));
         let odd = FamilyConfig::Llama(LlamaConfig { hidden_size: 40, ..wide });
-        assert!(!is_any_in_fp8(&decoder_of(&odd), [8, 64]));
+        assert!(!is_any_in_fp8(&decoder_of(&odd), [8, 64], &hybrid()));
+    }
+
+    /// Eight sequences of 512 tokens.
+    #[test]
+    fn blocks_lie_within_a_ranks_sizes_and_tokens() {
+        let recipe = Fp8Recipe { scaling: Fp8Scaling::Blockwise, ..hybrid() };
+        let llama = FamilyConfig::Llama(models::sized! { LlamaConfig::tiny();
+            hidden_size: 256, intermediate_size: 256, num_attention_heads: 4, num_key_value_heads: 4, head_dim: 64
+        });
+        let decoder = decoder_of(&llama);
+        let why_not = |layout: &str| different_in_fp8(&decoder, &layout.parse().unwrap(), [8, 512], &recipe);
+        for layout in ["TP2", "TP2 SP x2", "CP2 DP2 x4", "TP2 SP PP2 DP2 x4", "DP4 ZeRO3"] {
+            assert_eq!(why_not(layout), None, "{layout}");
+        }
+        for layout in ["TP4", "CP4 x8", "TP2 SP CP2 x8"] {
+            assert!(why_not(layout).is_some_and(|why| why.contains("blocks of other tokens")), "{layout}");
+        }
+        assert!(is_any_in_fp8(&decoder, [8, 512], &recipe) && !is_any_in_fp8(&decoder, [1, 64], &recipe));
     }
 
     #[test]

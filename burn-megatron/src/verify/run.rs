@@ -8,7 +8,7 @@ use crate::lr::{LrConfig, LrDecay, Span};
 use crate::optim::AdamWConfig;
 use backend_dist::comm::RunError;
 use backend_dist::launch::{BoxError, Rank};
-use backend_dist::ops::fp8::Fp8Format;
+use backend_dist::ops::fp8::Fp8Recipe;
 use backend_dist::process::Cluster;
 use backend_dist::shard::{HostTensor, Init};
 use burn::tensor::{Device, FloatDType};
@@ -40,7 +40,7 @@ pub struct Settings {
     /// Linear layers of the blocks and experts are in FP8. A scale is that of one micro-batch, so the one device takes
     /// as many of them as a layout; [`different_in_fp8`](super::different_in_fp8) names the layouts that compute other
     /// numbers.
-    pub fp8: Option<Fp8Format>,
+    pub fp8: Option<Fp8Recipe>,
     /// Adapters of all linear layers are trained, of routed experts too; everything else is frozen.
     pub lora: Option<LoraKind>,
     /// How frozen weights are stored, in the layouts and on the one device, if not as all weights.
@@ -141,7 +141,9 @@ pub fn verify<M: CausalLm>(
     let dims = config.dims();
     let lora = plan::<M>(config, settings)?;
     let initial = initial::<M>(config, settings)?;
-    let (fp8, blocks) = (Fp8Config { format: settings.fp8, ..Fp8Config::default() }, dims.layers);
+    let (format, none, blocks) = (settings.fp8.map(|recipe| recipe.format), Fp8Config::default(), dims.layers);
+    let recipe = settings.fp8.map_or(none.recipe, |recipe| recipe.scaling);
+    let fp8 = Fp8Config { format, recipe, ..none };
     let build = |dtype, candidate: &Candidate| {
         let (recompute, overlap, initial, fp8) = (candidate.recompute.clone(), candidate.moe_overlap, &initial, &fp8);
         let lora = lora.clone();

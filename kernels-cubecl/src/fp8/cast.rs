@@ -163,7 +163,7 @@ pub fn cast_tiles<E: Float>(
 }
 
 #[cube]
-fn eight<E: Float>(x: Vec8<E>, factor: f32, #[comptime] format: Format, #[comptime] codec: Codec) -> Eight {
+pub(super) fn eight<E: Float>(x: Vec8<E>, factor: f32, #[comptime] format: Format, #[comptime] codec: Codec) -> Eight {
     let mut words = Eight::empty();
     words.insert(0usize, quarter::<E>(x, factor, 0usize, format, codec));
     words.insert(1usize, quarter::<E>(x, factor, 4usize, format, codec));

@@ -1,4 +1,4 @@
-//! FP8 operands: amax, casts with a scale, transposes. Four eight-bit numbers are packed into a `u32`, the first in the
+//! FP8 operands: amax, casts with a scale or with one for each block, transposes. Four eight-bit numbers are packed into a `u32`, the first in the
 //! lowest bits.
 //!
 //! A cast is `round(x · scale)` to nearest even. Numbers beyond the largest one, infinity included, become that number;
@@ -7,6 +7,8 @@
 
 #[cfg(feature = "cuda")]
 pub mod amax;
+#[cfg(feature = "cuda")]
+pub mod blocks;
 #[cfg(feature = "cuda")]
 pub mod cast;
 pub mod codec;
@@ -45,6 +47,32 @@ impl Format {
         match self {
             Self::E4m3 => 448.0,
             Self::E5m2 => 57344.0,
+        }
+    }
+}
+
+/// Rows and columns of a block that has a scale of its own.
+pub const BLOCK: usize = 128;
+
+/// The numbers of a matrix that share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Granularity {
+    /// All of them.
+    Tensor,
+    /// [`BLOCK`] consecutive ones of a row.
+    Vector,
+    /// [`BLOCK`] rows and columns.
+    Block,
+}
+
+impl Granularity {
+    /// Shape of the scales of a matrix `[rows, inner]`, whose sides are multiples of [`BLOCK`] unless it has one scale: those of
+    /// vectors lie one block of columns after the other, and lines of blocks are padded to fours, as cuBLASLt reads them.
+    pub fn scales(self, rows: usize, inner: usize) -> [usize; 2] {
+        match self {
+            Self::Tensor => [1, 1],
+            Self::Vector => [inner / BLOCK, rows],
+            Self::Block => [rows / BLOCK, (inner / BLOCK).next_multiple_of(4)],
         }
     }
 }

@@ -2,7 +2,7 @@
 use super::{buffer as b, registers_only, settings};
 use cubecl_runtime::kernel::CubeKernel;
 use half::bf16;
-use kernels_cubecl::fp8::{Codec, Format, amax, cast, groups, transpose};
+use kernels_cubecl::fp8::{Codec, Format, amax, blocks, cast, groups, transpose};
 use kernels_cubecl::pointwise::CubeShape;
 
 fn check(what: &str, kernel: impl CubeKernel, conversion: Option<&str>) {
@@ -29,6 +29,15 @@ fn fp8_kernels_compile() {
         }
     }
     let gpu = CubeShape::GPU;
+    for (format, instruction) in conversions {
+        for (with_rows, with_columns) in [(true, false), (false, true), (true, true)] {
+            for square in [false, true] {
+                let blocks = kernel!(blocks::cast_blocks::CastBlocks<bf16>, settings();
+                    b(), b(), b(), b(), b(), (), (), (), (), with_rows, with_columns, square, format, Codec::Instruction, gpu);
+                check("cast by blocks", blocks, Some(instruction));
+            }
+        }
+    }
     check("amax", kernel!(amax::cube_maxima::CubeMaxima<bf16>, settings(); b(), b(), (), (), gpu), None);
     check("parts of groups", kernel!(groups::part_maxima::PartMaxima<bf16>, settings(); b(), b(), b(), gpu), None);
     check("maxima of groups", kernel!(groups::group_maxima::GroupMaxima, settings(); b(), b(), b(), (), gpu), None);

@@ -83,7 +83,7 @@ impl RowParallelLinear {
     pub(super) fn behind_swiglu(&self, batch: &MicroBatch) -> SwiGluNeighbours {
         let hand_overs = batch.hand_overs();
         SwiGluNeighbours {
-            output_amax: self.fp8.is_some().then(|| KnownAmax::new(hand_overs)),
+            output_amax: self.fp8.as_ref().filter(|fp8| fp8.reads_amax()).map(|_| KnownAmax::new(hand_overs)),
             readers: self.adapter.is_some().then(|| SharedInput::added_by_writer(hand_overs)),
             ..SwiGluNeighbours::default()
         }

@@ -20,7 +20,7 @@ pub(super) struct Fp8Selection {
 impl ParamBuilder<'_> {
     /// Linear layers of the blocks multiply in FP8, in a model of `layers` blocks.
     pub fn with_fp8(mut self, fp8: &Fp8Config, layers: usize) -> Self {
-        let of = |recipe| Fp8Selection { recipe, layers: fp8.layers(layers), experts: fp8.experts };
+        let of = |recipe| Fp8Selection { recipe, layers: fp8.layers(layers), experts: fp8.has_experts() };
         self.fp8 = fp8.recipe().map(of);
         self
     }

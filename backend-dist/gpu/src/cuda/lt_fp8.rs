@@ -1,13 +1,14 @@
 //! FP8 GEMMs by cuBLASLt.
 //!
 //! On Hopper, cuBLASLt takes FP8 operands only with a contiguous contraction dimension in both (its `TN`), 16-byte
-//! aligned and in multiples of 16 (<https://docs.nvidia.com/cuda/cublas/#cublasltmatmul>).
+//! aligned and in multiples of 16 (<https://docs.nvidia.com/cuda/cublas/#cublasltmatmul>). Scales of vectors and blocks need
+//! cuBLASLt 12.9; not both operands can have blocks.
 
 use std::fmt;
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::fp8::Format;
+use kernels_cubecl::fp8::{BLOCK, Format, Granularity};
 
 use super::lt::loaded;
 use super::lt_plan::{self, Extras, Key};
@@ -25,8 +26,10 @@ pub const MULTIPLE: usize = 16;
 pub struct Operand<'a> {
     /// The bytes, `u8`.
     pub bytes: &'a CubeTensor,
-    /// The factor of every value, f32 `[1]`.
+    /// The factors of the values, f32: [`Granularity::scales`].
     pub inverse: &'a CubeTensor,
+    /// Which values share a factor.
+    pub granularity: Granularity,
     /// The format of the bytes.
     pub format: Format,
     /// Rows.
@@ -58,8 +61,16 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
     let onto = what.onto;
     let matrices = [Matrices::dense(1, a.rows, a.inner), Matrices::dense(1, b.rows, b.inner).transposed()];
     let Some(problem) = Problem::new(&matrices[0], &matrices[1]) else { panic!("{what}: the sizes do not fit") };
-    let multiples = [a.rows, b.rows, a.inner].iter().all(|&n| n > 0 && n.is_multiple_of(MULTIPLE));
-    assert!(multiples, "{what}: every size must be a multiple of {MULTIPLE}");
+    let granularity = [a.granularity, b.granularity];
+    let (multiple, sums) = match granularity {
+        [Granularity::Tensor, Granularity::Tensor] => (MULTIPLE, sums),
+        [Granularity::Tensor, _] | [_, Granularity::Tensor] | [Granularity::Block, Granularity::Block] => {
+            panic!("{what}: cuBLASLt has no GEMM of scales {granularity:?}")
+        }
+        _ => (BLOCK, Sums::Exact),
+    };
+    let multiples = [a.rows, b.rows, a.inner].iter().all(|&n| n > 0 && n.is_multiple_of(multiple));
+    assert!(multiples, "{what}: every size must be a multiple of {multiple}");
     let Some(kinds) = lt_plan::fp8_kinds(a.format, b.format, out.dtype) else {
         panic!("{what}: cuBLASLt has no such GEMM; one operand must be e4m3, the result bf16, f16 or f32")
     };
@@ -67,8 +78,9 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
         let held = operand.bytes.handle.size_in_used() as usize;
         let fits = operand.bytes.dtype == DType::U8 && held >= operand.rows * operand.inner;
         assert!(fits, "{what}: an operand is {:?} in a buffer of {held} bytes", operand.bytes.dtype);
-        let scale = &operand.inverse.handle;
-        assert!(operand.inverse.dtype == DType::F32 && scale.size_in_used() >= 4, "{what}: no scale");
+        let (scale, [lines, line]) = (&operand.inverse.handle, operand.granularity.scales(operand.rows, operand.inner));
+        let needed = (4 * lines * line) as u64;
+        assert!(operand.inverse.dtype == DType::F32 && scale.size_in_used() >= needed, "{what}: no scale");
         let start = scale.offset_start.unwrap_or(0);
         assert!(start.is_multiple_of(MULTIPLE as u64), "{what}: a scale starts {start} bytes into its memory");
         operand.bytes.assert_is_on_same_device(out);
@@ -93,7 +105,7 @@ fn queue(what: Named, a: Operand, b: Operand, bias: Option<&CubeTensor>, out: &C
     loaded();
     let device = out.client.service_id().device;
     let run = move |pointers, scales, bias: Option<_>, stream| {
-        let key = Key::new(problem, kinds, onto, bias.is_some(), Some(sums), pointers);
+        let key = Key::new(problem, kinds, onto, bias.is_some(), Some((sums, granularity)), pointers);
         // SAFETY: operands, scales, bias and output were checked against their buffers, which are held until the work
         // is queued; CubeCL reuses memory in the order of this stream.
         let done =

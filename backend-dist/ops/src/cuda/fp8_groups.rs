@@ -12,7 +12,7 @@ use kernels_cubecl::fp8::{Codec, groups};
 use super::blocks::view;
 use super::fp8::{format, half, sums};
 use super::{Float, columns, empty, launched, work};
-use crate::fp8::{Fp8GroupKernels, Groups, Number, Precision, QuantizedGroups, Scales, Sides};
+use crate::fp8::{Fp8GroupKernels, Granularity, Groups, Number, Precision, QuantizedGroups, Scales, Sides};
 use gpu::cuda::clear;
 use gpu::cuda::lt_fp8::{Onto, Operand, Sums, multiply_one};
 use gpu::profile::{self, Kind, Operation, operation};
@@ -37,7 +37,8 @@ impl GroupMatrix {
 
     fn operand(&self, number: Number) -> Operand<'_> {
         let Self { bytes, inverse, rows, inner } = self;
-        Operand { bytes, inverse, format: format(number), rows: *rows, inner: *inner }
+        let granularity = Granularity::Tensor;
+        Operand { bytes, inverse, granularity, format: format(number), rows: *rows, inner: *inner }
     }
 }
 

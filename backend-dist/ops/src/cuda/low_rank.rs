@@ -8,7 +8,7 @@ use kernels_cubecl::pointwise::low_rank_swiglu::{self as kernels, GateAndUp, Lef
 
 use super::fp8::format;
 use super::{Float, are_half, columns, empty, is_aligned, launched, packed, rows, work};
-use crate::fp8::{Matrix, Scales};
+use crate::fp8::{Granularity, Matrix, Scales};
 use crate::low_rank::{ForFp8, LowRankGrads, LowRankKernels, MadeForFp8, grad_unfused, grads_unfused, unfused};
 use crate::shared_input::{LeftGemm, with_added};
 
@@ -66,8 +66,9 @@ impl LowRankKernels for Cube {
             ForFp8::Amax => MadeForFp8::Amax(empty(&grad, [1], DType::F32)),
             ForFp8::Cast(scales, number) => {
                 let data = empty(&grad, [sizes.rows * sizes.columns], DType::U8);
-                let inverse = scales.inverse.clone();
-                MadeForFp8::Cast(scales, Matrix { data, rows: sizes.rows, inner: sizes.columns, inverse, number })
+                let (inverse, granularity) = (scales.inverse.clone(), Granularity::Tensor);
+                let (rows, inner) = (sizes.rows, sizes.columns);
+                MadeForFp8::Cast(scales, Matrix { data, rows, inner, inverse, granularity, number })
             }
         };
         let to = match &made {

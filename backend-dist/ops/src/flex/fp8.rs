@@ -3,64 +3,14 @@
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, Shape, ops::FloatTensorOps};
 
-use super::{cast, compute_type, dense, lanes, linear, output::filled_rows, real::Real};
+use super::fp8_grid::{COST, Grid, amax};
+use super::{cast, compute_type, dense, fp8_blocks as blocks, linear, output::filled_rows, real::Real};
 use burn::tensor::Tensor;
 
-use crate::fp8::{Fp8Kernels, Matrix, Number, Precision, Quantized, Scales, Sides};
+use crate::fp8::{Fp8Kernels, Granularity, Matrix, Number, Precision, Quantized, Scales, Scaling, Sides};
 use crate::plain;
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
-
-/// Rough cost of one element in picoseconds.
-const COST: usize = 500;
-
-/// Rounding to 8-bit floats.
-pub(super) trait Grid: Real {
-    /// The nearest value of a format with `(mantissa bits, exponent bias)`, ties to even, clamped to `most`. NaN is
-    /// unchanged.
-    fn on_grid(self, fields: (i32, i32), most: Self) -> Self;
-    /// Whether it is neither zero, infinite nor NaN.
-    fn is_size(self) -> bool;
-    const LARGEST: Self;
-}
-
-macro_rules! grid {
-    ($E:ident, $I:ident, $bits:literal, $exponents:literal) => {
-        impl Grid for $E {
-            const LARGEST: Self = $E::MAX;
-
-            #[inline(always)]
-            fn on_grid(self, (mantissa, bias): (i32, i32), most: Self) -> Self {
-                const ZERO: i32 = $exponents >> 1;
-                let x = self.clamp(-most, most);
-                let exponent = ((x.to_bits() >> $bits) & $exponents) as i32 - ZERO;
-                // Subnormals have the spacing of the smallest normal numbers.
-                let exponent = exponent.max(1 - bias) - mantissa;
-                let step = $E::from_bits(((ZERO + exponent) as $I) << $bits);
-                // Adding 1.5 · 2ᵐ, m being the bits of the mantissa, rounds to an integer without a call.
-                const ROUND: $E = 1.5 * (1u64 << $bits) as $E;
-                ((x / step + ROUND) - ROUND) * step
-            }
-
-            fn is_size(self) -> bool {
-                self > 0.0 && self.is_finite()
-            }
-        }
-    };
-}
-
-grid!(f32, u32, 23, 0xff);
-grid!(f64, u64, 52, 0x7ff);
-
-/// The amax, ignoring NaN.
-pub(super) fn amax<E: Grid>(x: &[E]) -> E {
-    let magnitudes = x.chunks(4096).map(|chunk| {
-        let low = chunk.iter().fold(E::ZERO, |low, &x| if x < low { x } else { low });
-        let high = lanes::max(chunk);
-        if high > -low { high } else { -low }
-    });
-    magnitudes.fold(E::ZERO, |top, x| if x > top { x } else { top })
-}
 
 fn scales<E: Grid>(amax: &FlexTensor, number: Number, margin: u32) -> Scales<Flex> {
     let scale = |&amax: &E| match amax.is_size() {
@@ -113,7 +63,10 @@ impl Fp8Kernels for Flex {
         by_real!(found.dtype(), E => scales::<E>(&found, number, margin))
     }
 
-    fn fp8_cast(x: FlexTensor, scales: &Scales<Self>, number: Number, sides: Sides) -> Quantized<Self> {
+    fn fp8_cast(x: FlexTensor, scaling: &Scaling<Self>, number: Number, sides: Sides) -> Quantized<Self> {
+        let Scaling::Tensor(scales) = scaling else {
+            return blocks::cast(x, scaling.granularity() == Granularity::Block, number, sides);
+        };
         let inner = compute_type(x.dtype());
         let x = dense(x, inner);
         let columns = *x.layout().shape().to_vec().last().expect("an operand has features");
@@ -122,7 +75,8 @@ impl Fp8Kernels for Flex {
         let data = by_real!(inner, E => {
             E::tensor(on_grid::<E>(E::slice(&x), E::slice(&scales.scale)[0], number), shape)
         });
-        let matrix = |data, rows, inner| Matrix { data, rows, inner, inverse: scales.inverse.clone(), number };
+        let (inverse, granularity) = (scales.inverse.clone(), Granularity::Tensor);
+        let matrix = |data, rows, inner| Matrix { data, rows, inner, inverse: inverse.clone(), granularity, number };
         Quantized {
             by_rows: sides.by_rows.then(|| matrix(data.clone(), rows, columns)),
             by_columns: sides.by_columns.then(|| matrix(Self::float_transpose(data), columns, rows)),
@@ -136,6 +90,11 @@ impl Fp8Kernels for Flex {
     fn fp8_gathered(x: Matrix<Self>, group: &Group) -> Matrix<Self> {
         let data = Self::collective(x.data, Collective::AllGather(0), None, group.clone());
         Matrix { data, rows: x.rows * group.size(), ..x }
+    }
+
+    fn fp8_gathered_inner(x: Matrix<Self>, group: &Group) -> Matrix<Self> {
+        let data = Self::collective(x.data, Collective::AllGather(1), None, group.clone());
+        Matrix { data, inner: x.inner * group.size(), ..x }
     }
 
     fn fp8_gemm(

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use burn::backend::flex::FlexTensor;
 use burn::backend::{DType, Flex, Shape};
 
-use super::fp8::{Grid, amax, gemm, on_grid};
+use super::fp8::{gemm, on_grid};
+use super::fp8_grid::{Grid, amax};
 use super::real::Real;
 use super::{cast, compute_type, dense};
-use crate::fp8::{Fp8GroupKernels, Groups, Matrix, Number, Precision, QuantizedGroups, Scales, Sides};
+use crate::fp8::{Fp8GroupKernels, Granularity, Groups, Matrix, Number, Precision, QuantizedGroups, Scales, Sides};
 
 /// The rows of each group of the contiguous `x`.
 fn parts<'a, E: Grid>(x: &'a FlexTensor, counts: &'a [usize]) -> impl Iterator<Item = &'a [E]> {
@@ -49,7 +50,7 @@ fn matrix<E: Grid>(x: &Groups<Flex>, group: usize) -> Matrix<Flex> {
     let ([rows, inner], range) = x.matrix(group);
     let data = E::tensor(E::slice(&x.data)[range].to_vec(), Shape::new([rows, inner]));
     let inverse = E::tensor(vec![E::slice(&x.inverse)[group]], Shape::new([1]));
-    Matrix { data, rows, inner, inverse, number: x.number }
+    Matrix { data, rows, inner, inverse, granularity: Granularity::Tensor, number: x.number }
 }
 
 fn rows_gemm<E: Grid>(x: &Groups<Flex>, w: &Groups<Flex>) -> FlexTensor {

@@ -35,6 +35,8 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod fp8;
+mod fp8_blocks;
+mod fp8_grid;
 mod fp8_groups;
 mod gemm;
 mod heads;

@@ -3,6 +3,7 @@
 use burn::backend::{DType, Shape, tensor::FloatTensor};
 
 use burn::tensor::Tensor;
+use kernels_cubecl::fp8::Granularity;
 
 use super::recipe::Number;
 use crate::kernels::LocalKernels;
@@ -18,6 +19,28 @@ pub struct Scales<B: LocalKernels> {
     pub inverse: FloatTensor<B>,
 }
 
+/// How the numbers of a cast are scaled.
+#[derive(Clone, Debug)]
+pub enum Scaling<B: LocalKernels> {
+    /// All by one factor.
+    Tensor(Scales<B>),
+    /// Each [`BLOCK`](super::BLOCK) consecutive numbers of a row of the form that is written by a power of two.
+    Vector,
+    /// Each square block by a power of two.
+    Block,
+}
+
+impl<B: LocalKernels> Scaling<B> {
+    /// Which numbers share a factor.
+    pub fn granularity(&self) -> Granularity {
+        match self {
+            Self::Tensor(_) => Granularity::Tensor,
+            Self::Vector => Granularity::Vector,
+            Self::Block => Granularity::Block,
+        }
+    }
+}
+
 /// A quantised matrix with a contiguous contraction dimension.
 #[derive(Clone, Debug)]
 pub struct Matrix<B: LocalKernels> {
@@ -27,8 +50,10 @@ pub struct Matrix<B: LocalKernels> {
     pub rows: usize,
     /// The contraction dimension of a GEMM.
     pub inner: usize,
-    /// The reciprocal of the scale.
+    /// The reciprocals of the scales in the backend's own form, `[1]` for a whole tensor.
     pub inverse: FloatTensor<B>,
+    /// Which values share a scale.
+    pub granularity: Granularity,
     /// The element type.
     pub number: Number,
 }
@@ -76,16 +101,20 @@ pub trait Fp8Kernels: LocalKernels + CollectiveOps {
     fn fp8_scales(amax: FloatTensor<Self>, number: Number, margin: u32) -> Scales<Self>;
 
     /// Quantises `x [.., columns]`, whose columns are a multiple of 16. The transpose is available if its rows are one
-    /// too.
-    fn fp8_cast(x: FloatTensor<Self>, scales: &Scales<Self>, number: Number, sides: Sides) -> Quantized<Self>;
+    /// too. With scales of blocks both are multiples of [`BLOCK`](super::BLOCK).
+    fn fp8_cast(x: FloatTensor<Self>, scaling: &Scaling<Self>, number: Number, sides: Sides) -> Quantized<Self>;
 
-    /// The transpose.
+    /// The transpose of a matrix with one scale.
     fn fp8_transposed(x: Matrix<Self>) -> Matrix<Self>;
 
     /// The all-gather of the rows.
     fn fp8_gathered(x: Matrix<Self>, group: &Group) -> Matrix<Self>;
 
-    /// `a · bᵀ + bias` in the given shape, which has `a.rows · b.rows` elements. All sizes are multiples of 16.
+    /// The all-gather along the contraction dimension of a matrix with scales of vectors.
+    fn fp8_gathered_inner(x: Matrix<Self>, group: &Group) -> Matrix<Self>;
+
+    /// `a · bᵀ + bias` in the given shape, which has `a.rows · b.rows` elements. All sizes are multiples of 16, of
+    /// [`BLOCK`](super::BLOCK) with scales of blocks.
     fn fp8_gemm(
         a: Matrix<Self>,
         b: Matrix<Self>,

@@ -6,7 +6,7 @@
 //!
 //! A scale is that of the whole tensor: ranks with shards all-reduce the amax, over the tensor-parallel ranks and then
 //! over those that share sequences. So a layer computes the same values in every layout. Sequence shards are gathered
-//! quantised.
+//! quantised. Scales of blocks follow from the block alone, which no rank shares.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use parking_lot::Mutex;
 
-use super::kernels::{Fp8Kernels, Matrix, Quantized, Scales, Sides};
+use super::kernels::{Fp8Kernels, Matrix, Quantized, Scales, Scaling, Sides};
 use super::known_amax::{CastGradient, GradientNotes, KnownAmax};
 use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::recipe::{Fp8Recipe, Number};
@@ -23,9 +23,6 @@ use super::sharing::{Sharing, largest};
 use super::{delayed, weights::Cached};
 use crate::kernels::LocalKernels;
 use ranks::comm::Group;
-
-/// All sizes of an FP8 GEMM must be multiples of this.
-pub const MULTIPLE: usize = 16;
 
 /// The FP8 state of one linear layer of a rank. Clones share it.
 #[derive(Clone)]
@@ -46,7 +43,7 @@ pub struct Fp8Linear {
 
 #[derive(Clone)]
 pub(super) struct QuantizedWeight<B: LocalKernels> {
-    pub scales: Scales<B>,
+    pub scaling: Scaling<B>,
     pub matrix: Quantized<B>,
 }
 
@@ -75,9 +72,17 @@ impl Fp8Linear {
         Self { gradient: Some(notes), ..self }
     }
 
-    /// The output is computed in FP8, and its gradient will be read.
+    /// Whether the amax of its operands is of use: with scales of blocks it is not.
+    pub fn reads_amax(&self) -> bool {
+        !self.recipe.is_blockwise()
+    }
+
+    /// The output is computed in FP8, and what is known of its gradient will be read.
     pub(super) fn expect_gradient(&self) {
-        self.gradient.iter().for_each(|notes| notes.is_read.store(true, Ordering::Relaxed));
+        self.gradient
+            .iter()
+            .filter(|_| self.reads_amax())
+            .for_each(|notes| notes.is_read.store(true, Ordering::Relaxed));
     }
 
     /// The gradient of the output, if its writer has cast it.
@@ -91,6 +96,21 @@ impl Fp8Linear {
         match self.slots {
             None => Self { weight: Cached::new(&layers.frozen), is_frozen: true, ..self },
             Some(_) => self,
+        }
+    }
+
+    /// How `x` is scaled, whose other shards are described by `scope`. With `note` its amax is recorded in the history.
+    pub(super) fn scaling<B: Fp8Kernels>(
+        &self,
+        x: FloatTensor<B>,
+        operand: Operand,
+        scope: &ScaleScope,
+        note: bool,
+    ) -> Scaling<B> {
+        match (self.recipe.is_blockwise(), operand) {
+            (false, _) => Scaling::Tensor(self.scales::<B>(x, operand, scope, note)),
+            (true, Operand::Weight) => Scaling::Block,
+            (true, _) => Scaling::Vector,
         }
     }
 
@@ -143,15 +163,15 @@ impl Fp8Linear {
     fn quantized<B: Fp8Kernels>(&self, w: FloatTensor<B>) -> QuantizedWeight<B> {
         let number = self.recipe.forward();
         let scope = ScaleScope { is_sharded: true, sharing: Sharing::default() };
-        let scales = self.scales::<B>(w.clone(), Operand::Weight, &scope, true);
+        let scaling = self.scaling::<B>(w.clone(), Operand::Weight, &scope, true);
         let sides = Sides { by_rows: true, by_columns: self.weight.is_on() };
-        QuantizedWeight { matrix: B::fp8_cast(w, &scales, number, sides), scales }
+        QuantizedWeight { matrix: B::fp8_cast(w, &scaling, number, sides), scaling }
     }
 
     /// The transposed weight, with the scales of the forward pass.
-    pub(super) fn weight_columns<B: Fp8Kernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Matrix<B> {
+    pub(super) fn weight_columns<B: Fp8Kernels>(&self, w: FloatTensor<B>, scaling: &Scaling<B>) -> Matrix<B> {
         let cached = self.weight.get::<QuantizedWeight<B>>().and_then(|saved| saved.matrix.by_columns);
-        cached.unwrap_or_else(|| cast_columns::<B>(w, scales, self.recipe.forward()))
+        cached.unwrap_or_else(|| cast_columns::<B>(w, scaling, self.recipe.forward()))
     }
 }
 
@@ -163,7 +183,7 @@ pub(super) struct ScaleScope {
     pub sharing: Sharing,
 }
 
-fn cast_columns<B: Fp8Kernels>(x: FloatTensor<B>, scales: &Scales<B>, number: Number) -> Matrix<B> {
+fn cast_columns<B: Fp8Kernels>(x: FloatTensor<B>, scaling: &Scaling<B>, number: Number) -> Matrix<B> {
     let sides = Sides { by_rows: false, by_columns: true };
-    B::fp8_cast(x, scales, number, sides).by_columns.expect("columns were asked for")
+    B::fp8_cast(x, scaling, number, sides).by_columns.expect("columns were asked for")
 }

@@ -1,5 +1,5 @@
-//! Linear layers in FP8: inputs, weights and output gradients are rounded to eight bits with one scale per tensor,
-//! multiplied, and accumulated in f32 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022; the recipes are
+//! Linear layers in FP8: inputs, weights and output gradients are rounded to eight bits with one scale per tensor or
+//! block, multiplied, and accumulated in f32 (Micikevicius et al., "FP8 Formats for Deep Learning", 2022; the recipes are
 //! Transformer Engine's).
 //!
 //! On CUDA the GEMMs are cuBLASLt's (compute capability 8.9 or more). On the CPU they are emulated: the same values,
@@ -23,12 +23,13 @@ mod weights;
 pub use delayed::{DelayedScaling, LayerHistory};
 pub use experts::{ExpertRanks, ExpertSharding, Fp8Experts};
 pub use groups::{Fp8GroupKernels, Groups, QuantizedGroups};
-pub use kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Sides};
+pub use kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Scaling, Sides};
+pub use kernels_cubecl::fp8::{BLOCK, Granularity};
 pub use known_amax::KnownAmax;
 pub use layers::Fp8Layers;
-pub use linear::{Fp8Linear, MULTIPLE};
+pub use linear::Fp8Linear;
 pub(super) use linear_gemms::{Fp8Weight, Purpose, SavedFp8, backward, forward};
 pub use node::{grouped_activated_linear, grouped_linear};
-pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, Number};
+pub use recipe::{AmaxAlgorithm, Fp8Format, Fp8Recipe, Fp8Scaling, MULTIPLE, Number};
 pub use sharing::Sharing;
 pub use told_gradient::ToldGradient;

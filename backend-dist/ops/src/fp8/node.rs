@@ -7,8 +7,8 @@ use burn::backend::{autodiff::ops::Ops, tensor::FloatTensor};
 use burn::tensor::Tensor;
 
 use super::experts::{self, Fp8Experts, Weight};
-use super::linear::MULTIPLE;
 use super::linear_gemms::Purpose;
+use super::recipe::MULTIPLE;
 use crate::dtype::wide;
 use crate::moe::ExpertActivation;
 use crate::operation::{Parents, apply, operation};

@@ -1,6 +1,10 @@
 //! The quantisation of linear layers.
 
+use kernels_cubecl::fp8::BLOCK;
 use serde::{Deserialize, Serialize};
+
+/// All sizes of an FP8 GEMM must be multiples of this; with scales of blocks, of [`BLOCK`](super::BLOCK).
+pub const MULTIPLE: usize = 16;
 
 /// The element type of a quantised tensor (OCP 8-bit floating point specification, 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,8 +43,8 @@ pub enum Fp8Format {
     Hybrid,
 }
 
-/// How scales are computed, as Megatron-LM's `--fp8-recipe`. A scale is that of a whole tensor, over all ranks that
-/// hold shards of it.
+/// How scales are computed, as Megatron-LM's `--fp8-recipe`. But for blocks, a scale is that of a whole tensor, over all ranks
+/// that hold shards of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8Scaling {
@@ -48,6 +52,9 @@ pub enum Fp8Scaling {
     Tensorwise,
     /// From its amax in earlier steps.
     Delayed,
+    /// From the present amax of each [`BLOCK`](super::BLOCK) consecutive numbers that are summed up, and of each square block of
+    /// a weight; a power of two (Transformer Engine's `Float8BlockScaling`, after DeepSeek-V3).
+    Blockwise,
 }
 
 /// Which amax of a history is used, as Megatron-LM's `--fp8-amax-compute-algo`.
@@ -81,6 +88,16 @@ impl Fp8Recipe {
     pub fn tensorwise(format: Fp8Format) -> Self {
         let (scaling, amax_compute_algo) = (Fp8Scaling::Tensorwise, AmaxAlgorithm::MostRecent);
         Self { format, scaling, margin: 0, amax_history_len: 1, amax_compute_algo }
+    }
+
+    /// All sizes of a GEMM must be multiples of this: tokens, inputs and outputs of a rank.
+    pub fn multiple(&self) -> usize {
+        if self.is_blockwise() { BLOCK } else { MULTIPLE }
+    }
+
+    /// Whether each block has its own scale.
+    pub(super) fn is_blockwise(&self) -> bool {
+        self.scaling == Fp8Scaling::Blockwise
     }
 
     /// The element type of inputs and weights.

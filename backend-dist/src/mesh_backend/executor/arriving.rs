@@ -16,10 +16,10 @@ pub(super) struct Gather<B: Inner> {
 
 impl<B: Inner> Executor<B> {
     /// Begins to gather the shard `x` along its first dimension. What is gathered becomes the tensor `id`, which the next
-    /// operation multiplies. `None`, and nothing has begun, where waiting sums hide the gather.
+    /// operation multiplies. `None`, and nothing has begun, where waiting sums hide the gather, or GEMMs are in FP8.
     pub fn begin_gather(&mut self, id: TensorId, x: &HandleKind<B>, group: &Group) -> Option<HandleKind<B>> {
         let HandleKind::Float(x) = x else { return None };
-        if !self.fuses || !self.sums.is_empty() {
+        if !self.fuses || self.fp8 || !self.sums.is_empty() {
             return None;
         }
         let (whole, arriving) = B::begin_gather(x, group)?;
@@ -37,7 +37,7 @@ impl<B: Inner> Executor<B> {
     ) -> Option<(HandleKind<B>, bool)> {
         self.arrive();
         let gemm = self.gemms.get(&x.id).filter(|gemm| gemm.is_layer())?.clone();
-        if !self.sums.is_empty() {
+        if self.fp8 || !self.sums.is_empty() {
             return None;
         }
         let [a, b] = self.operands_of(&gemm);

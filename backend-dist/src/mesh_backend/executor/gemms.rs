@@ -70,6 +70,9 @@ impl<B: Inner> Executor<B> {
         if let Some(result) = gemm.result.get() {
             return result.clone();
         }
+        if let Some(result) = self.fp8_layer(gemm) {
+            return gemm.result.get_or_init(|| result).clone();
+        }
         let (gather, [a, b]) = (self.gather_of(gemm), self.operands_of(gemm));
         let (bias, dtype, elements) = (gemm.bias.clone(), gemm.dtype, gemm.shape.num_elements());
         self.count("GEMM");

@@ -10,6 +10,7 @@ mod chain;
 mod deferred;
 mod ends;
 mod expression;
+mod fp8;
 mod fuse;
 mod gemms;
 mod generated;
@@ -30,6 +31,7 @@ pub(super) use expression::Generated;
 
 use super::ids::{ById, Ids};
 use super::inner::Inner;
+use super::options::LogicalOptions;
 use arriving::Gather;
 use burn::backend::{DTypeUsageSet, ExecutionError};
 use burn::tensor::{DType, Shape};
@@ -38,10 +40,12 @@ use burn_router::TensorInterpreter;
 use chain::{Chain, Deferred};
 use lazy::{Gemm, Name, Source, ValueGradient};
 use masks::OfMask;
+use ops::fp8::Matrix;
 use softmax::Known;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use steps::Steps;
+use storage::float;
 use sums::Sum;
 use views::{View, view};
 
@@ -57,6 +61,9 @@ pub(super) struct Executor<B: Inner> {
     limits: Limits,
     /// The half precision type of autocast.
     half: Option<DType>,
+    /// Whether layers multiply in FP8, and what the last of them read.
+    fp8: bool,
+    cast: Option<(TensorId, Matrix<B>)>,
     /// Tensors that are stored in half precision.
     halves: Ids,
     /// Tensors of which there is a copy in half precision.
@@ -101,14 +108,17 @@ pub(super) struct Executor<B: Inner> {
 }
 
 impl<B: Inner> Executor<B> {
-    /// Tensors on `device`; `half` is the half precision type of autocast. Where it `hides` collectives, GEMMs wait for them.
-    pub fn new(device: B::Device, fuses: bool, hides: bool, half: Option<DType>) -> Self {
+    /// Tensors on `device`. Where it `hides` collectives, GEMMs wait for them.
+    pub fn new(device: B::Device, hides: bool, options: LogicalOptions) -> Self {
+        let (fuses, half) = (options.fusion.unwrap_or(B::FUSES), options.half());
         Self {
             inner: TensorInterpreter::new(device.clone()),
             device,
             fuses,
             limits: B::chains(half.is_some()),
             half,
+            fp8: options.fp8,
+            cast: None,
             halves: Ids::default(),
             copies: ById::default(),
             shared_copies: ById::default(),
@@ -274,13 +284,6 @@ impl<B: Inner> Executor<B> {
 
     pub fn dtype_usage(&self, dtype: DType) -> DTypeUsageSet {
         self.inner.dtype_usage(dtype)
-    }
-}
-
-fn float<B: Inner>(x: HandleKind<B>) -> Float<B> {
-    match x {
-        HandleKind::Float(x) => x,
-        _ => unreachable!("chains and GEMMs are of floats"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Tensors as they are stored: reading them, giving them names and values.
 
 use super::super::inner::Inner;
-use super::{Executor, Generated, float};
+use super::{Executor, Float, Generated};
 use burn::backend::ExecutionError;
 use burn::tensor::TensorData;
 use burn_ir::{HandleKind, TensorId, TensorIr, TensorStatus};
@@ -87,5 +87,12 @@ impl<B: Inner> Executor<B> {
         }
         let wide = B::float_cast(float(self.inner.get_tensor(&x)), x.dtype.into());
         Box::pin(B::float_into_data(wide))
+    }
+}
+
+pub(super) fn float<B: Inner>(x: HandleKind<B>) -> Float<B> {
+    match x {
+        HandleKind::Float(x) => x,
+        _ => unreachable!("chains and GEMMs are of floats"),
     }
 }

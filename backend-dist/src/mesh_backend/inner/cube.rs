@@ -114,6 +114,14 @@ impl Inner for Cube {
         matches!(dtype, DType::BF16 | DType::F16) && [64, 96, 128, 192, 256].contains(&head_dim)
     }
 
+    fn has_fp8(dtype: DType) -> bool {
+        matches!(dtype, DType::BF16 | DType::F16)
+    }
+
+    fn is_dense(x: &FloatTensor<Self>) -> bool {
+        x.is_contiguous()
+    }
+
     fn gemm_and_bias([a, b, bias]: [FloatTensor<Self>; 3], dtype: DType) -> FloatTensor<Self> {
         let rows = a.meta.shape()[..a.meta.shape().num_dims() - 1].to_vec();
         let shape = Shape::from([rows, vec![bias.meta.shape().num_elements()]].concat());

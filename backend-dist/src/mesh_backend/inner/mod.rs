@@ -9,12 +9,13 @@ use burn::backend::{Flex, TensorMetadata, flex::FlexTensor, ops::FloatTensorOps}
 use burn::tensor::{DType, Shape, TensorData};
 use burn_ir::{BackendIr, HandleKind};
 use kernels_cubecl::fused::{row_fits, rows_can_be_summed};
+use ops::fp8::Fp8Kernels;
 use ops::{LocalKernels, MaskedAttentionKernels};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
 
 /// A backend that runs a rank's share of every operation.
-pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttentionKernels {
+pub(super) trait Inner: BackendIr + CollectiveOps + Fp8Kernels + LocalKernels + MaskedAttentionKernels {
     /// The tensor in memory of its own: a slice may be a view that keeps all of what it is a slice of.
     fn owned(x: HandleKind<Self>) -> HandleKind<Self> {
         x
@@ -102,6 +103,12 @@ pub(super) trait Inner: BackendIr + CollectiveOps + LocalKernels + MaskedAttenti
         true
     }
 
+    /// Whether GEMMs of this type can be in FP8.
+    fn has_fp8(dtype: DType) -> bool;
+
+    /// Whether the elements lie in memory as they are counted.
+    fn is_dense(x: &FloatTensor<Self>) -> bool;
+
     /// [`gemm`](Self::gemm) with the weight of a layer, whose bias is added to every row; all have one type.
     fn gemm_and_bias([a, b, bias]: [FloatTensor<Self>; 3], dtype: DType) -> FloatTensor<Self> {
         let y = Self::gemm(a, b, dtype);
@@ -153,6 +160,15 @@ impl Inner for Flex {
     }
 
     const FUSES: bool = false;
+
+    /// Emulated.
+    fn has_fp8(_: DType) -> bool {
+        true
+    }
+
+    fn is_dense(x: &FlexTensor) -> bool {
+        x.layout().is_contiguous()
+    }
 
     fn chains(autocast: bool) -> Limits {
         let dtype = if autocast { DType::F32 } else { DType::F64 };

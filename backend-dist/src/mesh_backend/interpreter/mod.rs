@@ -94,9 +94,9 @@ pub(super) struct Interpreter<B: Inner> {
 impl<B: Inner> Interpreter<B> {
     /// For tensors on `device`, distributed over `groups`.
     pub fn new(device: B::Device, groups: Vec<Group>, axes: Vec<MeshAxis>, options: LogicalOptions) -> Self {
-        let (fuses, hides) = (options.fusion.unwrap_or(B::FUSES), groups.iter().any(|group| group.size() > 1));
+        let hides = groups.iter().any(|group| group.size() > 1);
         Self {
-            executor: Executor::new(device.clone(), fuses, hides, options.half()),
+            executor: Executor::new(device.clone(), hides, options),
             device,
             groups,
             axes,

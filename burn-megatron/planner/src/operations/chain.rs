@@ -7,6 +7,9 @@ use layouts::recompute::Module;
 use super::super::collective::Collective;
 use super::{Activation, Communication, Fp8Bytes, Op, Over, Unit, UnitBuilder};
 
+/// Numbers of an FP8 activation with a scale of their own, if all do not share one.
+const BLOCK: u64 = 128;
+
 /// Consecutive operations.
 pub(super) struct Chain<'a> {
     pub(super) builder: &'a UnitBuilder<'a>,
@@ -167,7 +170,10 @@ impl<'a> Chain<'a> {
         let ([byte, of_weight], numbers) = (self.builder.quantised, input.bytes / self.builder.element);
         let saves = match input.module {
             Some(Module::CoreAttention) => vec![],
-            module => vec![self.tensor(numbers * byte, module)],
+            module => {
+                let scales = if self.builder.job.fp8_blocks && self.builder.job.gpu { 4 * numbers / BLOCK } else { 0 };
+                vec![self.tensor(numbers * byte + scales, module)]
+            }
         };
         (saves, Some(Fp8Bytes { weight: weight * of_weight, deferred: (numbers + outputs) * byte }))
     }

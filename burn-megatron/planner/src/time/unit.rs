@@ -70,6 +70,7 @@ impl CostModel<'_> {
         let rate = match (op.attention, op.fp8) {
             (true, _) => self.hardware.attention(self.job.decoder.head_dim)[pass.min(1)],
             (false, None) => self.hardware.gemms,
+            (false, Some(_)) if self.job.fp8_blocks => rates.fp8_blocks * self.hardware.gemms,
             (false, Some(_)) => rates.fp8 * self.hardware.gemms,
         };
         let (arithmetic, moving) =
@@ -85,15 +86,20 @@ impl CostModel<'_> {
         if is_apart { self.job.local().experts.count * self.job.micro_batches_per_expert() } else { 0 }
     }
 
-    /// Seconds of an FP8 cast of a tensor of `bytes`: it is read for its amax, read again, and written in FP8 as it
-    /// is and transposed.
+    /// Seconds of an FP8 cast of a tensor of `bytes`.
     fn cast(&self, op: &Op, bytes: u64) -> f64 {
-        if op.fp8.is_some() { self.moving(bytes / self.job.element * (2 * self.job.element + 2)) } else { 0.0 }
+        if op.fp8.is_some() { self.moving(bytes / self.job.element * self.moved_by_cast()) } else { 0.0 }
+    }
+
+    /// Bytes that the cast of a number moves: it is read for its amax, unless blocks have their own, read again, and written in
+    /// FP8 as it is and transposed.
+    fn moved_by_cast(&self) -> u64 {
+        if self.job.fp8_blocks { self.job.element + 2 } else { 2 * self.job.element + 2 }
     }
 
     /// Bytes that the casts of a weight move once per step, if its FP8 copies are kept until the update.
     pub fn quantised_once(&self, op: &Op) -> u64 {
-        if self.saves_quantised() && op.fp8.is_some() { op.matrix * (2 * self.job.element + 2) } else { 0 }
+        if self.saves_quantised() && op.fp8.is_some() { op.matrix * self.moved_by_cast() } else { 0 }
     }
 
     fn saves_quantised(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::LazyLock;
 
-use backend_dist::ops::fp8::Fp8Format;
+use backend_dist::ops::fp8::{Fp8Format, Fp8Scaling};
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use models::FamilyConfig;
@@ -53,8 +53,23 @@ pub enum Size {
     Wide,
     /// Whole blocks of fp8-block on two ranks, of nf4 on four: width 256, head_dim 64, vocabulary 101, sequences of 16 tokens
     Blocks,
+    /// Whole blocks of FP8 by blocks on two ranks: width 256, head_dim 64, vocabulary 101, sequences of 512 tokens
+    Fp8Blocks,
     /// What the GPU kernels take: width 256, head_dim 64, vocabulary 512, sequences of 256 tokens
     Kernels,
+}
+
+impl Size {
+    /// Width, inner width of the MLP, heads, key/value heads, vocabulary, tokens of a sequence.
+    pub fn of(self) -> [usize; 6] {
+        match self {
+            Self::Tiny => [32, 64, 4, 2, 101, 16],
+            Self::Wide => [64, 128, 8, 4, 101, 64],
+            Self::Blocks => [256, 256, 4, 4, 101, 16],
+            Self::Fp8Blocks => [256, 256, 4, 4, 101, 512],
+            Self::Kernels => [256, 512, 4, 2, 512, 256],
+        }
+    }
 }
 
 /// Numbers of 8 bits.
@@ -64,6 +79,24 @@ pub enum Format {
     E4m3,
     /// e4m3, and e5m2 for gradients of outputs
     Hybrid,
+}
+
+/// What has a scale of its own in FP8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scaling {
+    /// Each tensor
+    Tensorwise,
+    /// 128 consecutive numbers, of weights 128 x 128
+    Blockwise,
+}
+
+impl Scaling {
+    pub fn of(self) -> Fp8Scaling {
+        match self {
+            Self::Tensorwise => Fp8Scaling::Tensorwise,
+            Self::Blockwise => Fp8Scaling::Blockwise,
+        }
+    }
 }
 
 /// Kinds of adapters.

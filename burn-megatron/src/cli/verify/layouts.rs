@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use backend_dist::mesh::ParallelLayout;
+use backend_dist::ops::fp8::MULTIPLE;
 use backend_dist::process::Cluster;
 use models::{FamilyConfig, ModelConfig};
 
@@ -63,17 +64,19 @@ type Refusal = (&'static str, String);
 /// What --fp8 and --lora-base allow. Fails if that is nothing.
 fn allowance(config: &FamilyConfig, settings: &Settings) -> anyhow::Result<impl Fn(&Candidate) -> Option<Refusal>> {
     let (decoder, names) = (decoder_of(config), config.hf_names());
-    let (fp8, base, batch) = (settings.fp8.is_some(), settings.base, [settings.global_batch, settings.seq]);
-    if fp8 && !is_any_in_fp8(&decoder, batch) {
+    let (fp8, base, batch) = (settings.fp8, settings.base, [settings.global_batch, settings.seq]);
+    if let Some(recipe) = fp8.filter(|recipe| !is_any_in_fp8(&decoder, batch, recipe)) {
         bail!(
-            "nothing to verify: no GEMM of these sizes is in FP8, which takes multiples of 16; nearest legal: --size wide"
+            "nothing to verify: no GEMM of these sizes is in FP8, which takes multiples of {}; nearest legal: --size {}",
+            recipe.multiple(),
+            if recipe.multiple() == MULTIPLE { "wide" } else { "fp8-blocks" }
         );
     }
     if let Some(base) = base {
         base.check(&names, [1, 1]).context("nothing to verify with --lora-base; nearest legal: --size blocks")?;
     }
     Ok(move |candidate: &Candidate| {
-        if let Some(why) = different_in_fp8(&decoder, candidate, batch).filter(|_| fp8) {
+        if let Some(why) = fp8.and_then(|recipe| different_in_fp8(&decoder, candidate, batch, &recipe)) {
             return Some((why, format!("has other numbers in FP8 than one device: {why}; leave it or --fp8 out")));
         }
         let layout = &candidate.layout;

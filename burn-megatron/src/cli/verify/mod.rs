@@ -1,5 +1,6 @@
 //! `burn-megatron verify`: does every layout train like one device?
 
+mod curves;
 mod flags;
 mod layouts;
 mod module;
@@ -8,17 +9,19 @@ use std::fmt;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
+use backend_dist::ops::fp8::Fp8Recipe;
 use backend_dist::process::Cluster;
 use models::family::SampleSizes;
 use models::{CausalLm, FamilyConfig, WithModel};
 
-use self::flags::{Adapters, Base, Format, MODULES, Size, Words, model, models, ranks, tolerance};
+use self::curves::run_curve;
+use self::flags::{Adapters, Base, Format, MODULES, Scaling, Size, Words, model, models, ranks, tolerance};
 use self::layouts::{Layouts, layouts};
 use super::device::DeviceKind;
 use super::processes::tell;
 use crate::config::Precision;
-use crate::verify::{Bounds, Candidate, Line, Settings, curve, verify};
+use crate::verify::{Bounds, Candidate, Line, Settings, verify};
 
 /// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
@@ -34,6 +37,9 @@ pub struct Args {
     /// design (docs/fp8.md) are left out, and counted
     #[arg(long, value_enum, value_name = "FORMAT", num_args = 0..=1, default_missing_value = "hybrid", conflicts_with = "curve")]
     fp8: Option<Format>,
+    /// What has a scale of its own with --fp8
+    #[arg(long, value_enum, value_name = "RECIPE", default_value = "tensorwise", requires = "fp8")]
+    fp8_recipe: Scaling,
     /// Train adapters of rank 16 of all linear layers, of routed experts too, everything else frozen
     #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, default_missing_value = "lora", conflicts_with = "curve")]
     lora: Option<Adapters>,
@@ -41,8 +47,8 @@ pub struct Args {
     /// blocks are left out, and counted
     #[arg(long, value_enum, value_name = "FORMAT", requires = "lora")]
     lora_base: Option<Base>,
-    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, `blocks`
-    /// with --lora-base, else `tiny`
+    /// Sizes of the model and its batches where no flag gives them. Without it: `kernels` in bf16, `wide` in FP8, `fp8-blocks`
+    /// if that is blockwise, `blocks` with --lora-base, else `tiny`
     #[arg(long, value_enum)]
     size: Option<Size>,
     /// Transformer layers [default: 2]
@@ -115,16 +121,12 @@ impl Args {
     fn sizes(&self) -> SampleSizes {
         let size = self.size.unwrap_or(match (self.dtype, self.fp8, self.lora_base) {
             (Precision::Bf16, ..) => Size::Kernels,
+            (_, Some(_), None) if self.fp8_recipe == Scaling::Blockwise => Size::Fp8Blocks,
             (_, Some(_), None) => Size::Wide,
             (_, _, Some(_)) => Size::Blocks,
             (_, None, None) => Size::Tiny,
         });
-        let [hidden, ffn, heads, kv_heads, vocab, seq] = match size {
-            Size::Tiny => [32, 64, 4, 2, 101, 16],
-            Size::Wide => [64, 128, 8, 4, 101, 64],
-            Size::Blocks => [256, 256, 4, 4, 101, 16],
-            Size::Kernels => [256, 512, 4, 2, 512, 256],
-        };
+        let [hidden, ffn, heads, kv_heads, vocab, seq] = size.of();
         SampleSizes {
             layers: self.layers.unwrap_or(2),
             hidden: self.hidden.unwrap_or(hidden),
@@ -183,7 +185,9 @@ impl Args {
             seed: self.seed,
             dtype: self.dtype.into(),
             tolerance: self.tolerance,
-            fp8: self.fp8.map(Format::of),
+            fp8: self
+                .fp8
+                .map(|format| Fp8Recipe { scaling: self.fp8_recipe.of(), ..Fp8Recipe::tensorwise(format.of()) }),
             lora: self.lora.map(Adapters::of),
             base: self.lora_base.map(Base::of),
         })
@@ -248,7 +252,11 @@ fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) 
         sizes.seq,
         Words(args.dtype),
         args.fp8.map_or(String::new(), |format| {
-            format!(" and FP8 ({}), with as many micro-batches as a layout and its data-parallel ranks", Words(format))
+            format!(
+                " and FP8 ({}, {}), with as many micro-batches as a layout and its data-parallel ranks",
+                Words(format),
+                Words(args.fp8_recipe)
+            )
         })
     ));
     say(&Line::heading());
@@ -273,24 +281,6 @@ fn run_layouts<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) 
         ));
     }
     Ok(if equal == all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Prints a line per layout.
-fn run_curve<M: CausalLm>(run: &Run, config: &M::Config, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let args = run.args;
-    let list = match args.layouts.is_empty() {
-        true => vec![Candidate::default()],
-        false => layouts(args, run.family, settings, run.cluster)?.tried,
-    };
-    let cluster = devices(args, &list, run.cluster)?;
-    let mut equal = true;
-    for candidate in &list {
-        let curve =
-            curve::<M>(config, settings, &cluster, candidate).with_context(|| format!("--layout \"{candidate}\""))?;
-        tell(&cluster, format_args!("{candidate} on {}, {}: {curve}", Words(args.device), Words(args.dtype)));
-        equal &= curve.passes();
-    }
-    Ok(if equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A device for each rank of the largest layout, or all there are.

@@ -49,11 +49,13 @@ fn a_key_that_another_one_leaves_without_meaning_is_refused() {
         ("checkpoint.keep-last", "3", "checkpoint.directory = none; only with a folder"),
         ("checkpoint.async", "false", "checkpoint.directory = none; only with a folder"),
         ("fp8.amax-history-len", "16", "fp8.recipe = tensorwise; only with delayed"),
+        ("fp8.margin", "1", "fp8.recipe = blockwise; only with tensorwise, delayed"),
         ("fp8.experts", "false", "fp8.format = none; only with e4m3, hybrid"),
         ("fp8.num-layers-at-start-in-bf16", "2", "fp8.first-last-layers-bf16 = false; only with true"),
     ] {
         let file = match key {
             "fp8.experts" => "",
+            "fp8.margin" => "[fp8]\nformat = \"hybrid\"\nrecipe = \"blockwise\"\n",
             key if key.starts_with("checkpoint.") => "[checkpoint]\ndirectory = \"none\"\n",
             _ => "[fp8]\nformat = \"hybrid\"\n",
         };

@@ -2,7 +2,7 @@
 //! what is left is the rounding of sums and results.
 
 use backend_dist::comm::Group;
-use backend_dist::ops::fp8::{Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, MULTIPLE};
+use backend_dist::ops::fp8::{BLOCK, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, Fp8Scaling, MULTIPLE};
 use backend_dist::ops::main_grads::{self, MainGrad};
 use backend_dist::ops::{LinearOptions, Prologue, linear_with, pull_back};
 use burn::tensor::{DType, Device, Tensor};
@@ -25,19 +25,29 @@ pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
         return vec![];
     }
     let [side, reference] = Side::both(device, dtype);
-    let formats = [Fp8Format::E4m3, Fp8Format::Hybrid];
-    formats.into_iter().flat_map(|format| compare(&side, &reference, scale, format, dtype)).collect()
+    let formats = [Fp8Format::E4m3, Fp8Format::Hybrid].map(Fp8Recipe::tensorwise);
+    let recipes = formats.into_iter().flat_map(|recipe| {
+        [Fp8Scaling::Tensorwise, Fp8Scaling::Blockwise].map(|scaling| Fp8Recipe { scaling, ..recipe })
+    });
+    let of = |recipe: Fp8Recipe| {
+        let whole =
+            |size: usize| if recipe.scaling == Fp8Scaling::Blockwise { size.next_multiple_of(BLOCK) } else { size };
+        let scale = Scale { seq: whole(scale.seq), hidden: whole(scale.hidden), ffn: whole(scale.ffn), ..*scale };
+        compare(&side, &reference, &scale, recipe, dtype)
+    };
+    recipes.flat_map(of).collect()
 }
 
-fn compare(side: &Side, reference: &Side, scale: &Scale, format: Fp8Format, dtype: DType) -> Vec<KernelCheck> {
-    let expected = run(reference, scale, format, false);
+fn compare(side: &Side, reference: &Side, scale: &Scale, recipe: Fp8Recipe, dtype: DType) -> Vec<KernelCheck> {
+    let (expected, Fp8Recipe { format, scaling, .. }) = (run(reference, scale, recipe, false), recipe);
+    let by = if scaling == Fp8Scaling::Blockwise { " by blocks" } else { "" };
     let in_place = main_grads::is_available(&side.device);
     let mut checks = Vec::new();
     for sums in [false, true].into_iter().filter(|sums| in_place || !sums) {
-        let found = catch_unwind(AssertUnwindSafe(|| run(side, scale, format, sums)));
+        let found = catch_unwind(AssertUnwindSafe(|| run(side, scale, recipe, sums)));
         main_grads::detach_all();
         checks.extend(expected.iter().enumerate().map(|(i, expected)| KernelCheck {
-            name: format!("FP8 {format:?}{}: {}", if sums { ", main gradients" } else { "" }, NAMES[i]),
+            name: format!("FP8 {format:?}{by}{}: {}", if sums { ", main gradients" } else { "" }, NAMES[i]),
             dtype: format!("{dtype:?}"),
             shape: format!("[{}, {}] · [{}, {}]ᵀ", scale.tokens(), scale.hidden, scale.ffn, scale.hidden),
             error: found.as_ref().map_or(f64::NAN, |found| error(&found[i], expected)),
@@ -48,7 +58,7 @@ fn compare(side: &Side, reference: &Side, scale: &Scale, format: Fp8Format, dtyp
 }
 
 /// Output and gradients of two micro-batches' worth of one layer; with `sums` the parameters' are accumulated in place.
-fn run(side: &Side, scale: &Scale, format: Fp8Format, sums: bool) -> [Vec<f64>; 4] {
+fn run(side: &Side, scale: &Scale, recipe: Fp8Recipe, sums: bool) -> [Vec<f64>; 4] {
     let Scale { seq, batch, hidden, ffn, .. } = *scale;
     let x: Tensor<3> = side.tensor(numbers(seq * batch * hidden, 1), [seq, batch, hidden]).require_grad();
     let w: Tensor<2> = side.tensor(numbers(ffn * hidden, 2), [ffn, hidden]).require_grad();
@@ -61,7 +71,7 @@ fn run(side: &Side, scale: &Scale, format: Fp8Format, sums: bool) -> [Vec<f64>; 
         main_grads::attach(&w, of_weight.clone());
         main_grads::attach(&bias, of_bias.clone());
     }
-    let layer = Fp8Linear::new(&Fp8Layers::default(), "layer", Fp8Recipe::tensorwise(format), Group::single());
+    let layer = Fp8Linear::new(&Fp8Layers::default(), "layer", recipe, Group::single());
     let mut out = vec![];
     let mut gradients = [vec![], vec![], vec![]];
     for pass in 0..2 {

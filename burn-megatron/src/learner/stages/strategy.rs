@@ -120,6 +120,7 @@ impl<M: StagesModel> OnStages<M> {
         let MeshStrategy { layout, plan, micro_batches, schedule, recompute, .. } = &self.mesh;
         for_stages(layout)?;
         self.mesh.check_states(model)?;
+        self.mesh.check_types(model)?;
         self.mesh.check()?;
         let micro_batches = micro_batches.or(accumulation);
         let wanted = Wanted { schedule: *schedule, micro_batches, recompute: recompute.clone() };
@@ -132,8 +133,8 @@ impl<M: StagesModel> OnStages<M> {
 
 impl<M: StagesModel> Fit<M> for OnStages<M> {
     fn fit(&self, mut training: Training<M>) -> Fitted<M> {
-        let MeshStrategy { layout, plan, devices, micro_batches, units, autocast, max_grad_norm, .. } =
-            self.mesh.clone();
+        let computes = self.mesh.computes();
+        let MeshStrategy { layout, plan, devices, micro_batches, units, max_grad_norm, .. } = self.mesh.clone();
         let accumulation = micro_batches.or(training.components.grad_accumulation);
         training.components.grad_accumulation = accumulation;
         training.told = self.told;
@@ -149,7 +150,7 @@ impl<M: StagesModel> Fit<M> for OnStages<M> {
                 let inner = DataParallel::new(layout.dp, layout.zero, Units::auto());
                 let keeps_gathered = self.mesh.keeps_gathered;
                 let inner = DataParallel { keeps_gathered, ..inner };
-                DataParallel { devices, tensor, autocast, pipeline, overlap, sync_batch_norm, seed, ..inner }
+                DataParallel { devices, tensor, computes, pipeline, overlap, sync_batch_norm, seed, ..inner }
                     .fit(training)
             }
             Err(message) => training.fail(message),

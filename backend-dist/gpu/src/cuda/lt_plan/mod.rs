@@ -19,6 +19,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use super::watch::planning;
 use crate::column_major::{Problem, alignment};
 use crate::memory_use::ledger;
+use kernels_cubecl::fp8::Granularity;
 use kinds::Kinds;
 pub use kinds::{Mixed, Onto, Sums};
 pub(super) use kinds::{fp8_kinds, kinds};
@@ -48,8 +49,8 @@ pub(super) struct Key {
     onto: Onto,
     /// Whether a bias is added.
     bias: bool,
-    /// Of FP8 operands, which have scales.
-    sums: Option<Sums>,
+    /// Of FP8 operands, and which of their values share a scale.
+    fp8: Option<(Sums, [Granularity; 2])>,
     /// Alignment of `a`, `b` and the output, in bytes.
     alignments: [u32; 3],
 }
@@ -60,11 +61,11 @@ impl Key {
         kinds: Kinds,
         onto: Onto,
         bias: bool,
-        sums: Option<Sums>,
+        fp8: Option<(Sums, [Granularity; 2])>,
         pointers: [*mut c_void; 3],
     ) -> Self {
         let alignments = pointers.map(|pointer| alignment(pointer as usize));
-        Self { problem, kinds, onto, bias, sums, alignments }
+        Self { problem, kinds, onto, bias, fp8, alignments }
     }
 }
 

@@ -6,6 +6,8 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result as driver;
 use cudarc::driver::sys::{self as driver_sys, CUdeviceptr, CUstream};
 
+use kernels_cubecl::fp8::Granularity;
+
 use super::kinds::{Mixed, Onto, Sums};
 use super::{Extras, Key, WORKSPACE};
 use crate::column_major::Stored;
@@ -23,7 +25,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn new(handle: sys::cublasLtHandle_t, key: &Key, extras: Extras) -> Result<Self, String> {
-        let Key { problem, kinds, onto, bias, sums, alignments } = *key;
+        let Key { problem, kinds, onto, bias, fp8, alignments } = *key;
         let double = kinds.a == sys::cudaDataType::CUDA_R_64F;
         let (compute, scale) = if double {
             (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType::CUDA_R_64F)
@@ -56,9 +58,13 @@ impl Plan {
                 plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, kinds.out as i32)?;
             }
         }
-        if let Some(sums) = sums {
+        if let Some((sums, [a, b])) = fp8 {
             // SAFETY: the attribute is an 8-bit integer.
             unsafe { plan.describe(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, i8::from(sums == Sums::Fast)) }?;
+            if a != Granularity::Tensor {
+                // `b` is cuBLASLt's first operand, see `Problem`.
+                scale_modes(plan.operation, [b, a])?;
+            }
         }
         plan.set(extras)?;
         plan.first = layout(&problem.first, kinds.b, problem.batches)?;
@@ -206,4 +212,30 @@ pub(super) fn bytes<T>(value: &T) -> *const c_void {
 /// The name of a cuBLAS status, as in its manual.
 pub(super) fn name(error: result::CublasError) -> String {
     format!("{:?}", error.0)
+}
+
+/// Sets which values of the operands share a scale. By number, because cudarc has these names only where it is built with
+/// CUDA 12.9 or later.
+fn scale_modes(operation: sys::cublasLtMatmulDesc_t, operands: [Granularity; 2]) -> Result<(), String> {
+    type SetAttribute =
+        unsafe extern "C" fn(sys::cublasLtMatmulDesc_t, u32, *const c_void, usize) -> sys::cublasStatus_t;
+    // `CUBLASLT_MATMUL_DESC_A_SCALE_MODE` and that of B.
+    const ATTRIBUTES: [u32; 2] = [31, 32];
+    // SAFETY: cuBLASLt is loaded, and its function has this type; the attribute is an enumeration of 32 bits.
+    let set = unsafe { sys::culib().get::<SetAttribute>(b"cublasLtMatmulDescSetAttribute\0") };
+    let set = set.map_err(|error| error.to_string())?;
+    for (attribute, granularity) in ATTRIBUTES.into_iter().zip(operands) {
+        // `cublasLtMatmulMatrixScale_t`.
+        let mode: u32 = match granularity {
+            Granularity::Tensor => 0,
+            Granularity::Vector => 4,
+            Granularity::Block => 5,
+        };
+        // SAFETY: the descriptor is alive.
+        let status = unsafe { set(operation, attribute, bytes(&mode), size_of::<u32>()) };
+        status.result().map_err(|error| {
+            format!("{}: FP8 with scales of blocks (fp8.recipe = blockwise) needs cuBLASLt 12.9 or later", name(error))
+        })?;
+    }
+    Ok(())
 }
