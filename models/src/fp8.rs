@@ -24,8 +24,7 @@ pub struct Fp8Config {
     pub amax_compute_algo: AmaxAlgorithm,
     /// Quantised weights are cached for a whole step, not quantised again by every micro-batch.
     pub keep_weights: bool,
-    /// Routed experts too, but for [`Fp8Scaling::Blockwise`]; where they are small, all in one launch without FP8 is faster
-    /// than a GEMM each.
+    /// Routed experts too.
     pub experts: bool,
     /// The first and last layers stay out.
     pub first_last_layers_bf16: bool,
@@ -62,11 +61,6 @@ impl Fp8Config {
             amax_history_len: self.amax_history_len.max(1),
             amax_compute_algo: self.amax_compute_algo,
         })
-    }
-
-    /// Whether routed experts are in FP8.
-    pub fn has_experts(&self) -> bool {
-        self.experts && self.recipe != Fp8Scaling::Blockwise
     }
 
     /// The layers in FP8 of a model of `layers`, counted over the whole model.

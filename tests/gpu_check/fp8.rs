@@ -138,7 +138,7 @@ fn check_groups(client: &Client, report: &mut Report, counts: &[usize], columns:
         let by_rows: Vec<Vec<u8>> = parts().zip(&scales).map(of_group).collect();
         let by_columns = by_rows.iter().zip(counts).map(|(part, rows)| turned(part, *rows, columns));
         let (by_columns, by_rows) = (by_columns.collect::<Vec<_>>().concat(), by_rows.concat());
-        let conversion = GroupConversion { format, codec: Codec::Instruction, counts, columns };
+        let conversion = GroupConversion { format, codec: Codec::Instruction, counts, columns, together: false };
         let what = format!("groups {counts:?} × {columns}");
         check_targets(client, report, &what, [&by_rows, &by_columns], format, |[by_rows, by_columns]| {
             groups::cast::<bf16>(client, &handle, &factors, by_rows, by_columns, conversion).expect("legal");
@@ -192,8 +192,14 @@ fn check_blocks(client: &Client, report: &mut Report, [rows, columns]: [usize; 2
             });
             let written =
                 [&out[0], &out[1]].map(|out| out.as_ref().map(|[bytes, inverse]| blocks::Written { bytes, inverse }));
-            blocks::cast::<bf16>(client, &handle, written, (granularity, format, Codec::Instruction), [rows, columns])
-                .expect("legal");
+            blocks::cast::<bf16>(
+                client,
+                &handle,
+                written,
+                (granularity, format, Codec::Instruction),
+                [1, rows, columns],
+            )
+            .expect("legal");
             let (mut wrong, mut other) = (0, 0);
             for (out, (_, x, sizes)) in out.iter().zip(sides) {
                 let Some([bytes, inverse]) = out else { continue };
@@ -267,7 +273,7 @@ fn time(client: &Client) {
         let written = [(&lines, &inverses[0], sides[0]), (&turns, &inverses[1], sides[1])]
             .map(|(bytes, inverse, wanted)| wanted.then_some(blocks::Written { bytes, inverse }));
         let how = (granularity, Format::E4m3, Codec::Instruction);
-        time(name, bytes, &|| blocks::cast::<bf16>(client, &x, written, how, [rows, columns]).expect("legal"));
+        time(name, bytes, &|| blocks::cast::<bf16>(client, &x, written, how, [1, rows, columns]).expect("legal"));
     }
     time("transpose of bytes", 2, &|| transpose::transpose(client, &lines, &turns, rows, columns).expect("legal"));
     let counts = [3072, 1024, 0, 4096, 2048, 2048, 3968, 128];
@@ -275,7 +281,8 @@ fn time(client: &Client) {
     let factors = client.create_from_slice(&1f32.to_le_bytes().repeat(counts.len()));
     let found = client.empty(4 * counts.len());
     time("amax of 8 groups", 2, &|| groups::amax::<bf16>(client, &x, &found, &counts, columns).expect("legal"));
-    let conversion = GroupConversion { format: Format::E4m3, codec: Codec::Instruction, counts: &counts, columns };
+    let conversion =
+        GroupConversion { format: Format::E4m3, codec: Codec::Instruction, counts: &counts, columns, together: false };
     for (name, bytes, by_rows, by_columns) in targets {
         time(&format!("{name} of 8 groups"), bytes, &|| {
             groups::cast::<bf16>(client, &x, &factors, by_rows, by_columns, conversion).expect("legal")

@@ -25,11 +25,12 @@ pub struct LogicalOptions {
     /// sums over rows are f32. It is part of [`fusion`](Self::fusion): without that, as on CPU ranks by default, all
     /// is f32.
     pub autocast: Option<FloatDType>,
-    /// Linear layers multiply in FP8 (e4m3): outputs, and gradients of inputs and weights, of layers whose rows, inputs and outputs are
-    /// multiples of 128 on every rank. Every 128 consecutive numbers that a GEMM adds up have a scale, a power of two, and every 128 × 128
-    /// of a weight (Transformer Engine's `Float8BlockScaling`). On GPUs it needs [`autocast`](Self::autocast), or a model in
-    /// bf16 or f16, compute capability 9.0 and cuBLASLt 12.9; on CPU ranks it is emulated in any type, so that layouts can be
-    /// compared in f64. It is part of [`fusion`](Self::fusion) too.
+    /// Linear layers multiply in FP8 (e4m3): outputs, and gradients of inputs and weights, of layers whose rows, inputs and
+    /// outputs are multiples of 128 on every rank, and whose inputs have at most three dimensions. Every 128 consecutive
+    /// numbers that a GEMM adds up have a scale, a power of two, and every 128 × 128 of a weight (Transformer Engine's
+    /// `Float8BlockScaling`). On GPUs it needs [`autocast`](Self::autocast), or a model in bf16 or f16, compute capability
+    /// 9.0 and cuBLASLt 12.9; on CPU ranks it is emulated in any type, so that layouts can be compared in f64. It is part of
+    /// [`fusion`](Self::fusion) too.
     pub fp8: bool,
     /// Whether elementwise operations and reductions over rows run together as one kernel. `None`: on GPUs. On CPU ranks
     /// it is slower, and there to find out what a GPU does; it covers f32 with autocast, else f64.

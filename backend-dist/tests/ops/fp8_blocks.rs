@@ -11,7 +11,7 @@ const SIZES: [usize; 3] = [2 * BLOCK, 3 * BLOCK, BLOCK];
 
 /// `x [rows, columns]`, each block of `height` rows and as many columns as a block has, times the power of two that takes its
 /// amax just into the format, rounded, and back.
-fn in_blocks(x: &[f64], columns: usize, height: usize, number: Number) -> Vec<f64> {
+pub fn in_blocks(x: &[f64], columns: usize, height: usize, number: Number) -> Vec<f64> {
     let mut found = x.to_vec();
     for first_row in (0..x.len() / columns).step_by(height) {
         for first in (0..columns).step_by(BLOCK) {
@@ -27,13 +27,13 @@ fn in_blocks(x: &[f64], columns: usize, height: usize, number: Number) -> Vec<f6
     found
 }
 
-fn turned(x: &[f64], columns: usize) -> Vec<f64> {
+pub fn turned(x: &[f64], columns: usize) -> Vec<f64> {
     let rows = x.len() / columns;
     (0..x.len()).map(|i| x[i % rows * columns + i / rows]).collect()
 }
 
 /// Numbers whose rows are of very different sizes.
-fn uneven(rows: usize, columns: usize, seed: usize) -> Vec<f64> {
+pub fn uneven(rows: usize, columns: usize, seed: usize) -> Vec<f64> {
     let size = |i: usize| 3f64.powi((i / columns % 11) as i32 - 5);
     numbers(rows * columns, seed).into_iter().enumerate().map(|(i, x)| x * size(i)).collect()
 }

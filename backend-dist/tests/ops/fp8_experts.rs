@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use crate::compare::{leaf, numbers, values};
 use crate::fp8::{IN, OUT, amax, assert_close, gemm, quantised};
+use crate::fp8_blocks::{in_blocks, turned, uneven};
 use backend_dist::comm::Group;
 use backend_dist::ops::fp8::{
-    ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Recipe, Number, grouped_activated_linear,
-    grouped_linear,
+    BLOCK, ExpertRanks, ExpertSharding, Fp8Experts, Fp8Format, Fp8Layers, Fp8Recipe, Fp8Scaling, Number,
+    grouped_activated_linear, grouped_linear,
 };
 use backend_dist::ops::moe::ExpertActivation;
 use backend_dist::ops::{pull_back, squared_relu, swiglu};
@@ -56,6 +57,45 @@ fn groups_of_experts_have_scales_of_their_own() {
         dw[expert].iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
     }
     assert_close("output", &values(y), &out);
+    assert_close("gradient of x", &values(x_leaf.grad(&grads).unwrap()), &dx);
+    assert_close("gradient of w", &values(w_leaf.grad(&grads).unwrap()), &dw.concat());
+}
+
+/// Two groups of one expert, one of the other.
+#[test]
+fn groups_of_experts_have_blocks_of_their_own() {
+    let (counts, [inner, out]): ([usize; 4], _) = ([BLOCK, 2 * BLOCK, 0, BLOCK], [2 * BLOCK, BLOCK]);
+    let rows = counts.iter().sum();
+    let (x, w, grad) = (uneven(rows, inner, 1), uneven(2 * out, inner, 2), uneven(rows, out, 3));
+    let tensor = |values: &[f64], columns: usize| {
+        leaf(values, DType::F64, true).reshape([values.len() / columns, columns]).detach().require_grad()
+    };
+    let (x_leaf, w_leaf) = (tensor(&x, inner), tensor(&w, inner));
+    let recipe = Fp8Recipe { scaling: Fp8Scaling::Blockwise, ..Fp8Recipe::tensorwise(Fp8Format::Hybrid) };
+    let ranks = ExpertRanks { experts: 2, local: 0..2, shards: Group::single(), tokens: None, dp_ranks: 0..1 };
+    let layer = Fp8Experts::new(&Fp8Layers::default(), "experts", recipe, ExpertSharding::Outputs, ranks);
+    let y = grouped_linear(x_leaf.clone(), w_leaf.clone(), &Arc::from(counts), &layer);
+    let grads = pull_back(y.clone(), tensor(&grad, out).detach());
+    let square = in_blocks(&w, inner, BLOCK, Number::E4m3);
+    let (qx, qg) = (in_blocks(&x, inner, 1, Number::E4m3), in_blocks(&grad, out, 1, Number::E5m2));
+    let (mut y_, mut dx, mut dw, mut first) = (vec![], vec![], vec![vec![0.0; out * inner]; 2], 0);
+    for (group, count) in counts.into_iter().enumerate() {
+        let of = |values: &[f64], columns: usize| values[first * columns..(first + count) * columns].to_vec();
+        let w = &square[group / 2 * out * inner..][..out * inner];
+        y_.extend(gemm([count, out, inner], &of(&qx, inner), [inner, 1], w, [inner, 1]));
+        dx.extend(gemm([count, inner, out], &of(&qg, out), [out, 1], w, [1, inner]));
+        // Along the group's tokens.
+        let by_tokens = |values: &[f64], columns: usize, number| {
+            in_blocks(&turned(&of(values, columns), columns), count, 1, number)
+        };
+        if count > 0 {
+            let (dy, x) = (by_tokens(&grad, out, Number::E5m2), by_tokens(&x, inner, Number::E4m3));
+            let part = gemm([out, inner, count], &dy, [count, 1], &x, [count, 1]);
+            dw[group / 2].iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+        }
+        first += count;
+    }
+    assert_close("output", &values(y), &y_);
     assert_close("gradient of x", &values(x_leaf.grad(&grads).unwrap()), &dx);
     assert_close("gradient of w", &values(w_leaf.grad(&grads).unwrap()), &dw.concat());
 }

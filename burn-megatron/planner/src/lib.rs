@@ -210,12 +210,6 @@ impl Job {
         self.decoder.local(&self.layout, self.micro_batch, self.seq, documents)
     }
 
-    /// Micro-batches whose tokens an expert gets at once: one of each data-parallel rank among its expert-parallel
-    /// ranks.
-    fn micro_batches_per_expert(&self) -> u64 {
-        (self.layout.ep * self.layout.expert_tp() / self.layout.tp).max(1) as u64
-    }
-
     /// Sequences of a global batch.
     pub fn global_batch(&self) -> usize {
         self.micro_batch * self.schedule.micro_batches * self.layout.dp

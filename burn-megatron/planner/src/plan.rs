@@ -40,17 +40,6 @@ impl Plan {
         Ok(Self { job, schedule, memory, traffic, costs, time, draws })
     }
 
-    /// Seconds of the step with experts in the model's type, if that is faster than FP8 and fits.
-    pub fn faster_without_fp8_experts(&self, hardware: &Hardware) -> Option<f64> {
-        if self.job.fp8.is_empty() || !self.job.fp8_experts || self.job.decoder.experts.is_none() {
-            return None;
-        }
-        let other = Self::new(Job { fp8_experts: false, ..self.job.clone() }, hardware).ok()?;
-        let peak = |plan: &Self| plan.memory[plan.fullest()].peak();
-        let fits = peak(&other) <= hardware.memory.max(peak(self));
-        Some(other.time.step).filter(|step| fits && *step < self.time.step)
-    }
-
     /// The pipeline rank that needs the most memory.
     pub fn fullest(&self) -> usize {
         (0..self.memory.len()).max_by_key(|&rank| (self.memory[rank].peak(), std::cmp::Reverse(rank))).unwrap_or(0)

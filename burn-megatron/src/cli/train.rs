@@ -119,8 +119,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
             if device == DeviceKind::Cpu {
                 let done = plan.start.as_ref().map_or(0, |start| start.step);
                 say(format_args!("{:<12} {}", "time", host::estimate(&config, done)));
-            } else if let Some(hint) = hints::of(&config) {
-                say(format_args!("{:<12} {hint}", "hint"));
             }
             if let Some(hint) = hints::lacks_tokenizer(&config) {
                 say(format_args!("{:<12} {hint}", "hint"));

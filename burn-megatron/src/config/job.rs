@@ -32,7 +32,7 @@ impl RunConfig {
             fp8: self.fp8.layers(decoder.layers),
             fp8_weights: self.fp8.keep_weights,
             // Experts with biases stay in the type of training.
-            fp8_experts: self.fp8.has_experts() && decoder.experts.as_ref().is_none_or(|experts| !experts.biases),
+            fp8_experts: self.fp8.experts && decoder.experts.as_ref().is_none_or(|experts| !experts.biases),
             fp8_blocks: self.fp8.recipe == Fp8Scaling::Blockwise,
             decoder,
             layout: layout.clone(),

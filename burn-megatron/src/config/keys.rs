@@ -104,14 +104,14 @@ pub const KEYS: &[Key] = {
         key("fp8.format", Choice(&["e4m3", "hybrid"]), "\"none\"", "FP8 format: e4m3 for all tensors, or hybrid with e5m2 for output gradients; none: no FP8")
             .or(&["fp8-format"])
             .optional(),
-        key("fp8.recipe", Choice(&["tensorwise", "delayed", "blockwise"]), "\"tensorwise\"", "FP8 scaling: tensorwise (current scaling by each tensor's amax), delayed (by the amax of previous steps), or blockwise (by the amax of each 128 numbers, of weights of each 128 x 128; experts stay in training.dtype)")
+        key("fp8.recipe", Choice(&["tensorwise", "delayed", "blockwise"]), "\"tensorwise\"", "FP8 scaling: tensorwise (current scaling by each tensor's amax), delayed (by the amax of previous steps), or blockwise (by the amax of each 128 numbers, of weights of each 128 x 128)")
             .or(&["fp8-recipe"]),
         key("fp8.margin", UpTo(16), "0", "FP8 scaling margin: amax maps to the largest FP8 value divided by 2^margin").or(&["fp8-margin"]),
         key("fp8.amax-history-len", Count, "1", "Delayed scaling: length of the amax history in steps").or(&["fp8-amax-history-len"]),
         key("fp8.amax-compute-algo", Choice(&["max", "most_recent"]), "\"most_recent\"", "Delayed scaling: how the amax follows from its history")
             .or(&["fp8-amax-compute-algo"]),
         key("fp8.keep-weights", Flag, "true", "Keep the FP8 copies of the weights for a whole step (2 bytes per weight) instead of casting them in every pass"),
-        key("fp8.experts", Flag, "true", "Use FP8 for routed experts too; false keeps them in training.dtype, which is faster for small experts (plan says for which)"),
+        key("fp8.experts", Flag, "true", "Use FP8 for routed experts too; false keeps them in training.dtype"),
         key("fp8.first-last-layers-bf16", Flag, "false", "Keep the first and last layers in training.dtype"),
         key("fp8.num-layers-at-start-in-bf16", Whole, "1", "Number of first layers that stay in training.dtype"),
         key("fp8.num-layers-at-end-in-bf16", Whole, "1", "Number of last layers that stay in training.dtype"),

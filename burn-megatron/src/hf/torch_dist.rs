@@ -45,8 +45,11 @@ const UNKNOWN: [[&str; 2]; 4] = [
 pub(super) fn without_layers(model: &FamilyConfig) -> Option<String> {
     let norms = model.block(0).attention().and_then(|of| of.query_key_norm);
     let whole = norms.is_some_and(|norm| norm.over == NormOver::Projection);
-    if model.frame().embedding_scale.is_some() {
-        return Some("Megatron-Core has no factor of embeddings".into());
+    let frame = model.frame();
+    for (factor, of) in [(frame.embedding_scale, "embeddings"), (frame.logit_scale, "logits")] {
+        if factor.is_some_and(|factor| factor != 1.0) {
+            return Some(format!("Megatron-Core has no factor of {of}"));
+        }
     }
     whole.then(|| "Megatron-Core has no norm of whole queries and keys".into())
 }
@@ -220,4 +223,22 @@ impl Stacks {
 fn number(name: &str) -> Option<(usize, &str)> {
     let (number, rest) = name.split_once('.')?;
     Some((number.parse().ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use models::{LlamaConfig, LlamaVariant};
+
+    #[test]
+    fn a_granite_has_factors_that_megatron_core_has_not() {
+        let of = |residual_multiplier, logits_scaling| {
+            let variant = LlamaVariant::Granite;
+            let config = LlamaConfig { variant, residual_multiplier, logits_scaling, ..LlamaConfig::tiny() };
+            without_layers(&FamilyConfig::Llama(config))
+        };
+        let no_factor = |of: &str| Some(format!("Megatron-Core has no factor of {of}"));
+        assert_eq!((of(Some(0.2), None), of(None, Some(8.0))), (no_factor("embeddings"), no_factor("logits")));
+        assert_eq!((of(None, None), of(Some(1.0), Some(1.0))), (None, None));
+    }
 }

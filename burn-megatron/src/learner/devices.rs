@@ -56,9 +56,13 @@ fn cuda(_: usize) -> Result<Device, String> {
 /// A seed for random numbers on logical devices, from the generator of the first of `devices`, or else of the model's. To be
 /// called before anything draws parameters: only a run that is not resumed does.
 pub(super) fn drawn<M: Module>(devices: &[Device], model: &M) -> u64 {
-    let device = devices.first().cloned().or_else(|| model.devices().first().cloned()).unwrap_or_default();
-    let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &device.inner());
+    let bits = Tensor::<1>::random([2], Distribution::Uniform(0.0, (1 << 24) as f64), &first(devices, model).inner());
     bits.into_data().iter::<f64>().fold(0, |seed, bits| seed << 24 | bits as u64)
+}
+
+/// The first of `devices`, or else of the model's.
+pub(super) fn first<M: Module>(devices: &[Device], model: &M) -> Device {
+    devices.first().cloned().or_else(|| model.devices().first().cloned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -107,8 +107,9 @@ impl MeshStrategy {
         self
     }
 
-    /// Linear layers multiply in FP8, with a scale for each block, as Transformer Engine's `Float8BlockScaling`: those whose rows, inputs
-    /// and outputs are multiples of 128 on every rank; next to [`autocast`](Self::autocast) for a model of f32. See
+    /// Linear layers multiply in FP8, with a scale for each block, as Transformer Engine's `Float8BlockScaling`: those whose
+    /// rows, inputs and outputs are multiples of 128 on every rank, and whose inputs have at most three dimensions; next to
+    /// [`autocast`](Self::autocast) for a model of f32. See
     /// [`LogicalOptions::fp8`](backend_dist::mesh_backend::LogicalOptions::fp8). On an H200 it gains 2 % with a width of
     /// 1,024, 27 % with 4,096.
     pub fn fp8(mut self) -> Self {

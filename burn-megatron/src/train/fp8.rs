@@ -1,43 +1,45 @@
 //! Whether a device can do what `[fp8]` asks for.
 
 use backend_dist::gpu::GpuInfo;
+use backend_dist::gpu::model::{FP8, FP8_BLOCKS};
 use backend_dist::ops::fp8::Fp8Scaling;
 use models::Fp8Config;
 
 use crate::config::Precision;
 
-/// The first compute capability with FP8 tensor cores (Ada; Hopper is 9.0).
-const LEAST: (u32, u32) = (8, 9);
+/// A GPU's name in messages, and its compute capability.
+pub(crate) type Gpu = (String, (u32, u32));
 
-/// GPUs whose FP8 GEMMs take scales of blocks.
-const BLOCKS: (u32, u32) = (9, 0);
+/// As messages name a GPU of this host.
+pub(super) fn of_host(GpuInfo { index, name, capability, .. }: &GpuInfo) -> Gpu {
+    (format!("GPU {index} ({name})"), *capability)
+}
 
 /// `gpus` are those that the ranks have, none on CPU ranks. Fails on GPUs with a precision other than bf16 and f16, or
 /// a GPU without FP8 tensor cores, or without scales of blocks that the recipe has.
-pub(super) fn possible(fp8: &Fp8Config, dtype: Precision, gpus: &[GpuInfo]) -> Result<(), String> {
+pub(crate) fn possible(fp8: &Fp8Config, dtype: Precision, gpus: &[Gpu]) -> Result<(), String> {
     let Some(recipe) = fp8.recipe().filter(|_| !gpus.is_empty()) else { return Ok(()) };
     let format = format!("fp8.format = {:?}", recipe.format).to_lowercase();
     if !matches!(dtype, Precision::Bf16 | Precision::F16) {
         let dtype = format!("{dtype:?}").to_lowercase();
         return Err(format!(
-            "{format} with training.dtype = {dtype}: on GPUs FP8 layers lie between others in bf16 or f16; nearest legal: \
+            "{format} with training.dtype = {dtype}: FP8 layers lie between others in bf16 or f16; nearest legal: \
              training.dtype = bf16"
         ));
     }
-    if let Some(GpuInfo { index, name, capability: (major, minor), .. }) =
-        gpus.iter().find(|gpu| gpu.capability < LEAST)
-    {
+    if let Some((gpu, (major, minor))) = gpus.iter().find(|(_, capability)| *capability < FP8) {
         return Err(format!(
-            "{format}: GPU {index} ({name}) has compute capability {major}.{minor}, FP8 GEMMs need {}.{} or more (Hopper: \
-             9.0); leave fp8.format out",
-            LEAST.0, LEAST.1
+            "{format}: {gpu} has compute capability {major}.{minor}, FP8 GEMMs need {}.{} or more (Hopper: 9.0); leave \
+             fp8.format out",
+            FP8.0, FP8.1
         ));
     }
-    match gpus.iter().find(|gpu| recipe.scaling == Fp8Scaling::Blockwise && gpu.capability != BLOCKS) {
-        Some(GpuInfo { index, name, capability: (major, minor), .. }) => Err(format!(
-            "fp8.recipe = blockwise: GPU {index} ({name}) has compute capability {major}.{minor}, cuBLASLt multiplies blocks with \
-             scales of their own on {}.{} (Hopper); nearest legal: fp8.recipe = tensorwise",
-            BLOCKS.0, BLOCKS.1
+    let blocks = recipe.scaling == Fp8Scaling::Blockwise;
+    match gpus.iter().find(|(_, capability)| blocks && *capability != FP8_BLOCKS) {
+        Some((gpu, (major, minor))) => Err(format!(
+            "fp8.recipe = blockwise: {gpu} has compute capability {major}.{minor}, cuBLASLt multiplies blocks with scales of \
+             their own on {}.{} (Hopper); nearest legal: fp8.recipe = tensorwise",
+            FP8_BLOCKS.0, FP8_BLOCKS.1
         )),
         None => Ok(()),
     }
@@ -50,13 +52,9 @@ mod tests {
 
     #[test]
     fn what_a_gpu_cannot_do_is_refused() {
-        let gpu = |capability| GpuInfo {
-            index: 1,
-            name: "NVIDIA A100".into(),
-            total: 0,
-            capability,
-            processors: 108,
-            bus: String::new(),
+        let gpu = |capability| {
+            let (index, name, bus) = (1, "NVIDIA A100".into(), String::new());
+            of_host(&GpuInfo { index, name, total: 0, capability, processors: 108, bus })
         };
         let hybrid = Fp8Config { format: Some(Fp8Format::Hybrid), ..Fp8Config::default() };
         let refused = |dtype, capability| possible(&hybrid, dtype, &[gpu(capability)]).unwrap_err();

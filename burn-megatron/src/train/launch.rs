@@ -14,7 +14,7 @@ use models::lora::Adapter;
 use models::{CausalLm, ModelConfig, ParamBuilder, Part, WeightSource, WithModel};
 use serde_json::Value;
 
-use super::fp8::possible;
+use super::fp8::{of_host, possible};
 use super::teach::BuildTeacher;
 use super::{Plan, RunData, TrainError, resume as saving, same_weights, tasks};
 use crate::checkpoint::Checkpoint;
@@ -176,7 +176,7 @@ where
     move |rank, part| {
         let dtype = FloatDType::from(precision);
         let gpus = if fp8.format.is_some() && on_gpu(&rank.device) { gpus()? } else { vec![] };
-        possible(&fp8, precision, &gpus)?;
+        possible(&fp8, precision, &gpus.iter().map(of_host).collect::<Vec<_>>())?;
         let params = ParamBuilder::new(rank, dtype, seed)
             .with_part(part)
             .with_recompute(&recompute)

@@ -43,6 +43,7 @@ use crate::hf::HfFolderError;
 use crate::learner::limit_of_files_is_an_error;
 use crate::refusal::{Access, advice};
 use data::Tokens;
+pub(crate) use fp8::possible as fp8_possible;
 pub(crate) use launch::stage_builder;
 pub use launch::{STOPPED, TrainReport};
 pub use module::{

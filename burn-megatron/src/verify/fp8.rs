@@ -22,13 +22,15 @@ pub fn different_in_fp8(
     }
     let divide = |a: usize, b: usize| a.is_multiple_of(b) || b.is_multiple_of(a);
     let (blockwise, members) = (recipe.scaling == Fp8Scaling::Blockwise, layout.ep * layout.expert_tp());
-    if decoder.experts.is_some()
-        && !blockwise
-        && !(divide(members, layout.tp) && divide(dp_ranks_at(layout), layout.cp))
-    {
+    if decoder.experts.is_some() && !(divide(members, layout.tp) && divide(dp_ranks_at(layout), layout.cp)) {
         return Some(
             "experts in FP8 are refused where ranks that share tokens and ranks that divide experts do not divide one the \
                      other",
+        );
+    }
+    if decoder.experts.is_some() && blockwise && (layout.cp > 1 || members < layout.tp) {
+        return Some(
+            "an expert's tokens of a micro-batch are on several ranks, so that blocks of 128 have other tokens",
         );
     }
     let sequences = global_batch / (layout.dp * candidate.accumulation);
@@ -101,7 +103,7 @@ fn in_fp8(decoder: &Decoder, layout: &ParallelLayout, [sequences, seq]: [usize; 
             false => mlp(tokens, share.intermediate),
             true => {
                 // Their tokens are padded.
-                mlp(if blockwise { 0 } else { multiple }, share.experts.intermediate);
+                mlp(multiple, share.experts.intermediate);
                 mlp(tokens, share.experts.shared);
             }
         }

@@ -23,6 +23,14 @@ fn plans_name_the_nearest_layout_where_none_is_legal() {
     );
     says!(command::fail(folder.path(), &storage("copies")), "is neither a URL nor an absolute path");
     command::succeed(folder.path(), &storage("s3://bucket/run"));
+    let fp8 = |flags: &str| command::fail(folder.path(), &format!("plan run.toml --fp8.format e4m3 {flags}"));
+    says!(fp8("--training.dtype bf16 --gpu a100-80gb"), "a100-80gb has compute capability 8.0", "leave fp8.format out");
+    says!(
+        fp8("--training.dtype bf16 --gpu b200 --fp8.recipe blockwise"),
+        "fp8.recipe = blockwise: b200 has compute capability 10.0",
+        "nearest legal: fp8.recipe = tensorwise"
+    );
+    says!(fp8("--training.dtype f32"), "nearest legal: training.dtype = bf16");
 }
 
 #[test]

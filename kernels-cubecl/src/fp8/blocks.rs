@@ -60,7 +60,7 @@ fn of_column<E: Float>(x: &Array<Vec8<E>>, #[comptime] i: usize) -> f32 {
 }
 
 /// A cube for each tile. A unit has two blocks of four rows and eight columns, as in
-/// [`cast_tiles`](super::cast::cast_tiles).
+/// [`cast_tiles`](super::cast::cast_tiles). Every `each` rows have a transpose of their own.
 #[cube(launch_unchecked)]
 pub fn cast_blocks<E: Float>(
     x: &[Vec8<E>],
@@ -70,6 +70,7 @@ pub fn cast_blocks<E: Float>(
     column_inverse: &mut [f32],
     rows: u32,
     columns: u32,
+    each: u32,
     row_line: u32,
     column_line: u32,
     #[comptime] with_rows: bool,
@@ -87,6 +88,8 @@ pub fn cast_blocks<E: Float>(
     let (quad, group) = (UNIT_POS / comptime![BLOCK_COLUMNS], UNIT_POS % comptime![BLOCK_COLUMNS]);
     let (first_row, first_column) = (tile_row * comptime![TILE as u32], tile_column * comptime![TILE as u32]);
     let width = columns / 8;
+    let matrix = first_row / each;
+    let start = matrix * each;
     let corner = (first_row + quad * 4) * width + first_column / 8 + group;
     let mut held = Array::<Vec8<E>>::new(8usize);
     #[unroll]
@@ -107,7 +110,9 @@ pub fn cast_blocks<E: Float>(
                 row_inverse[(tile_row * row_line + tile_column) as usize] = inverse;
             }
             if comptime![with_columns] {
-                column_inverse[(tile_column * column_line + tile_row) as usize] = inverse;
+                let line = matrix * across + tile_column;
+                let at = line * column_line + (first_row - start) / comptime![TILE as u32];
+                column_inverse[at as usize] = inverse;
             }
         }
     }
@@ -169,7 +174,7 @@ pub fn cast_blocks<E: Float>(
             }
         }
         sync_cube();
-        write_columns(&words, columns_out, 0u32, first_row, first_column, rows, columns);
+        write_columns(&words, columns_out, start / 4 * columns, first_row - start, first_column, each, columns);
     }
 }
 
@@ -183,8 +188,9 @@ pub struct Written<'a> {
     pub inverse: &'a Handle,
 }
 
-/// Casts `x [rows, columns]` of type `E` (2 bytes) without gaps to `by_rows`, to `by_columns`, its transpose `[columns, rows]`
-/// with scales along its own rows, or to both. Both sides are multiples of [`BLOCK`].
+/// Casts `x [matrices · rows, columns]` of type `E` (2 bytes) without gaps to `by_rows`, to `by_columns`, the matrices'
+/// transposes `[columns, rows]` one after the other with scales along their own rows, or to both. Both sides are multiples of
+/// [`BLOCK`], and vectors have one matrix.
 ///
 /// # Errors
 /// If a side is no multiple of [`BLOCK`], all numbers have one scale, or a buffer is too short.
@@ -193,31 +199,34 @@ pub fn cast<E: Float>(
     x: &Handle,
     [by_rows, by_columns]: [Option<Written>; 2],
     (granularity, format, codec): (Granularity, Format, Codec),
-    [rows, columns]: [usize; 2],
+    [matrices, each, columns]: [usize; 3],
 ) -> Result<(), PointwiseError> {
+    let rows = matrices * each;
+    check("rows of a matrix", each, BLOCK, MOST)?;
     check("rows", rows, BLOCK, MOST)?;
     check("columns", columns, BLOCK, MOST)?;
     check("scales of a tensor", usize::from(granularity != Granularity::Tensor), 1, 1)?;
+    check("matrices", matrices, 1, if granularity == Granularity::Block { MOST } else { 1 })?;
     let len = rows * columns;
     let cube = CubeShape::of(client);
     let unused = client.empty(8);
     let of = |written: Option<Written>, width: usize, sides: [usize; 2]| {
         let line = granularity.scales(sides[0], sides[1]);
         let (bytes, inverse, count, scales) = match written {
-            Some(Written { bytes, inverse }) => (bytes, inverse, len / width, line[0] * line[1]),
+            Some(Written { bytes, inverse }) => (bytes, inverse, len / width, matrices * line[0] * line[1]),
             None => (&unused, &unused, 1, 1),
         };
         let bytes = buffer("bytes", bytes, count, width)?;
         Ok::<_, PointwiseError>((bytes, buffer("scales", inverse, scales, 4)?, line[1] as u32))
     };
-    let (rows_out, row_inverse, row_line) = of(by_rows, 8, [rows, columns])?;
-    let (columns_out, column_inverse, column_line) = of(by_columns, 4, [columns, rows])?;
+    let (rows_out, row_inverse, row_line) = of(by_rows, 8, [each, columns])?;
+    let (columns_out, column_inverse, column_line) = of(by_columns, 4, [columns, each])?;
     let x = buffer("x", x, len / 8, 16)?;
     // SAFETY: the tiles make up the matrix, and what is not wanted is not written.
     unsafe {
         launch_kernel!(cast_blocks<E>, client, tiles(rows, columns), CubeDim::new_1d(UNITS);
             x, rows_out, row_inverse, columns_out, column_inverse;
-            rows as u32, columns as u32, row_line, column_line,
+            rows as u32, columns as u32, each as u32, row_line, column_line,
             by_rows.is_some(), by_columns.is_some(), granularity == Granularity::Block, format, codec, cube)
     };
     Ok(())

@@ -76,12 +76,13 @@ fn parts(lens: &[usize], each: usize) -> (Vec<u32>, usize) {
     (spans, parts)
 }
 
-/// An entry for each `TILE` rows of each group.
-fn tiles(counts: &[usize]) -> Vec<u32> {
-    let (mut table, mut start) = (Vec::new(), 0);
-    for (group, rows) in counts.iter().enumerate() {
-        for first in (0..*rows).step_by(TILE) {
-            table.extend([start + first, start, *rows, group].map(|word| word as u32));
+/// An entry for each `TILE` rows of each group; all are transposed `together`, or each on its own.
+fn tiles(counts: &[usize], together: bool) -> Vec<u32> {
+    let (mut table, mut start, all) = (Vec::new(), 0, counts.iter().sum());
+    for (group, &rows) in counts.iter().enumerate() {
+        let matrix = if together { [0, all] } else { [start, rows] };
+        for first in (0..rows).step_by(TILE) {
+            table.extend([start + first, matrix[0], matrix[1], group].map(|word| word as u32));
         }
         start += rows;
     }
@@ -134,11 +135,13 @@ pub struct GroupConversion<'a> {
     pub counts: &'a [usize],
     /// Columns of all, a multiple of 16.
     pub columns: usize,
+    /// All groups have one transpose, `[columns, rows of all]`; their rows are multiples of 128 then.
+    pub together: bool,
 }
 
 /// Casts each group of `x [rows, columns]` of type `E` (2 bytes) without gaps, times its number of `scale [groups]`
 /// (fp32), to `by_rows [rows, columns]`, to `by_columns`, the groups' transposes `[columns, rows of the group]` one
-/// after the other, or to both, one byte per number.
+/// after the other or that of all `together`, or to both, one byte per number.
 ///
 /// # Errors
 /// If there is no kernel for the sizes, or a buffer is too short.
@@ -150,15 +153,16 @@ pub fn cast<E: Float>(
     by_columns: Option<&Handle>,
     conversion: GroupConversion,
 ) -> Result<(), PointwiseError> {
-    let GroupConversion { format, codec, counts, columns } = conversion;
+    let GroupConversion { format, codec, counts, columns, together } = conversion;
     let rows: usize = counts.iter().sum();
     check_matrix(rows, columns)?;
-    counts.iter().filter(|count| **count > 0).try_for_each(|count| check("rows of a group", *count, 16, rows))?;
+    let multiple = if together { TILE } else { 16 };
+    counts.iter().filter(|count| **count > 0).try_for_each(|count| check("rows of a group", *count, multiple, rows))?;
     if by_rows.is_none() && by_columns.is_none() {
         return Ok(());
     }
     let len = rows * columns;
-    let table = tiles(counts);
+    let table = tiles(counts, together);
     let cubes = table.len() / WORDS * columns.div_ceil(TILE);
     check("tiles", cubes, 1, i32::MAX as usize)?;
     let table = buffer("table", &upload(client, &table), table.len(), 4)?;
@@ -186,6 +190,7 @@ mod tests {
     fn groups_are_cut_into_parts_and_tiles() {
         let (table, count) = parts(&[5, 0, 2], 2);
         assert_eq!((&table[..8], &table[8..], count), (&[0, 2, 2, 4, 4, 5, 5, 7][..], &[0, 3, 3, 4][..], 4));
-        assert_eq!(tiles(&[144, 0, 16]), [0, 0, 144, 0, 128, 0, 144, 0, 144, 144, 16, 2]);
+        assert_eq!(tiles(&[144, 0, 16], false), [0, 0, 144, 0, 128, 0, 144, 0, 144, 144, 16, 2]);
+        assert_eq!(tiles(&[256, 0, 128], true), [0, 0, 384, 0, 128, 0, 384, 0, 256, 0, 384, 2]);
     }
 }

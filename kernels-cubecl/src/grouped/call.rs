@@ -173,7 +173,7 @@ impl GroupedCall<'_> {
         let columns = result[2].div_ceil(plan.width);
         let (table, row_tiles) = match plan.gemm {
             Gemm::WeightGradient => {
-                (tiles::groups(counts, plan.epilogue != Epilogue::AddFp32), features.div_ceil(ROWS))
+                (tiles::groups(counts, DEPTH, plan.epilogue != Epilogue::AddFp32), features.div_ceil(ROWS))
             }
             _ => (tiles::rows(counts), 1),
         };
@@ -214,7 +214,7 @@ impl GroupedCall<'_> {
     }
 }
 
-fn fits(name: &'static str, handle: &Handle, bytes: usize) -> Result<(), GroupedError> {
+pub(super) fn fits(name: &'static str, handle: &Handle, bytes: usize) -> Result<(), GroupedError> {
     let (found, expected) = (handle.size_in_used(), bytes as u64);
     if found < expected {
         return Err(GroupedError::Buffer { name, found, expected });

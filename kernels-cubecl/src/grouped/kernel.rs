@@ -28,7 +28,7 @@ pub struct Sizes {
 
 /// Tile number `index`, with a table of [`super::tiles`].
 #[cube]
-fn tile(index: u32, table: &[u32], sizes: &Sizes, #[comptime] gemm: Gemm) -> Tile {
+pub(super) fn tile(index: u32, table: &[u32], sizes: &Sizes, #[comptime] gemm: Gemm) -> Tile {
     let words = comptime![WORDS as u32];
     if comptime![gemm == Gemm::WeightGradient] {
         let each = sizes.rows * sizes.columns;
@@ -184,7 +184,7 @@ fn consume<O: Float>(
 
 /// Signals that this plane has read the tiles of stage `stage`.
 #[cube]
-fn release(ring: &mut OperandRing, stage: u32) {
+pub(super) fn release(ring: &mut OperandRing, stage: u32) {
     if UNIT_POS % 32 == 0 {
         barrier_at(&ring.free, stage as usize).arrive();
     }

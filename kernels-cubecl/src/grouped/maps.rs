@@ -7,13 +7,20 @@ use cubecl::server::Handle;
 use cubecl::wgmma::Swizzle;
 use half::bf16;
 
-/// A matrix of 16-bit numbers in boxes of `lines` lines of 64 numbers.
-fn operand(handle: &Handle, [rows, columns]: [usize; 2], lines: usize) -> TensorMapArg<Tiled> {
+/// A matrix of 16-bit numbers, or pairs of bytes, in boxes of `lines` lines of 64.
+pub(super) fn operand(handle: &Handle, [rows, columns]: [usize; 2], lines: usize) -> TensorMapArg<Tiled> {
     // SAFETY: the call compared the sizes with the buffer.
     let arg = unsafe { TensorArg::from_raw_parts(handle.clone(), [columns, 1].into(), [rows, columns].into()) };
     let tiles = TiledArgs { tile_size: [lines, PANEL].into() };
     let map = TensorMapArg::new(tiles, arg, bf16::elem_type_native()).with_swizzle(Swizzle::B128.into());
     map.with_prefetch(TensorMapPrefetch::B256)
+}
+
+/// Scales of blocks, in boxes of `count` of a line.
+pub(super) fn scales(handle: &Handle, [lines, line]: [usize; 2], count: usize) -> TensorMapArg<Tiled> {
+    // SAFETY: the call compared the sizes with the buffer.
+    let arg = unsafe { TensorArg::from_raw_parts(handle.clone(), [line, 1].into(), [lines, line].into()) };
+    TensorMapArg::new(TiledArgs { tile_size: [1, count].into() }, arg, f32::elem_type_native())
 }
 
 /// The left operand: the rows, or their gradients.

@@ -19,6 +19,8 @@ mod call;
 #[cfg(feature = "cuda")]
 mod epilogue;
 #[cfg(feature = "cuda")]
+pub mod fp8;
+#[cfg(feature = "cuda")]
 pub mod kernel;
 #[cfg(feature = "cuda")]
 mod maps;

@@ -71,15 +71,15 @@ pub fn rows(counts: &[usize]) -> Vec<u32> {
     table
 }
 
-/// An entry for each group: group, first row, and steps of 64 rows, most steps first. A group without rows takes one
+/// An entry for each group: group, first row, and steps of `depth` rows, most steps first. A group without rows takes one
 /// step past the last row of all, where TMA fills in zeros; without `with_empty` it has no entry.
-pub fn groups(counts: &[usize], with_empty: bool) -> Vec<u32> {
+pub fn groups(counts: &[usize], depth: usize, with_empty: bool) -> Vec<u32> {
     let all: usize = counts.iter().sum();
     let mut entries = Vec::new();
     let mut first = 0;
     for (group, &count) in counts.iter().enumerate() {
         if count > 0 {
-            entries.push([group, first, count / DEPTH]);
+            entries.push([group, first, count / depth]);
         } else if with_empty {
             entries.push([group, all, 1]);
         }
@@ -158,7 +158,7 @@ mod tests {
             let mut starts = vec![0];
             counts.iter().for_each(|count| starts.push(starts[starts.len() - 1] + count));
             for with_empty in [false, true] {
-                let table = groups(&counts, with_empty);
+                let table = groups(&counts, DEPTH, with_empty);
                 let mut seen = BTreeSet::new();
                 let mut before = u32::MAX;
                 for entry in table.chunks(WORDS) {

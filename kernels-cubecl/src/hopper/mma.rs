@@ -16,7 +16,10 @@ use cubecl::ir::dialect::matrix::{
 use cubecl::ir::{pliron::builtin::attributes::TypeAttr, pliron::value::Value, types::MatrixShape};
 use cubecl::prelude::*;
 use cubecl::wgmma::{Major, Swizzle, WgmmaTileLayout};
+use cubecl::{e4m3, e5m2};
 use half::{bf16, f16};
+
+use crate::fp8::Format;
 
 /// Rows of one warpgroup MMA.
 pub const ROWS: usize = 64;
@@ -75,6 +78,33 @@ fn issue(scope: &Scope, acc: Value, a: Value, b: Value, n: usize, a_major: Major
     });
     let shape = MatrixShape { m: ROWS, n, k: STEP };
     scope.register(&WgmmaOp::new(scope.ctx_mut(), a, b, acc, elem.clone(), elem, shape, a_major, b_major));
+}
+
+/// `acc += a * b` in FP8, with both tiles in shared memory and K-major: 64 rows of `a`, `n` of `b`, and as many bytes of the
+/// inner dimension as [`mma`] reads, twice as many numbers.
+#[cube]
+#[allow(unused_variables)]
+pub fn mma_fp8(
+    acc: &mut Array<f32>,
+    a: u64,
+    b: u64,
+    #[comptime] n: usize,
+    #[comptime] a_format: Format,
+    #[comptime] b_format: Format,
+) {
+    intrinsic!(|scope| {
+        let (a, b) = (a.read_value(scope), b.read_value(scope));
+        let elem = |format| {
+            TypeAttr::new(match format {
+                Format::E4m3 => e4m3::__expand_as_type(scope),
+                Format::E5m2 => e5m2::__expand_as_type(scope),
+            })
+        };
+        let (shape, elems) = (MatrixShape { m: ROWS, n, k: 2 * STEP }, [elem(a_format), elem(b_format)]);
+        let [a_elem, b_elem] = elems;
+        let acc = acc.__extract_list(scope);
+        scope.register(&WgmmaOp::new(scope.ctx_mut(), a, b, acc, a_elem, b_elem, shape, Major::K, Major::K))
+    })
 }
 
 /// `acc += a * b` with both tiles in shared memory: 64 rows of `a`, `n` of `b`, 16 of the inner dimension.

@@ -33,7 +33,7 @@ fn fp8_kernels_compile() {
         for (with_rows, with_columns) in [(true, false), (false, true), (true, true)] {
             for square in [false, true] {
                 let blocks = kernel!(blocks::cast_blocks::CastBlocks<bf16>, settings();
-                    b(), b(), b(), b(), b(), (), (), (), (), with_rows, with_columns, square, format, Codec::Instruction, gpu);
+                    b(), b(), b(), b(), b(), (), (), (), (), (), with_rows, with_columns, square, format, Codec::Instruction, gpu);
                 check("cast by blocks", blocks, Some(instruction));
             }
         }

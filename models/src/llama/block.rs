@@ -80,7 +80,8 @@ impl LlamaConfig {
     fn embedding_scale(&self) -> Option<f64> {
         // transformers has Gemma's factor in fp32.
         let of_gemma = || f64::from((self.hidden_size as f64).sqrt() as f32);
-        let of_granite = self.embedding_multiplier.map(|factor| factor / self.residual_multiplier());
+        let is_scaled = self.embedding_multiplier.or(self.residual_multiplier).is_some();
+        let of_granite = is_scaled.then(|| self.embedding_multiplier.unwrap_or(1.0) / self.residual_multiplier());
         self.variant.architecture().scaled_embedding.then(of_gemma).or(of_granite)
     }
 

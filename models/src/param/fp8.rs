@@ -20,7 +20,7 @@ pub(super) struct Fp8Selection {
 impl ParamBuilder<'_> {
     /// Linear layers of the blocks multiply in FP8, in a model of `layers` blocks.
     pub fn with_fp8(mut self, fp8: &Fp8Config, layers: usize) -> Self {
-        let of = |recipe| Fp8Selection { recipe, layers: fp8.layers(layers), experts: fp8.has_experts() };
+        let of = |recipe| Fp8Selection { recipe, layers: fp8.layers(layers), experts: fp8.experts };
         self.fp8 = fp8.recipe().map(of);
         self
     }
@@ -32,13 +32,20 @@ impl ParamBuilder<'_> {
     }
 
     /// The FP8 side of the layer `name` of `experts` experts of what [`ParamBuilder::begin`] began, if experts have
-    /// one.
+    /// one and `sizes`, features of a rank, are multiples of what it takes.
     ///
     /// # Errors
     /// If ranks that share sequences hold some of the experts together with ranks that do not.
-    pub fn fp8_experts(&self, name: &str, experts: usize, sharding: ExpertSharding) -> Result<Option<Fp8Experts>> {
+    pub fn fp8_experts(
+        &self,
+        name: &str,
+        experts: usize,
+        sizes: [usize; 2],
+        sharding: ExpertSharding,
+    ) -> Result<Option<Fp8Experts>> {
         let has_experts = self.fp8.as_ref().is_some_and(|fp8| fp8.experts);
-        let Some(recipe) = self.fp8_recipe().filter(|_| has_experts) else { return Ok(None) };
+        let fits = |recipe: &Fp8Recipe| has_experts && sizes.iter().all(|size| size.is_multiple_of(recipe.multiple()));
+        let Some(recipe) = self.fp8_recipe().filter(fits) else { return Ok(None) };
         let (cp, dp_ranks) = (self.context_parallel, self.expert_senders().len());
         let legal = |cp: usize| cp.is_multiple_of(dp_ranks) || dp_ranks.is_multiple_of(cp);
         if !legal(cp) {

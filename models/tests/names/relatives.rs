@@ -1,6 +1,6 @@
 //! `config.json` of relatives that are an entry of a table: what tells them from the others.
 
-use models::{FamilyConfig, LlamaConfig, MixtralConfig, MixtralVariant};
+use models::{DecoderConfig, FamilyConfig, LlamaConfig, MixtralConfig, MixtralVariant};
 use serde_json::json;
 
 use crate::config_json::{llama, refuse};
@@ -70,6 +70,10 @@ fn deepseeks_first_model_is_written_as_its_code_reads_it() {
 fn factors_that_are_not_there_are_written_as_one() {
     let of =
         LlamaConfig { embedding_multiplier: None, attention_multiplier: None, logits_scaling: None, ..llama(GRANITE) };
+    // The residual stream is divided by its factor whatever the other factors are.
+    let embedding_scale = |of: &LlamaConfig| of.frame().embedding_scale;
+    assert_eq!(embedding_scale(&of), Some(1.0 / 0.22));
+    assert_eq!(embedding_scale(&LlamaConfig { residual_multiplier: None, ..of.clone() }), None);
     let written = FamilyConfig::Llama(of).to_hf().unwrap();
     let found = ["embedding_multiplier", "logits_scaling", "attention_multiplier"].map(|key| written[key].as_f64());
     assert_eq!(found, [Some(1.0), Some(1.0), Some(8f64.sqrt().recip())]);

@@ -22,7 +22,7 @@ pub fn run(choice: &Choice, report: &mut Report) -> Result<(), BoxError> {
     }
     if choice.does("fp8") {
         fp8::check(&device, report);
-        fp8::time(&device);
+        fp8::time(&device, choice);
     }
     Ok(())
 }

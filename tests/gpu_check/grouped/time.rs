@@ -23,7 +23,7 @@ pub fn counts(groups: usize, rows: usize) -> Vec<usize> {
 }
 
 /// First and second linear layer of experts: hidden to twice the intermediate size, and back.
-fn models() -> Vec<(&'static str, Layer)> {
+pub fn models() -> Vec<(&'static str, Layer)> {
     let mut all = Vec::new();
     for (names, groups, rows, hidden, intermediate) in [
         (["Mixtral 8x7B, 4 experts, in", "Mixtral 8x7B, 4 experts, out"], 4, 16_384, 4096, 14_336),

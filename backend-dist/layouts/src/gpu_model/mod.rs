@@ -5,6 +5,11 @@ mod rates;
 
 pub use rates::{OperationRates, StepRates};
 
+/// The first compute capability with FP8 tensor cores (Ada; Hopper is 9.0).
+pub const FP8: (u32, u32) = (8, 9);
+/// That of GPUs whose FP8 GEMMs take a scale for each block: cuBLASLt has them on Hopper alone.
+pub const FP8_BLOCKS: (u32, u32) = (9, 0);
+
 /// A GPU by its data sheet: dense rates without sparsity, decimal gigabytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuModel {
@@ -143,7 +148,7 @@ impl GpuModel {
 
     /// Whether its tensor cores have FP8.
     pub fn has_fp8(&self) -> bool {
-        self.capability >= (8, 9)
+        self.capability >= FP8
     }
 
     /// FLOP/s of dense GEMMs with weights of `element` bytes.

@@ -52,10 +52,6 @@ pub struct StepRates {
     /// Seconds that a GPU waits in an MoE layer until the host has read the token counts of the experts: 0.86 to 1.03
     /// ms per layer and micro-batch, the idle time of balanced runs of Mixtral (bf16 and FP8) and Qwen3-MoE.
     pub expert_counts_wait: f64,
-    /// Seconds that an expert's GEMM in FP8 takes in addition to its arithmetic. In FP8 each expert has one GEMM per
-    /// micro-batch, in bf16 all are one launch. From the 24,576 GEMMs in a step of Qwen3-MoE's small experts (0.603 s,
-    /// in bf16 0.430 s).
-    pub expert_gemm_overhead: f64,
     /// Bytes per second from page-locked host memory to a GPU, and as many back at the same time: PCIe 5 with 16 lanes,
     /// of 63 GB/s. An estimate.
     pub host_link: f64,
@@ -86,6 +82,5 @@ pub(super) const STEPS: StepRates = StepRates {
     all_to_all: 0.69,
     latency: 15e-6,
     expert_counts_wait: 0.9e-3,
-    expert_gemm_overhead: 6.8e-6,
     host_link: 50e9,
 };

@@ -40,7 +40,7 @@ fn operand(x: &Matrix<Cube>) -> Operand<'_> {
     Operand { bytes: data, inverse, granularity: *granularity, format: format(*number), rows: *rows, inner: *inner }
 }
 
-fn to_write(x: &Option<Matrix<Cube>>) -> Option<Written<'_>> {
+pub(super) fn to_write(x: &Option<Matrix<Cube>>) -> Option<Written<'_>> {
     x.as_ref().map(|x| Written { bytes: &x.data.handle, inverse: &x.inverse.handle })
 }
 
@@ -99,7 +99,7 @@ impl Fp8Kernels for Cube {
             };
             let (by_rows, by_columns) = (form(by_rows, rows, columns), form(by_columns, columns, rows));
             let targets = [&by_rows, &by_columns].map(to_write);
-            let (how, sizes) = ((granularity, format(number), Codec::Instruction), [rows, columns]);
+            let (how, sizes) = ((granularity, format(number), Codec::Instruction), [1, rows, columns]);
             launched("cast to FP8", by_half!(x, E => blocks::cast::<E>(&x.client, &x.handle, targets, how, sizes)));
             return Quantized { by_rows, by_columns };
         };
@@ -127,8 +127,9 @@ impl Fp8Kernels for Cube {
 
     fn fp8_gathered(x: Matrix<Self>, group: &Group) -> Matrix<Self> {
         let inverse = match x.granularity {
+            Granularity::Tensor => x.inverse,
             Granularity::Vector => side_by_side(&gathered(x.inverse, group), group.size(), x.rows),
-            _ => x.inverse,
+            Granularity::Block => panic!("weights, which alone have scales of blocks, are not gathered"),
         };
         let data = Self::collective_int(x.data, Collective::AllGather(0), group.clone());
         Matrix { data, rows: x.rows * group.size(), inverse, ..x }

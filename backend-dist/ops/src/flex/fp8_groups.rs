@@ -3,13 +3,18 @@
 use std::sync::Arc;
 
 use burn::backend::flex::FlexTensor;
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{DType, Flex, Shape};
+use burn::tensor::Slice;
 
 use super::fp8::{gemm, on_grid};
 use super::fp8_grid::{Grid, amax};
 use super::real::Real;
 use super::{cast, compute_type, dense};
-use crate::fp8::{Fp8GroupKernels, Granularity, Groups, Matrix, Number, Precision, QuantizedGroups, Scales, Sides};
+use crate::fp8::{
+    Form, Fp8GroupKernels, Fp8Kernels, Granularity, Groups, Matrix, Number, Precision, Quantized, QuantizedGroups,
+    RowsOf, Scales, Scaling, Sides,
+};
 
 /// The rows of each group of the contiguous `x`.
 fn parts<'a, E: Grid>(x: &'a FlexTensor, counts: &'a [usize]) -> impl Iterator<Item = &'a [E]> {
@@ -25,14 +30,14 @@ fn parts<'a, E: Grid>(x: &'a FlexTensor, counts: &'a [usize]) -> impl Iterator<I
 /// All groups of `x` on the grid, and their transposes.
 fn quantised<E: Grid>(
     x: &FlexTensor,
-    scales: &Scales<Flex>,
+    scale: &FlexTensor,
     number: Number,
     counts: &[usize],
     columns: usize,
     sides: Sides,
 ) -> [Option<FlexTensor>; 2] {
     let (mut by_rows, mut by_columns) = (Vec::new(), Vec::new());
-    for (part, &scale) in parts::<E>(x, counts).zip(E::slice(&scales.scale)) {
+    for (part, &scale) in parts::<E>(x, counts).zip(E::slice(scale)) {
         let found = on_grid(part, scale, number);
         if sides.by_columns {
             by_columns.extend((0..columns).flat_map(|column| found.iter().skip(column).step_by(columns).copied()));
@@ -44,6 +49,30 @@ fn quantised<E: Grid>(
         E::tensor(data, shape)
     };
     [sides.by_rows.then(|| flat(by_rows)), sides.by_columns.then(|| flat(by_columns))]
+}
+
+/// All groups of `x` in blocks, and their transposes.
+fn in_blocks(
+    x: &FlexTensor,
+    scaling: &Scaling<Flex>,
+    number: Number,
+    counts: &[usize],
+    columns: usize,
+    sides: Sides,
+) -> [Option<FlexTensor>; 2] {
+    let (mut first, mut all) = (0, [Vec::new(), Vec::new()]);
+    let x = Flex::float_reshape(x.clone(), Shape::new([counts.iter().sum(), columns]));
+    for &count in counts.iter().filter(|count| **count > 0) {
+        let part = Flex::float_slice(x.clone(), &[Slice::from(first..first + count), Slice::from(..)]);
+        let Quantized { by_rows, by_columns } = Flex::fp8_cast(part, scaling, number, sides);
+        for (all, form) in all.iter_mut().zip([by_rows, by_columns]) {
+            all.extend(
+                form.map(|Matrix { data, rows, inner, .. }| Flex::float_reshape(data, Shape::new([rows * inner]))),
+            );
+        }
+        first += count;
+    }
+    all.map(|parts| (!parts.is_empty()).then(|| Flex::float_cat(parts, 0)))
 }
 
 fn matrix<E: Grid>(x: &Groups<Flex>, group: usize) -> Matrix<Flex> {
@@ -84,22 +113,32 @@ impl Fp8GroupKernels for Flex {
 
     fn fp8_groups_cast(
         x: FlexTensor,
-        scales: &Scales<Self>,
+        scaling: &Scaling<Self>,
         number: Number,
         counts: &Arc<[usize]>,
-        sides: Sides,
+        (sides, _): (Sides, RowsOf),
     ) -> QuantizedGroups<Self> {
         let inner = compute_type(x.dtype());
         let x = dense(x, inner);
         let columns = x.layout().num_elements() / counts.iter().sum::<usize>();
-        let [by_rows, by_columns] = by_real!(inner, E => quantised::<E>(&x, scales, number, counts, columns, sides));
-        let groups = |data, transposed| {
-            let (counts, inverse) = (counts.clone(), scales.inverse.clone());
-            Groups { data, counts, columns, transposed, inverse, number }
+        let ([by_rows, by_columns], inverse) = match scaling {
+            Scaling::Tensor(Scales { scale, inverse }) => {
+                (by_real!(inner, E => quantised::<E>(&x, scale, number, counts, columns, sides)), inverse.clone())
+            }
+            // Values on the grid are divided by their scales.
+            _ => by_real!(inner, E => {
+                let ones = E::tensor(vec![E::ONE; counts.len()], Shape::new([counts.len()]));
+                (in_blocks(&x, scaling, number, counts, columns, sides), ones)
+            }),
+        };
+        let granularity = Granularity::Tensor;
+        let groups = |data, form| {
+            let (counts, inverse) = (counts.clone(), inverse.clone());
+            Groups { data, counts, columns, form, inverse, granularity, number }
         };
         QuantizedGroups {
-            by_rows: by_rows.map(|data| groups(data, false)),
-            by_columns: by_columns.map(|data| groups(data, true)),
+            by_rows: by_rows.map(|data| groups(data, Form::Rows)),
+            by_columns: by_columns.map(|data| groups(data, Form::Transpose)),
         }
     }
 

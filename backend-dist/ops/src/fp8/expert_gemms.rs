@@ -34,19 +34,19 @@ impl<B: MoeKernels + Fp8GroupKernels> ExpertGemms<B> for Fp8Experts {
 
     fn forward(
         &self,
-        QuantizedExperts { scales, matrices }: &QuantizedExperts<B>,
+        QuantizedExperts { scaling, matrices }: &QuantizedExperts<B>,
         x: FloatTensor<B>,
         range: &ExpertRange,
         purpose: Purpose,
     ) -> (FloatTensor<B>, SavedExperts<B>) {
         let by_rows = matrices.by_rows.as_ref().map(|x| slice_groups::<B>(x, &range.experts));
         let matrices = QuantizedGroups { by_rows, by_columns: None };
-        let weight = QuantizedExperts { scales: scales.clone(), matrices };
+        let weight = QuantizedExperts { scaling: scaling.clone(), matrices };
         experts::gemm::<B>(&self.chunk(&range.experts), x, weight, &range.counts, purpose)
     }
 
     fn transposed(&self, w: &FloatTensor<B>, input: &SavedExperts<B>) -> Groups<B> {
-        self.weight_columns::<B>(w.clone(), &input.weight_scales)
+        self.weight_columns::<B>(w.clone(), &input.weight_scaling)
     }
 
     fn gradient(

@@ -5,7 +5,8 @@ use burn::backend::{DType, Shape, tensor::FloatTensor};
 use burn::tensor::Tensor;
 use kernels_cubecl::fp8::Granularity;
 
-use super::recipe::Number;
+use super::layers::Operand;
+use super::recipe::{Fp8Recipe, Number};
 use crate::kernels::LocalKernels;
 use ranks::collective_ops::CollectiveOps;
 use ranks::comm::Group;
@@ -31,6 +32,15 @@ pub enum Scaling<B: LocalKernels> {
 }
 
 impl<B: LocalKernels> Scaling<B> {
+    /// That of an operand; `scales` are those of a recipe that does not have blocks.
+    pub(super) fn of(recipe: &Fp8Recipe, operand: Operand, scales: impl FnOnce() -> Scales<B>) -> Self {
+        match (recipe.is_blockwise(), operand) {
+            (false, _) => Self::Tensor(scales()),
+            (true, Operand::Weight) => Self::Block,
+            (true, Operand::Input | Operand::Gradient) => Self::Vector,
+        }
+    }
+
     /// Which numbers share a factor.
     pub fn granularity(&self) -> Granularity {
         match self {

@@ -107,11 +107,7 @@ impl Fp8Linear {
         scope: &ScaleScope,
         note: bool,
     ) -> Scaling<B> {
-        match (self.recipe.is_blockwise(), operand) {
-            (false, _) => Scaling::Tensor(self.scales::<B>(x, operand, scope, note)),
-            (true, Operand::Weight) => Scaling::Block,
-            (true, _) => Scaling::Vector,
-        }
+        Scaling::of(&self.recipe, operand, || self.scales::<B>(x, operand, scope, note))
     }
 
     /// Scales for `x`, whose other shards are described by `scope`. With `note` the amax is recorded in the history.

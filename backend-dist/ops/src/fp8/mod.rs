@@ -22,7 +22,7 @@ mod weights;
 
 pub use delayed::{DelayedScaling, LayerHistory};
 pub use experts::{ExpertRanks, ExpertSharding, Fp8Experts};
-pub use groups::{Fp8GroupKernels, Groups, QuantizedGroups};
+pub use groups::{Form, Fp8GroupKernels, Groups, QuantizedGroups, RowsOf};
 pub use kernels::{Fp8Kernels, Matrix, Precision, Quantized, Scales, Scaling, Sides};
 pub use kernels_cubecl::fp8::{BLOCK, Granularity};
 pub use known_amax::KnownAmax;

@@ -8,7 +8,6 @@ use burn::tensor::Tensor;
 
 use super::experts::{self, Fp8Experts, Weight};
 use super::linear_gemms::Purpose;
-use super::recipe::MULTIPLE;
 use crate::dtype::wide;
 use crate::moe::ExpertActivation;
 use crate::operation::{Parents, apply, operation};
@@ -18,7 +17,7 @@ use crate::operation::{Parents, apply, operation};
 /// scale.
 ///
 /// # Panics
-/// If the shapes do not fit, or a group's tokens, the inputs or the outputs are no multiple of [`MULTIPLE`].
+/// If the shapes do not fit, or a group's tokens, the inputs or the outputs are no multiples of [`Fp8Experts::multiple`].
 pub fn grouped_linear(x: Tensor<2>, w: Tensor<2>, counts: &Arc<[usize]>, layer: &Fp8Experts) -> Tensor<2> {
     check(x.dims(), w.dims(), counts, layer);
     apply(GroupedLinear { counts: counts.clone(), layer: layer.clone() }, [x, w].map(Tensor::into_dispatch))
@@ -48,20 +47,20 @@ pub fn grouped_activated_linear(
 }
 
 fn check([rows, inner]: [usize; 2], w: [usize; 2], counts: &[usize], layer: &Fp8Experts) {
-    let experts = layer.count();
+    let (experts, multiple) = (layer.count(), layer.multiple());
     assert!(
         !counts.is_empty()
             && counts.len().is_multiple_of(experts)
-            && w[0].is_multiple_of(MULTIPLE * experts)
+            && w[0].is_multiple_of(multiple * experts)
             && w[1] == inner
-            && inner.is_multiple_of(MULTIPLE),
+            && inner.is_multiple_of(multiple),
         "FP8 experts: weight {w:?} of {experts} experts for {} groups of tokens of {inner} features; outputs and inputs must \
-         be multiples of {MULTIPLE}",
+         be multiples of {multiple}",
         counts.len()
     );
     assert!(
-        rows > 0 && counts.iter().sum::<usize>() == rows && counts.iter().all(|count| count.is_multiple_of(MULTIPLE)),
-        "FP8 experts: groups {counts:?} of {rows} tokens must add up to them in multiples of {MULTIPLE}; pad with zeros"
+        rows > 0 && counts.iter().sum::<usize>() == rows && counts.iter().all(|count| count.is_multiple_of(multiple)),
+        "FP8 experts: groups {counts:?} of {rows} tokens must add up to them in multiples of {multiple}; pad with zeros"
     );
 }
 

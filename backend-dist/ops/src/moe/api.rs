@@ -11,7 +11,7 @@ use super::operations::{GatherRows, GroupedActivatedLinear, GroupedLinear, Injec
 use super::{biased::ClampedSwiGlu, clamped_linear::GroupedClampedLinear, row_map::RowMap};
 use crate::dtype::wide;
 use crate::operation::{Tensors, apply, apply_with};
-use crate::{blockwise::QuantizedWeight, fp8, pass::PassContext};
+use crate::{blockwise::QuantizedWeight, pass::PassContext};
 use ranks::collective_ops::{Collective, CollectiveOps};
 use ranks::comm::Group;
 
@@ -156,14 +156,12 @@ pub fn through_experts(
         && rows.is_multiple_of(inputs * experts)
         && down.dims() == [experts * hidden, rows / experts / inputs];
     assert!(fits, "{experts} experts: matrices {:?} and {:?}, {hidden} features", [rows, inner], down.dims());
-    if pipeline.fp8.is_some() {
+    if let Some(multiple) = pipeline.fp8.as_ref().map(|[first, _]| first.multiple()) {
         let groups = pipeline.chunks.iter().flat_map(|chunk| chunk.counts.iter().copied());
         let sizes: Vec<usize> = [hidden, down.dims()[1]].into_iter().chain(groups).collect();
-        let multiple = sizes.iter().all(|size| size.is_multiple_of(fp8::MULTIPLE));
         assert!(
-            multiple,
-            "FP8 experts: features and groups of rows, {sizes:?}, must be multiples of {}",
-            fp8::MULTIPLE
+            sizes.iter().all(|size| size.is_multiple_of(multiple)),
+            "FP8 experts: features and groups of rows, {sizes:?}, must be multiples of {multiple}"
         );
     }
     let operation = ThroughExperts { pipeline: pipeline.clone(), recompute };

@@ -19,11 +19,13 @@ impl<B: Inner> Executor<B> {
     /// The output of a layer, or the gradient of its input, if FP8 is chosen and the sizes are those of blocks. Attention,
     /// whose tensors have four dimensions, stays out.
     pub(super) fn fp8_layer(&mut self, gemm: &Gemm<B>) -> Option<Float<B>> {
+        if !self.fp8 || !gemm.is_layer() || gemm.shape.num_dims() > 3 {
+            return None;
+        }
         let [(id, a), (_, b)] = &gemm.operands;
         let [inner, out] = last_two(b);
         let rows = a.shape()[..a.shape().num_dims() - 1].iter().product();
-        let wanted = self.multiplies_in_fp8(gemm.dtype, [rows, inner, out]);
-        if !wanted || !gemm.is_layer() || gemm.shape.num_dims() > 3 {
+        if !fits::<B>(gemm.dtype, [rows, inner, out]) {
             return None;
         }
         self.count("FP8 GEMM");
@@ -41,8 +43,11 @@ impl<B: Inner> Executor<B> {
 
     /// `aᵀ · b` of all rows, the gradient of a weight, likewise.
     pub(super) fn fp8_gradient(&mut self, [a, b]: &[Float<B>; 2], dtype: DType) -> Option<Float<B>> {
+        if !self.fp8 {
+            return None;
+        }
         let ([rows, inputs], [_, outputs]) = (last_two(a), last_two(b));
-        if !self.multiplies_in_fp8(a.dtype(), [rows, inputs, outputs]) {
+        if !fits::<B>(a.dtype(), [rows, inputs, outputs]) {
             return None;
         }
         self.count("FP8 GEMM");
@@ -51,10 +56,11 @@ impl<B: Inner> Executor<B> {
         let to = (Shape::from([inputs, outputs]), dtype);
         Some(self.allocating(inputs * outputs, || B::fp8_gemm(x, grad, None, to, Precision::Full)))
     }
+}
 
-    fn multiplies_in_fp8(&self, dtype: DType, sizes: [usize; 3]) -> bool {
-        self.fp8 && B::has_fp8(dtype) && sizes.iter().all(|size| *size > 0 && size.is_multiple_of(BLOCK))
-    }
+/// Whether a GEMM of this type and these sizes can be in FP8.
+fn fits<B: Inner>(dtype: DType, sizes: [usize; 3]) -> bool {
+    B::has_fp8(dtype) && sizes.iter().all(|size| *size > 0 && size.is_multiple_of(BLOCK))
 }
 
 fn last_two(x: &impl TensorMetadata) -> [usize; 2] {

@@ -7,8 +7,10 @@ use layouts::recompute::Module;
 use super::super::collective::Collective;
 use super::{Activation, Communication, Fp8Bytes, Op, Over, Unit, UnitBuilder};
 
-/// Numbers of an FP8 activation with a scale of their own, if all do not share one.
+/// Numbers of an FP8 activation with a scale of their own, if all do not share one. Sizes of GEMMs in FP8 are multiples of it.
 const BLOCK: u64 = 128;
+/// What they are multiples of if all numbers share a scale.
+const MULTIPLE: u64 = 16;
 
 /// Consecutive operations.
 pub(super) struct Chain<'a> {
@@ -143,7 +145,8 @@ impl<'a> Chain<'a> {
     pub fn linear_of(&mut self, tokens: u64, [outputs, inputs]: [u64; 2], bias: bool, input: Activation) {
         let element = self.builder.element;
         let gemm = 2.0 * tokens as f64 * outputs as f64 * inputs as f64;
-        let (saves, fp8) = self.saved_by_gemm(self.fp8, input, outputs * inputs, tokens * outputs);
+        let fp8 = self.fp8 && self.fits_fp8(tokens, [outputs, inputs]);
+        let (saves, fp8) = self.saved_by_gemm(fp8, input, outputs * inputs, tokens * outputs);
         self.op(tokens * outputs * element, |op| {
             op.saves = saves;
             op.weight = outputs * inputs + if bias { outputs } else { 0 };
@@ -153,6 +156,15 @@ impl<'a> Chain<'a> {
             op.flops = [gemm; 3];
         });
         self.without_frozen_gradient(1, [outputs, inputs]);
+    }
+
+    /// Whether FP8 has GEMMs of these sizes; blocks of tokens lie within a rank's part of a sequence.
+    pub fn fits_fp8(&self, tokens: u64, [outputs, inputs]: [u64; 2]) -> bool {
+        let (multiple, tokens) = match self.builder.job.fp8_blocks {
+            true => (BLOCK, tokens.min(self.builder.local.stream_tokens)),
+            false => (MULTIPLE, tokens),
+        };
+        [tokens, outputs, inputs].iter().all(|size| size.is_multiple_of(multiple))
     }
 
     /// The tensors that a GEMM with `weight` elements of matrices and `outputs` elements of output saves, and its

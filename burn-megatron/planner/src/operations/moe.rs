@@ -87,7 +87,8 @@ impl UnitBuilder<'_> {
         let local = self.local.experts;
         let gemm = 2.0 * local.rows as f64 * outputs as f64 * inputs as f64;
         let weight = local.count * outputs * inputs;
-        let fp8 = chain.fp8 && self.fp8_experts;
+        // Their tokens are padded.
+        let fp8 = chain.fp8 && self.fp8_experts && chain.fits_fp8(0, [outputs, inputs]);
         let (saves, fp8) = chain.saved_by_gemm(fp8, input, weight, local.rows * outputs);
         chain.op(local.rows * outputs * self.element, |op| {
             op.saves = saves;

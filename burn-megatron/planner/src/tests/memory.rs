@@ -205,3 +205,37 @@ fn fp8_keeps_inputs_in_bytes_and_two_more_copies_of_weights() {
     let base = Job { adapters: Some(all_linear(16)), ..sharded };
     assert_eq!(memory_of(&base)[0].states.quantised, 32 * 2 * (attention + 3 * 4096 * 14_336));
 }
+
+/// A GEMM with another size is multiplied without FP8, as `training.dtype` has it.
+#[test]
+fn sizes_that_fp8_has_no_gemms_of_stay_out() {
+    let states = |intermediate, fp8_blocks| {
+        let decoder = Decoder { intermediate, layers: 1, ..llama3_8b() };
+        memory_of(&Job { fp8: 0..1, fp8_blocks, ..single(decoder) }.on_gpus())[0].states.quantised
+    };
+    let attention = 2 * (4096 * (4096 + 2 * 1024) + 4096 * 4096);
+    let (first, mlp) = (|width: u64| 2 * 2 * 4096 * width, |width: u64| 2 * 3 * 4096 * width);
+    let [tensors, blocks] = [false, true];
+    assert_eq!(states(14_400, tensors), attention + mlp(14_400));
+    assert_eq!(
+        states(14_400, blocks),
+        attention + first(14_400),
+        "14,400 are no multiple of 128, gate and up together are"
+    );
+    assert_eq!(states(14_464, blocks), attention + mlp(14_464));
+    assert_eq!([14_408, 14_404].map(|width| states(width, tensors)), [attention + first(14_408), attention]);
+    // Of experts too, whose tokens are padded.
+    let of_experts = |intermediate: usize| {
+        let mixtral = Decoder { layers: 1, ..mixtral_8x7b() };
+        let experts = mixtral.experts.clone().map(|experts| Experts { intermediate, ..experts });
+        let decoder = Decoder { experts, ..mixtral };
+        memory_of(&Job { fp8: 0..1, ..single(decoder) }.on_gpus())[0].states.quantised
+    };
+    assert_eq!([14_404, 14_400].map(of_experts), [attention, attention + 8 * mlp(14_400)]);
+    // Of 384 tokens, two ranks have 192 each under sequence parallelism.
+    let by_two = |layout: &str| {
+        let job = super::job(Decoder { layers: 1, ..llama3_8b() }, layout, ScheduleKind::NoPipeline, 1);
+        memory_of(&Job { fp8: 0..1, fp8_blocks: true, seq: 384, micro_batch: 1, ..job }.on_gpus())[0].states.quantised
+    };
+    assert_eq!((by_two("TP2"), by_two("TP2 SP")), ((attention + mlp(14_336)) / 2, 0));
+}

@@ -73,17 +73,10 @@ impl CostModel<'_> {
             (false, Some(_)) if self.job.fp8_blocks => rates.fp8_blocks * self.hardware.gemms,
             (false, Some(_)) => rates.fp8 * self.hardware.gemms,
         };
-        let (arithmetic, moving) =
-            (op.flops[pass] / rate + self.apart(op) as f64 * rates.expert_gemm_overhead, self.moving(bytes));
+        let (arithmetic, moving) = (op.flops[pass] / rate, self.moving(bytes));
         let mut time = PassTime { memory: (moving - arithmetic).max(0.0), ..PassTime::default() };
         *(if again { &mut time.recompute } else { &mut time.compute }) = arithmetic;
         time
-    }
-
-    /// Number of expert GEMMs that are launched separately, because in FP8 each has scales of its own.
-    fn apart(&self, op: &Op) -> u64 {
-        let is_apart = self.job.gpu && op.expert && op.fp8.is_some();
-        if is_apart { self.job.local().experts.count * self.job.micro_batches_per_expert() } else { 0 }
     }
 
     /// Seconds of an FP8 cast of a tensor of `bytes`.
@@ -106,11 +99,10 @@ impl CostModel<'_> {
         self.job.fp8_weights && self.job.layout.zero < 3
     }
 
-    /// Seconds of accumulating a weight's gradient in fp32: the first micro-batch writes, the others also read, and
-    /// in FP8 each micro-batch of an expert. GEMMs do that in their epilogue, where nothing hides it.
+    /// Seconds of accumulating a weight's gradient in fp32: the first micro-batch writes, the others also read. GEMMs
+    /// do that in their epilogue, where nothing hides it.
     fn accumulation(&self, op: &Op) -> f64 {
-        let gemms = if op.expert && op.fp8.is_some() { self.job.micro_batches_per_expert() } else { 1 };
-        let times = 2.0 * gemms as f64 - 1.0 / self.job.schedule.micro_batches as f64;
+        let times = 2.0 - 1.0 / self.job.schedule.micro_batches as f64;
         if self.job.gpu { times * self.moving(op.matrix * self.job.wide()) } else { 0.0 }
     }
 

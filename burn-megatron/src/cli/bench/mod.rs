@@ -19,7 +19,6 @@ use output::{check_writable, device, draw, save, write};
 use subject::{Ranks, config, data};
 
 use super::device::{DeviceChoice, DeviceKind};
-use super::hints;
 use super::host;
 use super::layout::LayoutArgs;
 use super::overrides::Overrides;
@@ -193,7 +192,6 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing, cluster: &Cluster) 
     let setup = Setup::of(&args.what, config, &described);
     print(&format!("{}, {} parameters\n", setup.recipe, setup.parameters))?;
     print(&announcement(&setup, planned, documents.as_ref()))?;
-    hint(args, config, cluster);
     if on_gpus && !Path::new(&args.what).is_file() {
         let why = format_args!(
             "{:<22}without a GPU no ZeRO stage or recomputation is chosen by its memory, as a measurement does",
@@ -202,13 +200,6 @@ fn announce(args: &Args, config: &RunConfig, timing: Timing, cluster: &Cluster) 
         tell(cluster, why);
     }
     Ok(())
-}
-
-/// Prints what would be faster on GPUs.
-fn hint(args: &Args, config: &RunConfig, cluster: &Cluster) {
-    if let Some(hint) = (args.device.kind() == DeviceKind::Cuda).then(|| hints::of(config)).flatten() {
-        tell(cluster, format_args!("{:<22}{hint}", "hint"));
-    }
 }
 
 /// Refuses documents that are too long for all ranks together before anything starts.
@@ -243,7 +234,6 @@ fn one(
     let job = config.job()?;
     let planned = ladder::peak(&if gpus.is_empty() { job } else { job.on_gpus() });
     say(&format_args!("{}: {} on {} ranks, {} parameters", setup.recipe, setup.layout, setup.ranks, setup.parameters));
-    hint(args, &config, cluster);
     let total = timing.total();
     let told = |step: usize, loss: f64, seconds: f64| {
         warn(format_args!("step {step}/{total}, loss {loss:.4}, {seconds:.3} s"));

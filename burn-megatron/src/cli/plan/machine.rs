@@ -68,12 +68,7 @@ impl MachineArgs {
         ]
     }
 
-    /// Whether the GPU has FP8.
-    pub(super) fn has_fp8(&self) -> Result<bool> {
-        Ok(self.gpu()?.has_fp8())
-    }
-
-    fn gpu(&self) -> Result<&'static GpuModel> {
+    pub(super) fn gpu(&self) -> Result<&'static GpuModel> {
         gpus::find(self.gpu.as_deref().unwrap_or("h100")).map_err(|error| anyhow!(error))
     }
 

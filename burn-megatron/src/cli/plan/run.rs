@@ -1,14 +1,14 @@
 //! Planning a run.
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use backend_dist::mesh::ParallelLayout;
 use models::ModelConfig;
 
-use super::super::hints::slow_experts;
 use super::{Args, Plan};
 use crate::config::RunConfig;
 use crate::plan::gpus::Hardware;
 use crate::plan::{self, Job, Report, SearchRequest, SearchResult, StateBytes, search};
+use crate::train::fp8_possible;
 
 /// The report, and the schedule for drawing.
 pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
@@ -16,11 +16,13 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let ranks = |_: usize| args.machine.gpus.ok_or("plan needs --gpus for it".into());
     let config = RunConfig::load_on(args.config.as_deref(), &overrides, &ranks)?;
     config.check_storage()?;
+    let gpu = args.machine.gpu()?;
+    fp8_possible(&config.fp8, config.training.dtype, &[(gpu.name.into(), gpu.capability)]).map_err(Error::msg)?;
     let job = config.job()?.on_gpus();
     let (hardware, name) = args.machine.hardware(job.element)?;
     let plan = plan::Plan::new(plan::Job { documents: args.machine.documents, ..job }, &hardware)?;
     let gpus = args.machine.gpus.unwrap_or(plan.job.layout.world_size());
-    let other = other_precision(&plan, &hardware, args.machine.has_fp8()?);
+    let other = other_precision(&plan, &hardware, gpu.has_fp8());
     // Both searches are independent, and each takes a moment.
     let layouts = |job: &Job| search_layouts(&config, job, gpus, &hardware);
     let (found, other) = std::thread::scope(|scope| {
@@ -32,10 +34,7 @@ pub(super) fn plan(args: &Args) -> Result<(String, Plan)> {
     let report =
         Report { plan: &plan, hardware: &hardware, name, all_ranks, gpus, found: &found, other: other.as_ref() };
     let family = config.model.config.family();
-    let mut text = format!("model        {family}, {} parameters\n{report}", config.model.config.parameter_count());
-    if let Some(hint) = slow_experts(&plan, &hardware, config.training.dtype) {
-        text += &format!("hint         {hint}\n");
-    }
+    let text = format!("model        {family}, {} parameters\n{report}", config.model.config.parameter_count());
     let stages = plan.job.stages.clone();
     let schedule = plan.job.lists()?;
     Ok((text, Plan::new(schedule, Some(stages), plan.costs)?))
@@ -62,9 +61,7 @@ fn other_precision(plan: &plan::Plan, hardware: &Hardware, has_fp8: bool) -> Opt
     let state_bytes = StateBytes { main_grads: StateBytes::F32.main_grads, ..job.state_bytes };
     let in_fp8 = Job { fp8: 0..job.decoder.layers, state_bytes, ..job.clone() };
     let is_possible = has_fp8 && job.element == 2;
-    let in_fp8 = is_possible.then(|| plan::Plan::new(in_fp8, hardware).ok()).flatten()?;
-    let fp8_experts = in_fp8.faster_without_fp8_experts(hardware).is_none();
-    Some(Job { fp8_experts, ..in_fp8.job })
+    (is_possible && plan::Plan::new(in_fp8.clone(), hardware).is_ok()).then_some(in_fp8)
 }
 
 #[cfg(test)]

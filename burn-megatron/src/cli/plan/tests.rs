@@ -194,18 +194,6 @@ fn layouts_are_searched_in_both_precisions_and_over_sequences() {
 }
 
 #[test]
-fn small_experts_in_fp8_are_told_how_to_leave_it() {
-    let qwen = concat!(env!("CARGO_MANIFEST_DIR"), "/../benchmarks/qwen3-moe-11b.toml --gpu h200 --fp8.format hybrid");
-    let text = plan(qwen).unwrap();
-    let hint = text.lines().last().unwrap();
-    assert!(
-        hint.starts_with("hint         experts are faster in bf16 than in FP8: 0.")
-            && hint.ends_with("fp8.experts = false")
-    );
-    assert!(!plan(&format!("{qwen} --fp8.experts false")).unwrap().contains("hint"));
-}
-
-#[test]
 fn a_run_that_cannot_be_is_refused() {
     for (flags, words) in [
         ("--gpu h10", "legal: h100, "),

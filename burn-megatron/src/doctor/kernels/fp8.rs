@@ -2,6 +2,7 @@
 //! what is left is the rounding of sums and results.
 
 use backend_dist::comm::Group;
+use backend_dist::gpu::model::FP8_BLOCKS;
 use backend_dist::ops::fp8::{BLOCK, Fp8Format, Fp8Layers, Fp8Linear, Fp8Recipe, Fp8Scaling, MULTIPLE};
 use backend_dist::ops::main_grads::{self, MainGrad};
 use backend_dist::ops::{LinearOptions, Prologue, linear_with, pull_back};
@@ -9,7 +10,7 @@ use burn::tensor::{DType, Device, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::cases::Scale;
-use super::{KernelCheck, Side, bound, error, numbers, values};
+use super::{KernelCheck, Side, bound, error, gpu_of, numbers, values};
 
 const NAMES: [&str; 4] = ["output", "gradient of x", "gradient of w", "gradient of bias"];
 
@@ -25,22 +26,34 @@ pub fn check(device: &Device, scale: &Scale, dtype: DType) -> Vec<KernelCheck> {
         return vec![];
     }
     let [side, reference] = Side::both(device, dtype);
-    let formats = [Fp8Format::E4m3, Fp8Format::Hybrid].map(Fp8Recipe::tensorwise);
-    let recipes = formats.into_iter().flat_map(|recipe| {
-        [Fp8Scaling::Tensorwise, Fp8Scaling::Blockwise].map(|scaling| Fp8Recipe { scaling, ..recipe })
-    });
     let of = |recipe: Fp8Recipe| {
         let whole =
             |size: usize| if recipe.scaling == Fp8Scaling::Blockwise { size.next_multiple_of(BLOCK) } else { size };
         let scale = Scale { seq: whole(scale.seq), hidden: whole(scale.hidden), ffn: whole(scale.ffn), ..*scale };
         compare(&side, &reference, &scale, recipe, dtype)
     };
-    recipes.flat_map(of).collect()
+    recipes(gpu_of(device).map(|gpu| gpu.capability)).flat_map(of).collect()
+}
+
+/// What a GPU of this compute capability has, and the emulation without one.
+pub(super) fn recipes(capability: Option<(u32, u32)>) -> impl Iterator<Item = Fp8Recipe> {
+    let scalings = [Fp8Scaling::Tensorwise, Fp8Scaling::Blockwise];
+    let is_there = move |scaling: &Fp8Scaling| {
+        *scaling != Fp8Scaling::Blockwise || capability.is_none_or(|capability| capability == FP8_BLOCKS)
+    };
+    let formats = [Fp8Format::E4m3, Fp8Format::Hybrid].map(Fp8Recipe::tensorwise).into_iter();
+    formats.flat_map(move |recipe| {
+        scalings.into_iter().filter(is_there).map(move |scaling| Fp8Recipe { scaling, ..recipe })
+    })
+}
+
+/// For names of checks.
+pub(super) fn by_scaling(recipe: Fp8Recipe) -> &'static str {
+    if recipe.scaling == Fp8Scaling::Blockwise { " by blocks" } else { "" }
 }
 
 fn compare(side: &Side, reference: &Side, scale: &Scale, recipe: Fp8Recipe, dtype: DType) -> Vec<KernelCheck> {
-    let (expected, Fp8Recipe { format, scaling, .. }) = (run(reference, scale, recipe, false), recipe);
-    let by = if scaling == Fp8Scaling::Blockwise { " by blocks" } else { "" };
+    let (expected, format, by) = (run(reference, scale, recipe, false), recipe.format, by_scaling(recipe));
     let in_place = main_grads::is_available(&side.device);
     let mut checks = Vec::new();
     for sums in [false, true].into_iter().filter(|sums| in_place || !sums) {
@@ -92,4 +105,15 @@ fn run(side: &Side, scale: &Scale, recipe: Fp8Recipe, sums: bool) -> [Vec<f64>; 
         (of_w, of_bias) = (values(weight), values(bias));
     }
     [out, of_x, of_w, of_bias]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_of_blocks_are_checked_where_gpus_have_them() {
+        let count = |capability| recipes(capability).count();
+        assert_eq!([None, Some((9, 0)), Some((8, 9)), Some((10, 0))].map(count), [4, 4, 2, 2]);
+    }
 }

@@ -10,6 +10,7 @@ mod main_grads;
 #[cfg(test)]
 mod tests;
 
+use backend_dist::gpu::{self, GpuInfo, model::FP8};
 use backend_dist::ops::pull_back;
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,14 +59,22 @@ pub fn check_kernels(device: &Device, on_result: &mut dyn FnMut(&KernelCheck)) {
     all.iter().flat_map(|dtype| initial::check(device, *dtype)).for_each(|check| on_result(&check));
 }
 
+/// The GPU that `device` is, if it is one.
+fn gpu_of(device: &Device) -> Option<GpuInfo> {
+    let index = gpu::index(&device.clone().inner())?;
+    gpu::gpus().ok()?.into_iter().find(|gpu| gpu.index == index)
+}
+
 /// All operations in the sizes of `scale`.
 fn check_scale(device: &Device, scale: &Scale, dtype: DType, on_result: &mut dyn FnMut(&KernelCheck)) {
     for case in cases(scale) {
         check(&case, device, dtype).iter().for_each(&mut *on_result);
     }
     main_grads::check(device, scale, dtype).iter().for_each(&mut *on_result);
-    fp8::check(device, scale, dtype).iter().for_each(&mut *on_result);
-    fp8_experts::check(device, scale, dtype).iter().for_each(on_result);
+    if gpu_of(device).is_none_or(|gpu| gpu.capability >= FP8) {
+        fp8::check(device, scale, dtype).iter().for_each(&mut *on_result);
+        fp8_experts::check(device, scale, dtype).iter().for_each(on_result);
+    }
 }
 
 /// Where and in which precision a case is computed.

@@ -100,16 +100,16 @@ impl Experts {
             (Section::split(name, &[hidden, intermediate], 1, etp.size, etp), output)
         };
         // Biased experts have no FP8 kernels.
-        let fp8 = match !config.kind.has_biases()
-            && [hidden, intermediate / etp.size].iter().all(|size| size.is_multiple_of(fp8::MULTIPLE))
-        {
-            true => {
-                let of = |layer: &str, sharding| params.fp8_experts(&format!("{name}.{layer}"), experts, sharding);
+        let fp8 = match config.kind.has_biases() {
+            false => {
+                let sizes = [hidden, intermediate / etp.size];
+                let of =
+                    |layer: &str, sharding| params.fp8_experts(&format!("{name}.{layer}"), experts, sizes, sharding);
                 of("gate_up", ExpertSharding::Outputs)?
                     .zip(of("down", ExpertSharding::Inputs)?)
                     .map(|(first, second)| [first, second])
             }
-            false => None,
+            true => None,
         };
         let parts = config.kind.first();
         let gate_up = own.clone().flat_map(|expert| parts.iter().map(move |part| (expert, *part)));
@@ -160,6 +160,11 @@ impl Experts {
     /// Whether they multiply in FP8.
     pub fn is_fp8(&self) -> bool {
         self.fp8.is_some()
+    }
+
+    /// What the tokens of a group must be a multiple of: 1 unless they multiply in FP8.
+    pub fn row_multiple(&self) -> usize {
+        self.fp8.as_ref().map_or(1, |[first, _]| first.multiple())
     }
 
     /// The experts' outputs for `x [tokens, hidden]`, `counts[e]` of them for expert `e` (in FP8 several groups for

@@ -2,7 +2,6 @@
 
 use backend_dist::mesh::Nearest;
 use backend_dist::ops::Residual;
-use backend_dist::ops::fp8::MULTIPLE;
 use backend_dist::ops::moe::routing::OrderedCopies;
 use backend_dist::ops::moe::{gather_rows, row_multiple};
 use backend_dist::ops::tensor_parallel::{gather_from_sequence_parallel_replicated, scatter_to_sequence_parallel};
@@ -51,10 +50,11 @@ impl MoeLayer {
         let router = Router::new(params, &format!("{name}.router"), config)?;
         let experts = Experts::new(params, &format!("{name}.experts"), config)?;
         let place = params.experts().clone();
-        let (mut together, mut multiple) = (place.group.size(), row_multiple(params.device()));
+        let mut together = place.group.size();
+        let multiple = row_multiple(params.device()).max(experts.row_multiple());
         if experts.is_fp8() {
             let on_device = router.is_on_device().then_some(config.dispatcher);
-            (together, multiple) = (fp8_together(&place, params.parallel().size(), on_device)?, multiple.max(MULTIPLE));
+            together = fp8_together(&place, params.parallel().size(), on_device)?;
         }
         let ExpertParallel { group, etp, ep, overlap, pieces, .. } = place;
         let rank = group.rank();

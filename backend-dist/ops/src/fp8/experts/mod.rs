@@ -5,7 +5,8 @@
 //! with its own scale; data-parallel ranks that share sequences have one scale. So a value does not depend on what else
 //! a call computes, and every layout casts what one device would. Ranks with shards all-reduce the amax: ranks that
 //! shard an expert's features, and, if tokens of a tensor-parallel group, or of ranks that share sequences, go to
-//! several ranks that hold the same experts, all ranks of that group.
+//! several ranks that hold the same experts, all ranks of that group. Scales of blocks are those of 128 tokens or features,
+//! which no ranks share.
 
 mod scales;
 
@@ -21,8 +22,8 @@ use burn::backend::{
 use burn::tensor::Shape;
 use parking_lot::Mutex;
 
-use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups};
-use super::kernels::{Precision, Scales, Sides};
+use super::groups::{Fp8GroupKernels, Groups, QuantizedGroups, RowsOf};
+use super::kernels::{Precision, Scaling, Sides};
 use super::layers::{AmaxSlots, Fp8Layers, Operand};
 use super::recipe::{Fp8Recipe, Number};
 use super::{delayed, linear_gemms::Purpose, sharing::Sharing, weights::Cached};
@@ -72,7 +73,7 @@ pub struct Fp8Experts {
 #[derive(Clone)]
 pub(crate) struct QuantizedExperts<B: LocalKernels> {
     /// Of all experts.
-    pub scales: Scales<B>,
+    pub scaling: Scaling<B>,
     /// Of all experts, or of some.
     pub matrices: QuantizedGroups<B>,
 }
@@ -110,6 +111,11 @@ impl Fp8Experts {
         }
     }
 
+    /// Tokens of a group, inputs and outputs must be multiples of this.
+    pub fn multiple(&self) -> usize {
+        self.recipe.multiple()
+    }
+
     /// The layer in a pass.
     pub fn in_pass(&self, pass: PassContext) -> Self {
         Self { pass, ..self.clone() }
@@ -133,19 +139,19 @@ impl Fp8Experts {
             return found;
         }
         let counts = self.rows(&w.shape());
-        let scales = self.scales::<B>(w.clone(), &counts, Operand::Weight, &Sharing::default(), true);
+        let scaling = self.scaling::<B>(w.clone(), &counts, Operand::Weight, &Sharing::default(), true);
         let sides = Sides { by_rows: true, by_columns: self.weight.is_on() };
-        let matrices = B::fp8_groups_cast(w, &scales, self.recipe.forward(), &counts, sides);
-        let found = QuantizedExperts { scales, matrices };
+        let matrices = B::fp8_groups_cast(w, &scaling, self.recipe.forward(), &counts, (sides, RowsOf::Weights));
+        let found = QuantizedExperts { scaling, matrices };
         self.weight.set(&found);
         found
     }
 
     /// The transposed weights, with the scales of the forward pass.
-    pub(super) fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scales: &Scales<B>) -> Groups<B> {
+    pub(super) fn weight_columns<B: Fp8GroupKernels>(&self, w: FloatTensor<B>, scaling: &Scaling<B>) -> Groups<B> {
         let cached = self.weight.get::<QuantizedExperts<B>>().and_then(|saved| saved.matrices.by_columns);
         let counts = self.rows(&w.shape());
-        cached.unwrap_or_else(|| cast_columns::<B>(w, scales, self.recipe.forward(), &counts))
+        cached.unwrap_or_else(|| cast_columns::<B>(w, scaling, self.recipe.forward(), &counts, RowsOf::Weights))
     }
 
     /// Rows of each expert's weight.
@@ -156,12 +162,13 @@ impl Fp8Experts {
 
 fn cast_columns<B: Fp8GroupKernels>(
     x: FloatTensor<B>,
-    scales: &Scales<B>,
+    scaling: &Scaling<B>,
     number: Number,
     counts: &Arc<[usize]>,
+    rows: RowsOf,
 ) -> Groups<B> {
     let sides = Sides { by_rows: false, by_columns: true };
-    B::fp8_groups_cast(x, scales, number, counts, sides).by_columns.expect("columns were asked for")
+    B::fp8_groups_cast(x, scaling, number, counts, (sides, rows)).by_columns.expect("columns were asked for")
 }
 
 /// Saved for the backward pass of the experts' GEMMs.
@@ -169,8 +176,8 @@ fn cast_columns<B: Fp8GroupKernels>(
 pub(crate) struct SavedExperts<B: LocalKernels> {
     /// The transposes of the quantised input, unless it is recomputed or the weight needs no gradient.
     input: Option<Groups<B>>,
-    input_scales: Scales<B>,
-    pub(super) weight_scales: Scales<B>,
+    input_scaling: Scaling<B>,
+    pub(super) weight_scaling: Scaling<B>,
     sharing: Sharing,
 }
 
@@ -196,14 +203,14 @@ pub(super) fn gemm<B: Fp8GroupKernels>(
     let (training, keep) = (purpose != Purpose::Evaluate, purpose == Purpose::Train { keep: true });
     let dtype = x.dtype();
     let sharing = layer.pass.sharing.clone();
-    let input_scales = layer.scales::<B>(x.clone(), counts, Operand::Input, &sharing, training);
+    let input_scaling = layer.scaling::<B>(x.clone(), counts, Operand::Input, &sharing, training);
     let sides = Sides { by_rows: true, by_columns: keep };
     let QuantizedGroups { by_rows, by_columns } =
-        B::fp8_groups_cast(x, &input_scales, layer.recipe.forward(), counts, sides);
+        B::fp8_groups_cast(x, &input_scaling, layer.recipe.forward(), counts, (sides, RowsOf::Tokens));
     let (x, w) =
         (by_rows.expect("rows were asked for"), weight.matrices.by_rows.expect("a weight is quantised by rows"));
     let y = B::fp8_groups_gemm(&x, &w, dtype, Precision::Fast);
-    (y, SavedExperts { input: by_columns, input_scales, weight_scales: weight.scales, sharing })
+    (y, SavedExperts { input: by_columns, input_scaling, weight_scaling: weight.scaling, sharing })
 }
 
 /// Experts' weights that need a gradient.
@@ -226,7 +233,7 @@ pub(super) fn backward<B: Fp8GroupKernels>(
     counts: &Arc<[usize]>,
     grads: &mut Gradients,
 ) -> Option<FloatTensor<B>> {
-    let (dtype, experts, weight_scales) = (grad.dtype(), layer.count(), saved.weight_scales.clone());
+    let (dtype, experts, weight_scaling) = (grad.dtype(), layer.count(), saved.weight_scaling.clone());
     let sides = Sides { by_rows: w.is_some(), by_columns: weight.is_some() };
     let (node, input) = weight.map(|Weight { id, deferral, input }| ((id, deferral), input)).unzip();
     let recompute = || input.flatten().expect("the input is saved or recomputed");
@@ -234,7 +241,7 @@ pub(super) fn backward<B: Fp8GroupKernels>(
     if let (Some((id, deferral)), Some([grad, x])) = (node, pair) {
         deferral.run(grads, move |grads| deliver::<B>(grads, id, &grad, &x, experts, dtype));
     }
-    let w = layer.weight_columns::<B>(w?, &weight_scales);
+    let w = layer.weight_columns::<B>(w?, &weight_scaling);
     Some(B::fp8_groups_gemm(&by_rows.expect("rows were asked for"), &w, dtype, Precision::Full))
 }
 
@@ -248,11 +255,11 @@ pub(super) fn gradient<B: Fp8GroupKernels>(
     counts: &Arc<[usize]>,
     sides: Sides,
 ) -> (Option<Groups<B>>, Option<[Groups<B>; 2]>) {
-    let SavedExperts { input, input_scales, sharing, .. } = saved;
-    let scales = layer.scales::<B>(grad.clone(), counts, Operand::Gradient, &sharing, true);
+    let SavedExperts { input, input_scaling, sharing, .. } = saved;
+    let scaling = layer.scaling::<B>(grad.clone(), counts, Operand::Gradient, &sharing, true);
     let QuantizedGroups { by_rows, by_columns } =
-        B::fp8_groups_cast(grad, &scales, layer.recipe.backward(), counts, sides);
-    let made = || cast_columns::<B>(recompute(), &input_scales, layer.recipe.forward(), counts);
+        B::fp8_groups_cast(grad, &scaling, layer.recipe.backward(), counts, (sides, RowsOf::Tokens));
+    let made = || cast_columns::<B>(recompute(), &input_scaling, layer.recipe.forward(), counts, RowsOf::Tokens);
     (by_rows, by_columns.map(|grad| [grad, input.unwrap_or_else(made)]))
 }
 

@@ -6,14 +6,30 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
 use super::super::sharing::{Sharing, largest};
-use super::super::{delayed, groups::Fp8GroupKernels, kernels::Scales, layers::Operand};
+use super::super::{
+    delayed,
+    groups::Fp8GroupKernels,
+    kernels::{Scales, Scaling},
+    layers::Operand,
+};
 use super::{ExpertRanks, ExpertSharding, Fp8Experts};
 use ranks::comm::Group;
 
 impl Fp8Experts {
-    /// Scales for the groups of `x`, as many for each expert; `sharing` says which data-parallel ranks share tokens.
+    /// How the groups of `x` are scaled, as many for each expert; `sharing` says which data-parallel ranks share tokens.
     /// With `note` the amax is recorded in the histories.
-    pub(super) fn scales<B: Fp8GroupKernels>(
+    pub(super) fn scaling<B: Fp8GroupKernels>(
+        &self,
+        x: FloatTensor<B>,
+        counts: &[usize],
+        operand: Operand,
+        sharing: &Sharing,
+        note: bool,
+    ) -> Scaling<B> {
+        Scaling::of(&self.recipe, operand, || self.scales::<B>(x, counts, operand, sharing, note))
+    }
+
+    fn scales<B: Fp8GroupKernels>(
         &self,
         x: FloatTensor<B>,
         counts: &[usize],
