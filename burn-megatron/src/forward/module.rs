@@ -155,7 +155,9 @@ pub fn read_module_inputs(path: &Path) -> Result<BTreeMap<String, HostInput>, Fo
 
 /// Whether a tensor is what a model computed; some files have the logits of the last positions only.
 fn is_output(name: &str) -> bool {
-    name == "loss" || name == "logits" || name.starts_with("logits_last") || name.starts_with("grad.")
+    ["loss", "logits", "seq_relationship_logits", "last_hidden_state", "pooler_output"].contains(&name)
+        || name.starts_with("logits_last")
+        || name.starts_with("grad.")
 }
 
 /// Writes what a module computed: its tensors, `loss [1]` and `grad.NAME` for every gradient. Fails if the file cannot

@@ -90,6 +90,11 @@ const MOST_TOKENS: usize = 1 << 20;
 
 fn bert(config: &Value, subject: &Subject, run: &ModuleRun) -> Result<ModulePlan, BoxError> {
     let config = sizes::<Bert>(config)?;
+    if !config.predictions {
+        return Err(
+            "config.json: a BertModel has no head to train; nearest legal: BertForMaskedLM in `architectures`".into()
+        );
+    }
     let (length, most) = (subject.length, config.max_position_embeddings);
     if length > most {
         return Err(format!("seq-length {length}: the model has fewer positions; nearest legal: {most}").into());

@@ -50,7 +50,8 @@ pub fn pools_as_transformers(model: &str) {
 
 pub fn inputs(model: &str) -> Inputs {
     let mut inputs = read_module_inputs(&golden(model).join("oracle.safetensors")).unwrap();
-    inputs.retain(|name, _| matches!(name.as_str(), "pixel_values" | "labels" | "input_ids"));
+    let taken = ["pixel_values", "labels", "input_ids", "token_type_ids", "attention_mask"];
+    inputs.retain(|name, _| taken.contains(&name.as_str()));
     inputs
 }
 

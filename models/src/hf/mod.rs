@@ -134,15 +134,17 @@ impl fmt::Display for HfArchitecture {
 }
 
 /// Keys that say how to use, store or describe a model, not what it computes.
-pub(crate) const HARMLESS: [&str; 40] = keys![
+pub(crate) const HARMLESS: [&str; 45] = keys![
     "_attn_implementation" "_attn_implementation_autoset" "_name_or_path" "bos_token_id" "do_sample" "dtype"
     "early_stopping" "eos_token_id" "finetuning_task" "forced_bos_token_id" "forced_eos_token_id"
     "gradient_checkpointing" "id2label" "label2id" "length_penalty" "max_length" "min_length" "no_repeat_ngram_size"
     "num_beams" "num_labels" "num_return_sequences" "output_attentions" "output_hidden_states" "pad_token_id" "prefix"
     // How Megatron-LM divided the model while it was trained.
     "pretraining_tp" "problem_type" "repetition_penalty" "return_dict" "sep_token_id" "task_specific_params"
-    "temperature" "top_k" "top_p" "torch_dtype" "torchscript" "transformers.js_config" "transformers_version"
-    "typical_p" "use_cache"
+    "temperature" "tokenizer_class" "top_k" "top_p" "torch_dtype" "torchscript" "transformers.js_config"
+    "transformers_version" "typical_p" "use_cache"
+    // Of versions before 3, and what transformers makes of a GGUF file.
+    "output_past" "use_bfloat16" "_model_name_or_path" "unk_token_id"
 ];
 
 /// A `config.json`: our configuration, whose keys are called so there too but for those of `ours`, and `further` keys.

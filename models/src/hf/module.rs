@@ -14,7 +14,7 @@ use super::inputs::ModuleInputs;
 
 /// Hugging Face's `model_type` and `architectures` of the models that are plain Burn modules.
 const MODULES: [(&str, &[&str]); 6] = [
-    ("bert", &["BertForMaskedLM", "BertForPreTraining"]),
+    ("bert", &["BertForMaskedLM", "BertForPreTraining", "BertModel"]),
     ("t5", &["T5ForConditionalGeneration"]),
     ("llava", &["LlavaForConditionalGeneration"]),
     ("siglip", &["SiglipForImageClassification"]),

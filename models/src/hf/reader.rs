@@ -59,8 +59,11 @@ impl<'a> ConfigReader<'a> {
             }
             check_compressed(quantised)?;
         }
-        let passed_over =
-            |key: &str| harmless.contains(&key) || HARMLESS.contains(&key) || key == "quantization_config";
+        let passed_over = |key: &str| {
+            // Old versions of transformers always wrote which heads were pruned.
+            let no_heads = key == "pruned_heads" && self.object[key].as_object().is_some_and(serde_json::Map::is_empty);
+            no_heads || harmless.contains(&key) || HARMLESS.contains(&key) || key == "quantization_config"
+        };
         match self.object.keys().find(|key| !asked.contains(*key) && !passed_over(key)) {
             None => Ok(()),
             Some(key) => {

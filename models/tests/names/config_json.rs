@@ -110,6 +110,22 @@ fn a_key_that_nobody_knows_is_refused() {
     assert_eq!(FamilyConfig::from_hf(&config).unwrap_err().to_string(), "config.json: `sliding_window` is missing");
 }
 
+/// Keys that transformers writes after it has read a GGUF file, and that its first versions always wrote.
+#[test]
+fn keys_of_gguf_files_and_of_old_versions_change_nothing() {
+    let with = |keys: Value| {
+        let mut config = parse(GEMMA3);
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        FamilyConfig::from_hf(&config)
+    };
+    let plain = with(json!({})).unwrap();
+    assert_eq!(with(json!({"_model_name_or_path": "Gemma 3 270m", "unk_token_id": 3})).unwrap(), plain);
+    let old = json!({"output_past": true, "pruned_heads": {}, "tokenizer_class": "Any", "use_bfloat16": false});
+    assert_eq!(with(old).unwrap(), plain);
+    let error = with(json!({"pruned_heads": {"0": [1]}})).unwrap_err().to_string();
+    assert!(error.contains("`pruned_heads` is not a key that this model knows"), "{error}");
+}
+
 #[test]
 fn an_architecture_that_is_not_here_is_refused() {
     let message = refuse(LLAMA3, "model_type", json!("mamba"));

@@ -110,7 +110,17 @@ impl Values {
             sizes.insert(name, given);
         }
         let refused = match kind.as_str() {
-            "bert" => Bert::from_hf(&config).err(),
+            "bert" => match Bert::from_hf(&config) {
+                Ok(sizes) => {
+                    if !sizes.predictions {
+                        let what = "model.hf: a BertModel has no head that predicts masked tokens; nearest legal: a folder of \
+                                    BertForMaskedLM or BertForPreTraining";
+                        self.problems.push(Problem::new(what));
+                    }
+                    None
+                }
+                Err(error) => Some(error),
+            },
             "vit" => match Vit::from_hf(&config) {
                 Ok(sizes) => {
                     if sizes.num_labels.is_none() {

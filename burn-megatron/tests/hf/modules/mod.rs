@@ -1,6 +1,7 @@
 //! Plain Burn modules: read, computed with in tensor and sequence parallelism, and written.
 
 mod bert;
+mod bert_model;
 mod half_precision;
 mod lora;
 mod t5;

@@ -207,8 +207,14 @@ fn keys_without_a_meaning_are_refused_before_anything_runs() {
     let folder = run_of("bert", 0.0);
     let t5 = run_of("t5", 0.0);
     let bert = folder.path();
+    let headless = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/hf/bert_model");
     for (folder, flags, words) in [
         (bert, &["--fp8.format", "hybrid"][..], "fp8.format = hybrid has no meaning with bert"),
+        (
+            bert,
+            &["--model.preset", "none", "--model.hf", headless],
+            "model.hf: a BertModel has no head that predicts masked tokens; nearest legal: a folder of BertForMaskedLM",
+        ),
         (bert, &["--parallel.context-parallel", "2"], "parallel.context-parallel = 2 has no meaning with bert"),
         (bert, &["--training.ema-decay", "0.9"], "training.ema-decay = 0.9 has no meaning with bert"),
         (bert, &["--data.text", "book.txt"], "data.text = [\"book.txt\"] has no meaning with bert"),

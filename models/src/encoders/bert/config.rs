@@ -49,6 +49,11 @@ pub struct BertConfig {
     pub initializer_range: f64,
     /// Whether there are a pooler and a head that tells whether the second sentence follows the first.
     pub next_sentence: bool,
+    /// Whether there is the head of a masked language model; without it this is Hugging Face's `BertModel`, which has no
+    /// other either.
+    pub predictions: bool,
+    /// Whether there is a pooler without next-sentence prediction too, as a `BertModel` may have.
+    pub pooler: bool,
 }
 
 impl BertConfig {
@@ -68,13 +73,15 @@ impl BertConfig {
             attention_probs_dropout_prob: 0.1,
             initializer_range: 0.02,
             next_sentence: true,
+            predictions: true,
+            pooler: false,
         }
     }
 
     pub(super) fn read(config: &Value) -> Result<Self, HfError> {
         let reader = ConfigReader::new(config)?;
         let classes = reader.expect_module("bert")?;
-        let base = Self::base();
+        let (base, headless) = (Self::base(), classes.first() == Some(&"BertModel"));
         let number = |key: &str, default: f64| Ok::<_, HfError>(reader.number(key)?.unwrap_or(default));
         reader.expect_flag("is_decoder", false)?;
         reader.expect_flag("add_cross_attention", false)?;
@@ -94,6 +101,8 @@ impl BertConfig {
             attention_probs_dropout_prob: number("attention_probs_dropout_prob", base.attention_probs_dropout_prob)?,
             initializer_range: number("initializer_range", base.initializer_range)?,
             next_sentence: classes.contains(&"BertForPreTraining"),
+            predictions: !headless,
+            pooler: headless,
         };
         reader.finish(&HARMLESS)?;
         let (hidden, heads) = (read.hidden_size, read.num_attention_heads);
@@ -111,8 +120,12 @@ impl BertConfig {
     }
 
     pub(super) fn write(&self) -> Value {
-        let class = if self.next_sentence { "BertForPreTraining" } else { "BertForMaskedLM" };
+        let class = match (self.predictions, self.next_sentence) {
+            (false, _) => "BertModel",
+            (true, true) => "BertForPreTraining",
+            (true, false) => "BertForMaskedLM",
+        };
         let further = json!({"architectures": [class], "model_type": "bert", "tie_word_embeddings": true});
-        written(self, &["next_sentence"], further)
+        written(self, &["next_sentence", "predictions", "pooler"], further)
     }
 }

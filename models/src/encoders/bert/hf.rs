@@ -35,7 +35,7 @@ impl HfModule for Bert {
             ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
             ("cls.predictions.decoder.bias", "cls.predictions.bias"),
         ],
-        derived: &["bert.embeddings.position_ids"],
+        derived: &["bert.embeddings.position_ids", "embeddings.position_ids"],
     };
 
     fn from_hf(config: &Value) -> Result<BertConfig, HfError> {
@@ -46,10 +46,11 @@ impl HfModule for Bert {
         config.write()
     }
 
-    /// The published folders say `BertForMaskedLM` and have the other head too.
+    /// The published folders say `BertForMaskedLM` and have the other head too. Those of `BertModel` may lack the pooler.
     fn present(config: BertConfig, has: &dyn Fn(&str) -> bool) -> BertConfig {
-        let next_sentence = config.next_sentence || has("cls.seq_relationship.weight");
-        BertConfig { next_sentence, ..config }
+        let next_sentence = config.next_sentence || config.predictions && has("cls.seq_relationship.weight");
+        let pooler = config.pooler && ["bert.pooler.dense.weight", "pooler.dense.weight"].into_iter().any(has);
+        BertConfig { next_sentence, pooler, ..config }
     }
 
     fn without_dropout(config: BertConfig) -> BertConfig {
@@ -60,19 +61,33 @@ impl HfModule for Bert {
         Self::new(config, device)
     }
 
+    /// Files of `BertModel` lack the first part.
+    fn older_names(name: &str) -> Vec<String> {
+        name.strip_prefix("bert.").map(String::from).into_iter().collect()
+    }
+
+    /// And so does that model in memory.
+    fn names_in_memory(name: &str) -> Vec<String> {
+        [vec![name.into()], Self::older_names(name)].concat()
+    }
+
     fn plan() -> Plan {
         Self::plan()
     }
 
     /// `input_ids [batch, sequence]`, and perhaps of the same shape `token_type_ids`, `attention_mask` (0 is padding) and
-    /// `labels`, and with them `next_sentence_label [batch]` (0: it follows).
+    /// `labels`, and with them `next_sentence_label [batch]` (0: it follows). Labels belong to heads that the model may not
+    /// have: without any it gives hidden states.
     fn run(&self, inputs: &ModuleInputs) -> Result<ModuleOutput, InputError> {
         let [vocabulary, _] = self.embeddings.words.weight.lazy_shape().dims();
         let [most, _] = self.embeddings.positions.weight.lazy_shape().dims();
         let [types, _] = self.embeddings.types.weight.lazy_shape().dims();
         let names = ["input_ids", "token_type_ids", "attention_mask", "labels", "next_sentence_label"];
-        // The last belongs to a head that the model may not have.
-        let taken = names.len() - usize::from(self.next_sentence.is_none());
+        let taken = match (&self.predictions, &self.next_sentence) {
+            (None, _) => 3,
+            (Some(_), None) => 4,
+            (Some(_), Some(_)) => 5,
+        };
         inputs.expect_only(&names[..taken])?;
         let shape @ [batch, length] = inputs.shape::<2>("input_ids")?;
         if length > most {
@@ -92,6 +107,14 @@ impl HfModule for Bert {
         let follows = inputs.has(follows).then(|| inputs.labels::<1>(follows, 2)).transpose()?;
 
         let hidden = self.encode(ids, token_types, padding);
+        if self.predictions.is_none() {
+            let pooled = self.pool(hidden.clone());
+            let output = ModuleOutput { tensors: Vec::new(), loss: None }.with("last_hidden_state", hidden);
+            return Ok(match pooled {
+                Some(pooled) => output.with("pooler_output", pooled),
+                None => output,
+            });
+        }
         let logits = self.logits(hidden.clone());
         let relations = self.next_sentence_logits(hidden);
         let next = relations.clone().zip(follows);

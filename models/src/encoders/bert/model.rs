@@ -14,7 +14,7 @@ use super::config::BertConfig;
 use crate::activation::Activation;
 use crate::encoders::{Padding, cross_entropy};
 
-/// An encoder with the head of a masked language model, and perhaps that of next-sentence prediction.
+/// An encoder, as a rule with the head of a masked language model, and perhaps that of next-sentence prediction.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -34,8 +34,8 @@ pub struct Bert {
     /// The encoder's layers.
     pub layers: Vec<BertLayer>,
     /// What is predicted at masked positions.
-    pub predictions: BertPredictions,
-    /// Of the first token, for next-sentence prediction.
+    pub predictions: Option<BertPredictions>,
+    /// Of the first token, for next-sentence prediction and for what one makes of a model without heads.
     pub pooler: Option<Linear>,
     /// Whether the second sentence follows the first.
     pub next_sentence: Option<Linear>,
@@ -122,13 +122,13 @@ impl Bert {
                 dropout: dropout(),
             },
             layers: (0..config.num_hidden_layers).map(layer).collect(),
-            predictions: BertPredictions {
+            predictions: config.predictions.then(|| BertPredictions {
                 dense: linear(hidden),
                 activation: config.hidden_act,
                 norm: norm(),
                 bias: Initializer::Zeros.init([config.vocab_size], device),
-            },
-            pooler: config.next_sentence.then(|| linear(hidden)),
+            }),
+            pooler: (config.next_sentence || config.pooler).then(|| linear(hidden)),
             next_sentence: config.next_sentence.then(|| linear(2)),
         }
     }
@@ -147,15 +147,23 @@ impl Bert {
     }
 
     /// Logits `[batch, sequence, vocabulary]` of what each token is.
+    ///
+    /// # Panics
+    /// If the model does not have that head.
     pub fn logits(&self, hidden: Tensor<3>) -> Tensor<3> {
-        self.predictions.forward(hidden, self.embeddings.words.weight.val())
+        let predictions = self.predictions.as_ref().expect("a BERT with the head of a masked language model");
+        predictions.forward(hidden, self.embeddings.words.weight.val())
+    }
+
+    /// `[batch, hidden]` of the first token, if there is a pooler.
+    pub fn pool(&self, hidden: Tensor<3>) -> Option<Tensor<2>> {
+        let first = hidden.narrow(1, 0, 1).squeeze_dim::<2>(1);
+        self.pooler.as_ref().map(|pooler| pooler.forward(first).tanh())
     }
 
     /// Logits `[batch, 2]` of whether the second sentence follows (0) or does not (1), if the model has that head.
     pub fn next_sentence_logits(&self, hidden: Tensor<3>) -> Option<Tensor<2>> {
-        let (pooler, head) = (self.pooler.as_ref()?, self.next_sentence.as_ref()?);
-        let first = hidden.narrow(1, 0, 1).squeeze_dim::<2>(1);
-        Some(head.forward(pooler.forward(first).tanh()))
+        Some(self.next_sentence.as_ref()?.forward(self.pool(hidden)?))
     }
 
     /// The mean loss of masked tokens, and that of next sentences if there are any: `logits` and `labels` as in

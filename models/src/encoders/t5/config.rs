@@ -7,7 +7,7 @@ use crate::activation::Activation;
 use crate::hf::{ConfigReader, HfError, written};
 
 /// Keys that follow from others, or of other heads.
-const HARMLESS: [&str; 5] = ["classifier_dropout", "n_positions", "output_past", "use_cache", "gradient_checkpointing"];
+const HARMLESS: [&str; 4] = ["classifier_dropout", "n_positions", "use_cache", "gradient_checkpointing"];
 
 /// The form of feed-forward networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
