@@ -167,7 +167,7 @@ fn numbers<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.into_data().iter::<f64>().collect()
 }
 
-/// Losses, and the weights and the gradients of the last step.
+/// Losses by the root of their number of terms, which cancel, and the weights and the gradients of the last step.
 fn train(program: &Program, device: &Device, watch: &Watch) -> Vec<Vec<f64>> {
     let device = &if program.recomputes { device.clone().gradient_checkpointing() } else { device.clone() };
     let strategy = device.gradient_checkpointing_strategy().unwrap();
@@ -218,7 +218,7 @@ fn train(program: &Program, device: &Device, watch: &Watch) -> Vec<Vec<f64>> {
                 watch.look(&grad);
             }
             drop(grads);
-            found.push(numbers(loss));
+            found.push(numbers(loss / ((B * program.positions * N) as f64).sqrt()));
         }
         let norm = sums.iter().flatten().map(|sum| sum.clone().powf_scalar(2.0).sum()).reduce(|a, b| a + b);
         for (weight, sum) in weights.iter_mut().zip(&sums) {
