@@ -7,7 +7,7 @@ use super::{
     dropout_mask::DropoutMask,
     local::{AddBias, Dropout, Embedding, Rope, Softcap},
     operation::{Tensors, apply, apply_with},
-    options::GeluKind,
+    options::{GeluKind, Rms},
     residual::{Apply, Joint},
     step::Step,
     tensor_parallel::fused::{Linear, LinearConfig},
@@ -34,14 +34,14 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, b: Tensor<1>) -> Tensor<D> {
     apply(AddBias {}, [x.into_dispatch(), b.into_dispatch()])
 }
 
-/// `w x / √(mean(x²) + eps)` over the last dimension; `w` has its size.
+/// `w x / √(mean(x²) + eps)` over the last dimension, or with `1 + w` ([`Rms`]); `w` has its size.
 ///
 /// # Panics
 ///
 /// If `w` does not fit `x`.
-pub fn rms_norm<const D: usize>(x: Tensor<D>, w: Tensor<1>, eps: f64) -> Tensor<D> {
+pub fn rms_norm<const D: usize>(x: Tensor<D>, w: Tensor<1>, norm: impl Into<Rms>) -> Tensor<D> {
     check_affine("rms_norm: weight", x.dims()[D - 1], &w);
-    step(Step::RmsNorm(eps), [x.into_dispatch(), w.into_dispatch()])
+    step(Step::RmsNorm(norm.into()), [x.into_dispatch(), w.into_dispatch()])
 }
 
 /// `w (x - mean(x)) / √(var(x) + eps) + b` over the last dimension, with the biased variance.

@@ -7,23 +7,23 @@ use burn::tensor::{Slice, Tensor};
 use super::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
     operation::{apply, operation},
-    options::PackedHeads,
+    options::{PackedHeads, Rms},
 };
 
-/// `w x / √(mean(x²) + eps)` over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
+/// `w x / √(mean(x²) + eps)`, or with `1 + w` ([`Rms`]), over the features of every query and key head of `qkv [s, b, heads + 2 kv_heads, d]`, with
 /// the first of `weights [d]` for queries and the second for keys; values are unchanged.
 ///
 /// # Panics
 ///
 /// If heads or weights do not fit `qkv`.
-pub fn norm_heads(qkv: Tensor<4>, weights: [Tensor<1>; 2], eps: f64, heads: PackedHeads) -> Tensor<4> {
+pub fn norm_heads(qkv: Tensor<4>, weights: [Tensor<1>; 2], rms: impl Into<Rms>, heads: PackedHeads) -> Tensor<4> {
     let [.., all, features] = qkv.dims();
     assert_eq!(all, heads.total(), "norm_heads: {all} heads are not {heads:?}");
     for weight in &weights {
         assert_eq!(weight.dims(), [features], "norm_heads: the weight does not fit heads of {features} features");
     }
     let [queries, keys] = weights.map(Tensor::into_dispatch);
-    apply(Norms { norms: HeadNorms { heads, eps } }, [qkv.into_dispatch(), queries, keys])
+    apply(Norms { norms: HeadNorms { heads, rms: rms.into() } }, [qkv.into_dispatch(), queries, keys])
 }
 
 /// Which heads are normalised, and the epsilon.
@@ -31,8 +31,8 @@ pub fn norm_heads(qkv: Tensor<4>, weights: [Tensor<1>; 2], eps: f64, heads: Pack
 pub struct HeadNorms {
     /// The packed heads.
     pub heads: PackedHeads,
-    /// Epsilon of both norms.
-    pub eps: f64,
+    /// Both norms.
+    pub rms: Rms,
 }
 
 /// The kernels of [`norm_heads`]; the default bodies slice the projection.
@@ -67,10 +67,10 @@ fn split_heads<B: Backend>(qkv: FloatTensor<B>, PackedHeads { heads, kv_heads }:
 pub fn forward_unfused<B: LocalKernels>(
     qkv: FloatTensor<B>,
     [of_queries, of_keys]: [FloatTensor<B>; 2],
-    HeadNorms { heads, eps }: HeadNorms,
+    HeadNorms { heads, rms }: HeadNorms,
 ) -> FloatTensor<B> {
     let [queries, keys, values] = split_heads::<B>(qkv, heads);
-    let (queries, keys) = (B::rms_norm_forward(queries, of_queries, eps), B::rms_norm_forward(keys, of_keys, eps));
+    let (queries, keys) = (B::rms_norm_forward(queries, of_queries, rms), B::rms_norm_forward(keys, of_keys, rms));
     B::float_cat(vec![queries, keys, values], 2)
 }
 
@@ -78,11 +78,11 @@ pub fn grads_unfused<B: LocalKernels>(
     qkv: FloatTensor<B>,
     [of_queries, of_keys]: [FloatTensor<B>; 2],
     grad: FloatTensor<B>,
-    HeadNorms { heads, eps }: HeadNorms,
+    HeadNorms { heads, rms }: HeadNorms,
 ) -> [FloatTensor<B>; 3] {
     let ([queries, keys, _], [of_q, of_k, of_v]) = (split_heads::<B>(qkv, heads), split_heads::<B>(grad, heads));
     let both = |x, w, grad| {
-        let NormGrads { x, w, .. } = B::rms_norm_grads(x, w, grad, eps, NormNeeds { x: true, w: true, b: false });
+        let NormGrads { x, w, .. } = B::rms_norm_grads(x, w, grad, rms, NormNeeds { x: true, w: true, b: false });
         (x.expect("it was asked for"), w.expect("it was asked for"))
     };
     let ((queries, q), (keys, k)) = (both(queries, of_queries, of_q), both(keys, of_keys, of_k));

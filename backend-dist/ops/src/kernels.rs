@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use super::{
     dropout_mask::DropoutMask,
-    options::{AttentionOptions, GeluKind, PackedHeads, Rotation},
+    options::{AttentionOptions, GeluKind, PackedHeads, Rms, Rotation},
     plain,
 };
 
@@ -123,9 +123,9 @@ pub trait LocalKernels: Backend {
         Self::accumulate(Self::embedding_weight_grad(grad, ids, first_row, rows), sum, add);
     }
 
-    /// `w x / √(mean(x²) + eps)` over the last dimension.
-    fn rms_norm_forward(x: Float<Self>, w: Float<Self>, eps: f64) -> Float<Self> {
-        plain::norm::rms_norm::<Self>(x, w, eps)
+    /// `w x / √(mean(x²) + eps)` over the last dimension, or with `1 + w`.
+    fn rms_norm_forward(x: Float<Self>, w: Float<Self>, norm: Rms) -> Float<Self> {
+        plain::norm::rms_norm::<Self>(x, w, norm)
     }
 
     /// Gradients of [`rms_norm_forward`](Self::rms_norm_forward); `needs.b` is ignored.
@@ -133,10 +133,10 @@ pub trait LocalKernels: Backend {
         x: Float<Self>,
         w: Float<Self>,
         grad: Float<Self>,
-        eps: f64,
+        norm: Rms,
         needs: NormNeeds,
     ) -> NormGrads<Self> {
-        plain::norm::rms_norm_grads::<Self>(x, w, grad, eps, needs)
+        plain::norm::rms_norm_grads::<Self>(x, w, grad, norm, needs)
     }
 
     /// `w (x - mean(x)) / √(var(x) + eps) + b` over the last dimension, with the biased variance.

@@ -81,7 +81,7 @@ pub use layouts::sizes::{LOGITS_AT_ONCE, positions_at_once};
 pub use low_rank::add_linear;
 pub use low_rank_swiglu::{SwiGluNeighbours, low_rank_swiglu};
 pub use masked_attention::MaskedAttentionKernels;
-pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rotation};
+pub use options::{AttentionDropout, AttentionOptions, GeluKind, PackedHeads, Rms, Rotation};
 pub use pass::{PassContext, PassKind};
 pub use prologue::Prologue;
 pub use reductions::{expand_dim, log_sum_exp, matmul, matmul_mixed, sum, sum_dim};

@@ -11,6 +11,22 @@ pub enum GeluKind {
     Tanh,
 }
 
+/// An RMSNorm without its weight; a number is the epsilon of `w x / √(mean(x²) + eps)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rms {
+    /// Added to the mean of squares.
+    pub eps: f64,
+    /// Whether rows are multiplied with `1 + w` (Gemma, Megatron's `--apply-layernorm-1p`), added in fp32 or wider: in
+    /// bf16 the sum would lose the last digits of the weight.
+    pub plus_one: bool,
+}
+
+impl From<f64> for Rms {
+    fn from(eps: f64) -> Self {
+        Self { eps, plus_one: false }
+    }
+}
+
 /// Mask, scale, softcap and dropout of attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionOptions {

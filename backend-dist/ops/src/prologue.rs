@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use super::{
     context::{ContextOptions, ContextParallel, Documents, context_options},
     kernels::{LocalKernels, NormGrads, NormNeeds},
-    options::{AttentionOptions, GeluKind, PackedHeads},
+    options::{AttentionOptions, GeluKind, PackedHeads, Rms},
     residual::ResidualKernels,
     step::Step,
 };
@@ -20,8 +20,8 @@ pub enum Prologue {
     RmsNorm {
         /// `[hidden]`.
         weight: Tensor<1>,
-        /// Added to the mean of squares.
-        eps: f64,
+        /// Its epsilon, and what the weight stands for.
+        rms: Rms,
     },
     /// [`layer_norm`](super::layer_norm).
     LayerNorm {
@@ -97,7 +97,7 @@ impl Prologue {
         let hidden = x[x.len() - 1];
         let (step, params) = match self {
             Self::None => (Step::None, vec![]),
-            Self::RmsNorm { weight, eps } => (Step::RmsNorm(eps), vec![weight]),
+            Self::RmsNorm { weight, rms } => (Step::RmsNorm(rms), vec![weight]),
             Self::LayerNorm { weight, bias, eps } => (Step::LayerNorm(eps), vec![weight, bias]),
             Self::SwiGlu => (Step::SwiGlu, vec![]),
             Self::Gelu(kind) => (Step::Gelu(kind), vec![]),

@@ -5,7 +5,7 @@ use burn::tensor::Shape;
 
 use super::{
     kernels::{LocalKernels, NormGrads, NormNeeds},
-    options::{AttentionOptions, GeluKind, PackedHeads},
+    options::{AttentionOptions, GeluKind, PackedHeads, Rms},
     plain::attention::unpack,
     saved_attention::CoreAttention,
 };
@@ -15,7 +15,7 @@ use super::{
 pub(super) enum Step {
     #[default]
     None,
-    RmsNorm(f64),
+    RmsNorm(Rms),
     LayerNorm(f64),
     SwiGlu,
     Gelu(GeluKind),
@@ -93,7 +93,7 @@ impl Step {
     ) -> PrologueOutput<B> {
         let out = match self {
             Self::None => x,
-            Self::RmsNorm(eps) => B::rms_norm_forward(x, params[0].clone(), eps),
+            Self::RmsNorm(norm) => B::rms_norm_forward(x, params[0].clone(), norm),
             Self::LayerNorm(eps) => B::layer_norm_forward(x, params[0].clone(), params[1].clone(), eps),
             Self::SwiGlu => B::swiglu_forward(x),
             Self::Gelu(kind) => B::gelu_forward(x, kind),
@@ -121,7 +121,7 @@ impl Step {
         needs: NormNeeds,
     ) -> NormGrads<B> {
         match self {
-            Self::RmsNorm(eps) => B::rms_norm_grads(x, params[0].clone(), grad, eps, needs),
+            Self::RmsNorm(norm) => B::rms_norm_grads(x, params[0].clone(), grad, norm, needs),
             Self::LayerNorm(eps) => B::layer_norm_grads(x, params[0].clone(), grad, eps, needs),
             _ => unreachable!("{self:?} is no norm"),
         }

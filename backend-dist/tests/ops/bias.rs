@@ -18,7 +18,7 @@ const OUT: usize = 5;
 fn prologue(params: usize, a: &Tensor<1>, b: &Tensor<1>) -> Prologue {
     match params {
         0 => Prologue::None,
-        1 => Prologue::RmsNorm { weight: a.clone(), eps: 0.1 },
+        1 => Prologue::RmsNorm { weight: a.clone(), rms: 0.1.into() },
         _ => Prologue::LayerNorm { weight: a.clone(), bias: b.clone(), eps: 0.1 },
     }
 }

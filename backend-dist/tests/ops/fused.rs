@@ -64,7 +64,7 @@ impl Kind {
     fn together(self, x: Tensor<3>, [a, b]: [Tensor<1>; 2], w: Tensor<2>, options: LinearOptions) -> Tensor<3> {
         let prologue = match self {
             Self::None => Prologue::None,
-            Self::Rms => Prologue::RmsNorm { weight: a, eps: 0.1 },
+            Self::Rms => Prologue::RmsNorm { weight: a, rms: 0.1.into() },
             Self::Layer => Prologue::LayerNorm { weight: a, bias: b, eps: 0.1 },
             Self::SwiGlu => Prologue::SwiGlu,
             Self::GeGlu => Prologue::GeGlu(GeluKind::Tanh),

@@ -4,7 +4,7 @@
 use crate::compare::{distance, leaf, numbers, run, values};
 use backend_dist::comm::Group;
 use backend_dist::ops::{
-    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, Prologue, attention, attention_packed,
+    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, Prologue, Rms, attention, attention_packed,
     dropout, embedding, gelu, layer_norm, linear, linear_with, rms_norm, rope, squared_relu, swiglu,
     vocab_parallel_cross_entropy,
 };
@@ -38,6 +38,8 @@ fn gemms_and_norms() {
     let weight = |x: &Tensor<1>| x.clone().reshape([32, 64]);
     check("linear", &[n, 32 * 64], |x| linear(input(&x[0]), weight(&x[1])).flatten(0, 2));
     check("rms_norm", &[n, 64], |x| rms_norm(input(&x[0]), x[1].clone(), 1e-5).flatten(0, 2));
+    let plus_one = Rms { eps: 1e-5, plus_one: true };
+    check("rms_norm of 1 + w", &[n, 64], |x| rms_norm(input(&x[0]), x[1].clone(), plus_one).flatten(0, 2));
     let layer = |x: Vec<Tensor<1>>| layer_norm(input(&x[0]), x[1].clone(), x[2].clone(), 1e-5).flatten(0, 2);
     check("layer_norm", &[n, 64, 64], layer);
     check("swiglu", &[n], |x| swiglu(input(&x[0])).flatten(0, 2));
@@ -48,12 +50,24 @@ fn gemms_and_norms() {
     check("dropout", &[n], |x| dropout(input(&x[0]), 0.25, DropoutMask::new(3)).flatten(0, 2));
     for recompute in [false, true] {
         let fused = |x: Vec<Tensor<1>>| {
-            let prologue = Prologue::RmsNorm { weight: x[1].clone(), eps: 1e-5 };
+            let prologue = Prologue::RmsNorm { weight: x[1].clone(), rms: 1e-5.into() };
             linear_with(input(&x[0]), prologue, weight(&x[2]), None, LinearOptions { recompute, ..Default::default() })
                 .flatten(0, 2)
         };
         check("linear with a norm", &[n, 64, 32 * 64], fused);
     }
+}
+
+/// In bf16 `1 + w` is 1.
+#[test]
+fn a_norm_adds_one_to_small_weights_in_f32() {
+    let (x, w) = (numbers(12 * 64, 0), vec![0.0029; 64]);
+    let [found, expected] = [DType::BF16, DType::F64].map(|dtype| {
+        let [x, w] = [&x, &w].map(|of| leaf(&values(leaf(of, DType::BF16, false)), dtype, false));
+        let normed: Tensor<2> = rms_norm(x.reshape([12, 64]), w, Rms { eps: 1e-5, plus_one: true });
+        values(normed).iter().map(|y| y.abs()).sum::<f64>()
+    });
+    assert!((found / expected - 1.0).abs() < 3e-4, "{found} and {expected}");
 }
 
 #[test]

@@ -53,7 +53,11 @@ struct Sublayer {
 impl Sublayer {
     fn prologue(&self, centred: bool) -> Prologue {
         let [weight, bias] = self.norm.clone();
-        if centred { Prologue::LayerNorm { weight, bias, eps: EPS } } else { Prologue::RmsNorm { weight, eps: EPS } }
+        if centred {
+            Prologue::LayerNorm { weight, bias, eps: EPS }
+        } else {
+            Prologue::RmsNorm { weight, rms: EPS.into() }
+        }
     }
 
     /// `up` is the layer after the norm, `norm` the norm alone.
@@ -244,7 +248,7 @@ fn tracked(shape: [usize; 3], seed: usize) -> Tensor<3> {
 fn a_path_that_is_not_used_takes_no_gradient_away() {
     let shape = [SEQ, BATCH, HIDDEN];
     let weight = leaf(&numbers(HIDDEN, 3), DType::F64, true);
-    let norm = || Prologue::RmsNorm { weight: weight.clone(), eps: EPS };
+    let norm = || Prologue::RmsNorm { weight: weight.clone(), rms: EPS.into() };
     let upstream = leaf(&numbers(SEQ * BATCH * HIDDEN, 4), DType::F64, false).reshape(shape);
     let gradients = |form: &dyn Fn(Tensor<3>, Tensor<3>) -> Tensor<3>| {
         let (x, other) = (tracked(shape, 1), tracked(shape, 2));
@@ -284,7 +288,7 @@ fn a_second_reader_of_a_norm_is_a_missed_hand_over() {
     let hand_overs = HandOvers::counted();
     let pass = PassContext { hand_overs: hand_overs.clone(), ..PassContext::default() };
     let x = || leaf(&numbers(SEQ * BATCH * HIDDEN, 1), DType::F64, false).reshape([SEQ, BATCH, HIDDEN]);
-    let norm = || Prologue::RmsNorm { weight: leaf(&numbers(HIDDEN, 2), DType::F64, false), eps: EPS };
+    let norm = || Prologue::RmsNorm { weight: leaf(&numbers(HIDDEN, 2), DType::F64, false), rms: EPS.into() };
     let stream = Residual::enter(x(), &pass).plus(x(), norm());
     let first = values(stream.clone().norm(norm()));
     assert_eq!(hand_overs.missed(), 0);

@@ -164,6 +164,14 @@ mod tests {
             assert!(why_not(layout).is_some_and(|why| why.contains("blocks of other tokens")), "{layout}");
         }
         assert!(is_any_in_fp8(&decoder, [8, 512], &recipe) && !is_any_in_fp8(&decoder, [1, 64], &recipe));
+        let mixtral = decoder_of(&FamilyConfig::Mixtral(models::sized! { MixtralConfig::tiny();
+            hidden_size: 256, intermediate_size: 256, num_attention_heads: 4, num_key_value_heads: 4, head_dim: 64
+        }));
+        let why_not = |layout: &str| different_in_fp8(&mixtral, &layout.parse().unwrap(), [8, 512], &recipe);
+        assert_eq!(why_not("DP2 EP2"), None);
+        for layout in ["CP2", "TP2 DP2 EP1 ETP1"] {
+            assert!(why_not(layout).is_some_and(|why| why.contains("on several ranks")), "{layout}");
+        }
     }
 
     #[test]

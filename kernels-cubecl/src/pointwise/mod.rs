@@ -38,7 +38,7 @@ pub mod ssd;
 pub mod strided_rows;
 
 pub use cube::CubeShape;
-pub(crate) use cube::{UNITS, cube_max, cube_sums, plane_total};
+pub(crate) use cube::{UNITS, cube_max, cube_sums, plane_greatest, plane_total};
 use cubecl::prelude::*;
 pub(crate) use rope::turn;
 

@@ -161,7 +161,7 @@ fn sinks_compile() {
 
 #[test]
 fn norms_compile() {
-    use norm::{Plan, backward::norm_backward::NormBackward, forward::norm_forward::NormForward};
+    use norm::{Kind, Plan, backward::norm_backward::NormBackward, forward::norm_forward::NormForward};
     let wide = Plan { units: 256, plane: 32, vectors: 2, side: 2, in_flight: 1, whole: true, cubes: Some(132) };
     let once = Plan { in_flight: 0, cubes: None, ..wide };
     let longest = Plan { units: 512, vectors: 4, side: 1, in_flight: 0, ..wide };
@@ -170,6 +170,7 @@ fn norms_compile() {
     let heads = Plan { units: 16, vectors: 1, side: 32, in_flight: 3, ..wide };
     let further = Plan { in_flight: 2, ..wide };
     for (name, plan, centred, adds) in [
+        ("plus one", wide, false, true),
         ("", wide, false, false),
         ("", wide, true, false),
         ("", wide, false, true),
@@ -187,27 +188,31 @@ fn norms_compile() {
         ("further", further, false, false),
         ("further", further, true, false),
     ] {
+        let kind = Kind { centred, plus_one: name == "plus one" };
         let small = Plan { side: plan.side.div_ceil(2), ..plan };
-        let kind = format!("{name}{}{}", if centred { " centred" } else { "" }, if adds { " with sum" } else { "" });
+        let told = format!("{name}{}{}", if centred { " centred" } else { "" }, if adds { " with sum" } else { "" });
         macro_rules! norm {
             ($kernel:ty, $plan:expr) => {{
                 let settings = settings_of($plan.units * $plan.side);
-                kernel!($kernel, settings; b(), b(), b(), b(), b(), b(), (), (), (), (), centred, adds, $plan)
+                kernel!($kernel, settings; b(), b(), b(), b(), b(), b(), (), (), (), (), kind, adds, $plan)
             }};
         }
-        check(&format!("norm {kind}"), norm!(NormForward<f16>, small));
-        check(&format!("norm gradient {kind}"), norm!(NormBackward<bf16>, plan));
+        check(&format!("norm {told}"), norm!(NormForward<f16>, small));
+        check(&format!("norm gradient {told}"), norm!(NormBackward<bf16>, plan));
     }
 }
 
 #[test]
 fn norms_of_heads_compile() {
     use head_norms::{Line, gradient::norm_heads_gradients::NormHeadsGradients, norm_heads::NormHeads};
-    for head_dim in [64, 128] {
+    for (head_dim, plus_one) in [(64, false), (128, false), (128, true)] {
         let line = Line::of(GPU, head_dim);
-        check("head norms", kernel!(NormHeads<bf16>, settings(); b(), b(), b(), b(), (), (), (), (), (), (), line));
+        check(
+            "head norms",
+            kernel!(NormHeads<bf16>, settings(); b(), b(), b(), b(), (), (), (), (), (), (), plus_one, line),
+        );
         let kernel = kernel!(NormHeadsGradients<bf16>, settings();
-            b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), line, 2);
+            b(), b(), b(), b(), b(), b(), (), (), (), (), (), (), plus_one, line, 2);
         check(&format!("gradients of head norms, head_dim {head_dim}"), kernel);
     }
 }

@@ -1,7 +1,7 @@
 //! Normalisation over the hidden dimension, replicated on every rank. Under sequence parallelism each rank normalises
 //! its part of the sequence.
 
-use backend_dist::ops::{PackedHeads, Prologue, Residual, layer_norm, norm_heads, rms_norm};
+use backend_dist::ops::{PackedHeads, Prologue, Residual, Rms, layer_norm, norm_heads, rms_norm};
 use backend_dist::shard::Init;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
@@ -86,11 +86,11 @@ impl Norm {
 
     /// The norm as an operation's, or none if it is computed in another way.
     pub(super) fn prologue(&self, dtype: DType) -> Prologue {
-        let (Some(weight), eps) = (self.weight(), self.eps) else { return Prologue::None };
+        let Some(weight) = self.weight() else { return Prologue::None };
         match &self.bias {
             None if self.is_rounded(dtype) => Prologue::None,
-            None => Prologue::RmsNorm { weight, eps },
-            Some(bias) => Prologue::LayerNorm { weight, bias: bias.val(), eps },
+            None => Prologue::RmsNorm { weight, rms: self.rms() },
+            Some(bias) => Prologue::LayerNorm { weight, bias: bias.val(), eps: self.eps },
         }
     }
 
@@ -99,14 +99,19 @@ impl Norm {
         self.weight.is_some()
     }
 
-    /// What the normalised features are multiplied with.
+    /// What the normalised features are multiplied with, or one less, as [`rms`](Self::rms) says.
     fn weight(&self) -> Option<Tensor<1>> {
         let weight = self.weight.as_ref()?.val();
-        let weight = if self.kind == NormKind::RmsPlusOne { weight.add_scalar(1.0) } else { weight };
-        Some(match self.factor {
-            Some(factor) => weight.mul_scalar(factor),
-            None => weight,
+        Some(match (self.factor, self.kind) {
+            (Some(factor), NormKind::RmsPlusOne) => weight.add_scalar(1.0).mul_scalar(factor),
+            (Some(factor), _) => weight.mul_scalar(factor),
+            (None, _) => weight,
         })
+    }
+
+    /// The RMSNorm of that weight.
+    fn rms(&self) -> Rms {
+        Rms { eps: self.eps, plus_one: self.kind == NormKind::RmsPlusOne && self.factor.is_none() }
     }
 
     fn is_rounded(&self, dtype: DType) -> bool {
@@ -118,7 +123,7 @@ impl Norm {
         let Some(weight) = self.weight() else { return x };
         match &self.bias {
             None if self.is_rounded(x.dtype()) => self.rms_in_fp32(x),
-            None => rms_norm(x, weight, self.eps),
+            None => rms_norm(x, weight, self.rms()),
             Some(bias) => layer_norm(x, weight, bias.val(), self.eps),
         }
     }
@@ -129,7 +134,7 @@ impl Norm {
         if let (false, Some(of_queries), Some(of_keys)) =
             (queries.is_rounded(qkv.dtype()), queries.weight(), keys.weight())
         {
-            return norm_heads(qkv, [of_queries, of_keys], queries.eps, packed);
+            return norm_heads(qkv, [of_queries, of_keys], queries.rms(), packed);
         }
         let PackedHeads { heads, kv_heads } = packed;
         let normed =
@@ -144,11 +149,12 @@ impl Norm {
         let rounded = in_fp32(&x, self.eps);
         let rounded = match self.kind {
             NormKind::RmsPlusOne => {
-                (rounded.cast(DType::F32) * weight.clone().detach().cast(DType::F32).unsqueeze()).cast(DType::F64)
+                let weight = weight.clone().detach().cast(DType::F32).add_scalar(1.0);
+                (rounded.cast(DType::F32) * weight.unsqueeze()).cast(DType::F64)
             }
             _ => rounded * weight.clone().detach().unsqueeze(),
         };
-        let exact = rms_norm(x, weight, self.eps);
+        let exact = rms_norm(x, weight, self.rms());
         exact.clone() + (rounded - exact.detach())
     }
 }

@@ -21,7 +21,7 @@ pub(crate) fn apply<const D: usize>(prologue: Prologue, x: Tensor<D>, batch: &Mi
     }
     match prologue {
         Prologue::None => shaped(x),
-        Prologue::RmsNorm { weight, eps } => shaped(rms_norm(x, weight, eps)),
+        Prologue::RmsNorm { weight, rms } => shaped(rms_norm(x, weight, rms)),
         Prologue::LayerNorm { weight, bias, eps } => shaped(layer_norm(x, weight, bias, eps)),
         Prologue::SwiGlu => shaped(swiglu(x)),
         Prologue::Gelu(kind) => shaped(gelu(x, kind)),

@@ -11,7 +11,7 @@ use backend_dist::gpu::{Recording, overwrite};
 use backend_dist::launch::{BoxError, Rank};
 use backend_dist::mesh::Axis;
 use backend_dist::ops::tensor_parallel::Partial;
-use backend_dist::ops::{PassContext, Prologue, Residual};
+use backend_dist::ops::{PassContext, Prologue, Residual, Rms};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 const TYPES: [DType; 3] = [DType::BF16, DType::F16, DType::F32];
@@ -43,6 +43,7 @@ struct Inputs {
     stream: Tensor<3>,
     weight: Tensor<1>,
     next: Option<Tensor<2>>,
+    plus_one: bool,
 }
 
 impl Inputs {
@@ -54,11 +55,17 @@ impl Inputs {
         let on_rank = |count, seed| Tensor::<1>::from_data(values(count, seed), (&rank.device, dtype));
         let rows_of = |seed| on_rank(rows * columns, seed).reshape([rows, 1, columns]);
         let next = Some(Tensor::zeros([23, 1000], (&rank.device, dtype)));
-        Self { partial: rows_of(rank.rank + 1), stream: rows_of(97), weight: on_rank(columns, 98), next }
+        Self {
+            partial: rows_of(rank.rank + 1),
+            stream: rows_of(97),
+            weight: on_rank(columns, 98),
+            next,
+            plus_one: rows % 2 == 0,
+        }
     }
 
     fn norm(&self) -> Prologue {
-        Prologue::RmsNorm { weight: self.weight.clone(), eps: EPS }
+        Prologue::RmsNorm { weight: self.weight.clone(), rms: Rms { eps: EPS, plus_one: self.plus_one } }
     }
 
     /// The new stream and its norm: by one kernel, or by three.
@@ -189,7 +196,7 @@ pub fn lost_rank(gpus: usize, report: &mut Report) {
     lost(gpus, report, "a sum with a norm", |x, group| {
         let columns = x.dims()[0];
         let rows = x.clone().reshape([1, 1, columns]);
-        let inputs = Inputs { partial: rows.clone(), stream: rows, weight: x, next: None };
+        let inputs = Inputs { partial: rows.clone(), stream: rows, weight: x, next: None, plus_one: false };
         let [_, normed] = inputs.sum(group, true);
         normed.reshape([columns])
     });

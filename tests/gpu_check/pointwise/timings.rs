@@ -132,11 +132,12 @@ pub fn norms(clock: &Bandwidths) {
     let (x, y, dy, w, sums) = (half(len), half(len), half(len), half(128), clock.empty(8 * 128));
     let weights = || [w.at(0), w.at(1)];
     clock.time("head norms, head_dim 128", 4 * len, |client, i| {
-        head_norms::forward::<bf16>(client, x.at(i), weights(), y.at(i), 1e-5, packed).expect("legal")
+        head_norms::forward::<bf16>(client, x.at(i), weights(), y.at(i), (1e-5, false), packed).expect("legal")
     });
     clock.time("head norms, head_dim 128, gradients", 6 * len, |client, i| {
         let targets = [y.at(i), sums.at(0)];
-        head_norms::backward::<bf16>(client, x.at(i), weights(), dy.at(i), targets, 1e-5, packed).expect("legal")
+        head_norms::backward::<bf16>(client, x.at(i), weights(), dy.at(i), targets, (1e-5, false), packed)
+            .expect("legal")
     });
     let shape = RopeShape { rows: TOKENS, batch: 1, heads: 40, all_heads: 48, head_dim: 128, rotated: 128 };
     let latent = RopeShape { heads: 128, all_heads: 128, head_dim: 192, rotated: 64, ..shape };

@@ -13,10 +13,10 @@ impl HeadNormKernels for Cube {
             return forward_unfused::<Self>(qkv, weights, norms);
         }
         let _noted = work::memory("norms of heads", &qkv, |bytes| 2 * bytes);
-        let (x, [q, k], eps) = (packed(qkv), weights.map(packed), norms.eps as f32);
+        let (x, [q, k], norm) = (packed(qkv), weights.map(packed), (norms.rms.eps as f32, norms.rms.plus_one));
         let y = empty(&x, x.shape(), x.dtype());
         let weights = [&q.handle, &k.handle];
-        let done = by_half!(x, E => head_norms::forward::<E>(&x.client, &x.handle, weights, &y.handle, eps, shape));
+        let done = by_half!(x, E => head_norms::forward::<E>(&x.client, &x.handle, weights, &y.handle, norm, shape));
         launched("norms of heads", done);
         y
     }
@@ -27,11 +27,12 @@ impl HeadNormKernels for Cube {
             return grads_unfused::<Self>(qkv, weights, grad, norms);
         }
         let _noted = work::memory("gradients of norms of heads", &qkv, |bytes| 3 * bytes);
-        let (x, [q, k], grad, eps) = (packed(qkv), weights.map(packed), packed(grad), norms.eps as f32);
+        let (x, [q, k], grad, norm) =
+            (packed(qkv), weights.map(packed), packed(grad), (norms.rms.eps as f32, norms.rms.plus_one));
         let (dx, sums) = (empty(&x, x.shape(), x.dtype()), empty(&x, [2, shape.head_dim], DType::F32));
         let (weights, targets) = ([&q.handle, &k.handle], [&dx.handle, &sums.handle]);
         let done = by_half!(x, E => {
-            head_norms::backward::<E>(&x.client, &x.handle, weights, &grad.handle, targets, eps, shape)
+            head_norms::backward::<E>(&x.client, &x.handle, weights, &grad.handle, targets, norm, shape)
         });
         launched("gradients of norms of heads", done);
         let [q, k] = two_rows(sums);

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::dropout_mask::DropoutMask;
 use crate::kernels::{LocalKernels, NormGrads, NormNeeds};
-use crate::options::{AttentionOptions, GeluKind, PackedHeads, Rotation};
+use crate::options::{AttentionOptions, GeluKind, PackedHeads, Rms, Rotation};
 
 impl LocalKernels for Cube {
     fn sum_dim(x: Float, dim: usize) -> Float {
@@ -72,14 +72,14 @@ impl LocalKernels for Cube {
         linear::accumulate_weight_grad(grad, x, sum, add);
     }
 
-    fn rms_norm_forward(x: Float, w: Float, eps: f64) -> Float {
+    fn rms_norm_forward(x: Float, w: Float, norm: Rms) -> Float {
         let _noted = work::memory("rms_norm", &x, |bytes| 2 * bytes);
-        norm::rms_forward(x, w, eps)
+        norm::rms_forward(x, w, norm)
     }
 
-    fn rms_norm_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+    fn rms_norm_grads(x: Float, w: Float, grad: Float, norm: Rms, needs: NormNeeds) -> NormGrads<Self> {
         let _noted = work::memory("rms_norm gradient", &x, |bytes| 3 * bytes);
-        norm::rms_grads(x, w, grad, eps, needs)
+        norm::rms_grads(x, w, grad, norm, needs)
     }
 
     fn layer_norm_forward(x: Float, w: Float, b: Float, eps: f64) -> Float {

@@ -9,6 +9,7 @@ use kernels_cubecl::pointwise::norm::{self, Affine, Gradients, NormShape};
 use super::{Float, are_half, columns, empty, launched, packed, rows, work};
 use crate::{
     kernels::{NormGrads, NormNeeds},
+    options::Rms,
     plain,
     residual::kernels::{ResidualKernels, norm_grads_plus, norm_of_sum, reduced},
     step::Step,
@@ -16,21 +17,20 @@ use crate::{
 use ranks::comm::Group;
 use ranks::nccl::{connect, gpu_of, normed_sum};
 
-pub fn rms_forward(x: Float, w: Float, eps: f64) -> Float {
+pub fn rms_forward(x: Float, w: Float, norm: Rms) -> Float {
     if !are_half([&x, &w]) || !Affine::Rms(&w.handle).has_kernel(columns(&x)) {
-        return plain::norm::rms_norm::<Cube>(x, w, eps);
+        return plain::norm::rms_norm::<Cube>(x, w, norm);
     }
-    let w = packed(w);
-    forward(x, None, Affine::Rms(&w.handle), eps)
+    forward(x, None, rms(&packed(w), norm), norm.eps)
 }
 
-pub fn rms_grads(x: Float, w: Float, grad: Float, eps: f64, needs: NormNeeds) -> NormGrads<Cube> {
+pub fn rms_grads(x: Float, w: Float, grad: Float, norm: Rms, needs: NormNeeds) -> NormGrads<Cube> {
     if !are_half([&x, &w, &grad]) || !Affine::Rms(&w.handle).has_kernel(columns(&x)) {
-        return plain::norm::rms_norm_grads::<Cube>(x, w, grad, eps, needs);
+        return plain::norm::rms_norm_grads::<Cube>(x, w, grad, norm, needs);
     }
     let w = packed(w);
     let dw = empty(&w, [columns(&x)], DType::F32);
-    let dx = backward(x, Affine::Rms(&w.handle), grad, None, &dw.handle, eps);
+    let dx = backward(x, rms(&w, norm), grad, None, &dw.handle, norm.eps);
     NormGrads { x: needs.x.then_some(dx), w: needs.w.then_some(dw), b: None }
 }
 
@@ -62,7 +62,7 @@ impl ResidualKernels for Cube {
         let _noted = work::memory("residual sum and norm", &x, |bytes| 4 * bytes);
         let (x, other) = (packed(x), packed(other));
         let sum = empty(&x, x.shape(), x.dtype());
-        let y = forward(x, Some((&other.handle, &sum.handle)), affine(&packed_params), eps);
+        let y = forward(x, Some((&other.handle, &sum.handle)), affine(norm, &packed_params), eps);
         [sum, y]
     }
 
@@ -75,8 +75,8 @@ impl ResidualKernels for Cube {
         group: &Group,
     ) -> [Float; 2] {
         let link = if group.size() > 1 { connect(group, gpu_of(&x.device)) } else { None };
-        if let (Step::RmsNorm(eps), Some(link)) = (norm, link)
-            && let Some(made) = normed_sum(&partial, &x, &params[0], next, eps, (group, &link))
+        if let (Step::RmsNorm(rms), Some(link)) = (norm, link)
+            && let Some(made) = normed_sum(&partial, &x, &params[0], next, (rms.eps, rms.plus_one), (group, &link))
         {
             return made;
         }
@@ -97,7 +97,7 @@ impl ResidualKernels for Cube {
         let _noted = work::memory("norm gradient and residual sum", &x, |bytes| 4 * bytes);
         let sums = empty(&x, [packed_params.len(), columns(&x)], DType::F32);
         let other = packed(other);
-        let dx = backward(x, affine(&packed_params), grad, Some(&other.handle), &sums.handle, eps);
+        let dx = backward(x, affine(norm, &packed_params), grad, Some(&other.handle), &sums.handle, eps);
         let [w, b] = if packed_params.len() == 2 { two_rows(sums).map(Some) } else { [Some(one_row(sums)), None] };
         NormGrads { x: needs.x.then_some(dx), w: w.filter(|_| needs.w), b: b.filter(|_| needs.b) }
     }
@@ -105,20 +105,25 @@ impl ResidualKernels for Cube {
 
 /// The parameters of `norm` as its kernels read them and its epsilon, if there are kernels for it and for `inputs`.
 fn suited(norm: Step, params: &[Float], rows: &[&Float]) -> Option<(Vec<Float>, f64)> {
-    let (Step::RmsNorm(eps) | Step::LayerNorm(eps)) = norm else { return None };
+    let (Step::RmsNorm(Rms { eps, .. }) | Step::LayerNorm(eps)) = norm else { return None };
     let half = params.iter().chain(rows.iter().copied()).all(|x| are_half([rows[0], x]));
-    if !half || !affine(params).has_kernel(columns(rows[0])) {
+    if !half || !affine(norm, params).has_kernel(columns(rows[0])) {
         return None;
     }
     Some((params.iter().cloned().map(packed).collect(), eps))
 }
 
 /// One parameter is RMSNorm's weight, two are LayerNorm's weight and bias.
-fn affine(params: &[Float]) -> Affine<'_> {
-    match params {
-        [w, b] => Affine::Layer(&w.handle, &b.handle),
-        _ => Affine::Rms(&params[0].handle),
+fn affine(norm: Step, params: &[Float]) -> Affine<'_> {
+    match (norm, params) {
+        (Step::RmsNorm(norm), [w]) => rms(w, norm),
+        (_, [w, b]) => Affine::Layer(&w.handle, &b.handle),
+        _ => unreachable!("{norm:?} with {} parameters", params.len()),
     }
+}
+
+fn rms(w: &Float, norm: Rms) -> Affine<'_> {
+    if norm.plus_one { Affine::RmsPlusOne(&w.handle) } else { Affine::Rms(&w.handle) }
 }
 
 /// `adds` are an addend and the output for the sum, which is then normalised.

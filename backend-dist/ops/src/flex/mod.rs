@@ -56,7 +56,7 @@ use burn::backend::{DType, Flex, FloatDType, ops::FloatTensorOps};
 use super::{
     dropout_mask::DropoutMask,
     kernels::{LocalKernels, NormGrads, NormNeeds},
-    options::{AttentionOptions, GeluKind, PackedHeads, Rotation, ScoreOffset},
+    options::{AttentionOptions, GeluKind, PackedHeads, Rms, Rotation, ScoreOffset},
 };
 
 /// The type an operation on `dtype` computes in.
@@ -93,14 +93,14 @@ impl LocalKernels for Flex {
         cast(by_real!(inner, E => linear::weight_grad::<E>(grad, x)), dtype)
     }
 
-    fn rms_norm_forward(x: FlexTensor, w: FlexTensor, eps: f64) -> FlexTensor {
-        in_real!(x, w; E => norm::rms_forward::<E>(&x, &w, eps))
+    fn rms_norm_forward(x: FlexTensor, w: FlexTensor, norm: Rms) -> FlexTensor {
+        in_real!(x, w; E => norm::rms_forward::<E>(&x, &w, norm))
     }
 
-    fn rms_norm_grads(x: FlexTensor, w: FlexTensor, grad: FlexTensor, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
+    fn rms_norm_grads(x: FlexTensor, w: FlexTensor, grad: FlexTensor, norm: Rms, needs: NormNeeds) -> NormGrads<Self> {
         let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
         let (x, w, grad) = (dense(x, inner), dense(w, inner), dense(grad, inner));
-        by_real!(inner, E => norm::grads::<E>(&x, &w, &grad, eps, NormNeeds { b: false, ..needs }, false)).cast(dtype)
+        by_real!(inner, E => norm::grads::<E>(&x, &w, &grad, norm, NormNeeds { b: false, ..needs }, false)).cast(dtype)
     }
 
     fn layer_norm_forward(x: FlexTensor, w: FlexTensor, b: FlexTensor, eps: f64) -> FlexTensor {
@@ -110,7 +110,7 @@ impl LocalKernels for Flex {
     fn layer_norm_grads(x: FlexTensor, w: FlexTensor, grad: FlexTensor, eps: f64, needs: NormNeeds) -> NormGrads<Self> {
         let (dtype, inner) = (x.dtype(), compute_type(x.dtype()));
         let (x, w, grad) = (dense(x, inner), dense(w, inner), dense(grad, inner));
-        by_real!(inner, E => norm::grads::<E>(&x, &w, &grad, eps, needs, true)).cast(dtype)
+        by_real!(inner, E => norm::grads::<E>(&x, &w, &grad, eps.into(), needs, true)).cast(dtype)
     }
 
     fn rope_apply(x: FlexTensor, cos: FlexTensor, sin: FlexTensor, heads: usize, rotation: Rotation) -> FlexTensor {

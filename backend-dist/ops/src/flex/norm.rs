@@ -1,6 +1,8 @@
 //! RMSNorm and LayerNorm, one row at a time: the row stays in the L1 cache between its passes. The backward pass
 //! recomputes the statistics instead of saving them.
 
+use std::borrow::Cow;
+
 use burn::backend::flex::FlexTensor;
 use burn::backend::{Flex, Shape};
 
@@ -11,6 +13,7 @@ use super::{
     real::Real,
 };
 use crate::kernels::{NormGrads, NormNeeds};
+use crate::options::Rms;
 
 /// Mean (0 unless `center`) and `1/σ` of a row.
 #[inline(always)]
@@ -89,20 +92,26 @@ vectorized! {
 const FORWARD_COST: usize = 300;
 const BACKWARD_COST: usize = 600;
 
-pub(super) fn rms_forward<E: Real>(x: &FlexTensor, w: &FlexTensor, eps: f64) -> FlexTensor {
-    forward::<E>(x, w, None, eps)
+pub(super) fn rms_forward<E: Real>(x: &FlexTensor, w: &FlexTensor, norm: Rms) -> FlexTensor {
+    forward::<E>(x, w, None, norm)
 }
 
 pub(super) fn layer_forward<E: Real>(x: &FlexTensor, w: &FlexTensor, b: &FlexTensor, eps: f64) -> FlexTensor {
-    forward::<E>(x, w, Some(b), eps)
+    forward::<E>(x, w, Some(b), eps.into())
 }
 
-fn forward<E: Real>(x: &FlexTensor, w: &FlexTensor, b: Option<&FlexTensor>, eps: f64) -> FlexTensor {
+/// What rows are multiplied with.
+fn multiplier<E: Real>(w: &FlexTensor, norm: Rms) -> Cow<'_, [E]> {
+    let w = E::slice(w);
+    if norm.plus_one { w.iter().map(|w| E::ONE + *w).collect() } else { w.into() }
+}
+
+fn forward<E: Real>(x: &FlexTensor, w: &FlexTensor, b: Option<&FlexTensor>, norm: Rms) -> FlexTensor {
     let shape = x.layout().shape().clone();
-    let (x, w, b) = (E::slice(x), E::slice(w), b.map(|b| E::slice(b)));
+    let (x, w, b, eps) = (E::slice(x), &*multiplier(w, norm), b.map(|b| E::slice(b)), E::of(norm.eps));
     let n = w.len();
     let rows = x.len() / n;
-    let data = filled_rows([rows, n], n * FORWARD_COST, |_, span, out| forward_rows(&x[span], w, b, out, E::of(eps)));
+    let data = filled_rows([rows, n], n * FORWARD_COST, |_, span, out| forward_rows(&x[span], w, b, out, eps));
     E::tensor(data, shape)
 }
 
@@ -110,12 +119,12 @@ pub(super) fn grads<E: Real>(
     x: &FlexTensor,
     w: &FlexTensor,
     grad: &FlexTensor,
-    eps: f64,
+    norm: Rms,
     needs: NormNeeds,
     center: bool,
 ) -> NormGrads<Flex> {
     let shape = x.layout().shape().clone();
-    let (x, w, grad) = (E::slice(x), E::slice(w), E::slice(grad));
+    let (x, w, grad, eps) = (E::slice(x), &*multiplier(w, norm), E::slice(grad), E::of(norm.eps));
     let n = w.len();
     let rows = x.len() / n;
     let parts = parts(rows, n * BACKWARD_COST);
@@ -131,7 +140,7 @@ pub(super) fn grads<E: Real>(
             let (dx, dw, db) = unsafe {
                 (dx.slice(if needs.x { span.clone() } else { 0..0 }), dw.slice(sums(needs.w)), db.slice(sums(needs.b)))
             };
-            backward_rows(&x[span.clone()], w, &grad[span], E::of(eps), center, dx, dw, db);
+            backward_rows(&x[span.clone()], w, &grad[span], eps, center, dx, dw, db);
         });
     });
     let total = |partial: Vec<E>| E::tensor(add_up(partial, n), Shape::new([n]));

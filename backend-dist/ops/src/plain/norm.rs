@@ -6,6 +6,7 @@ use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor as Float};
 use super::{add, dims, last, reshape, rows, widen};
 use crate::dtype::cast;
 use crate::kernels::{LocalKernels, NormGrads, NormNeeds};
+use crate::options::Rms;
 
 /// The normalised rows and `1/σ` of every row, `[rows, n]` and `[rows, 1]`.
 fn normalise<B: LocalKernels>(x: Float<B>, eps: f64, center: bool) -> [Float<B>; 2] {
@@ -22,11 +23,17 @@ fn row<B: Backend>(w: Float<B>, like: &Float<B>) -> Float<B> {
     cast::<B>(reshape::<B>(w, [1, n]), like.dtype())
 }
 
-pub fn rms_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, eps: f64) -> Float<B> {
+/// What the rows are multiplied with, in the type of `like`.
+fn multiplier<B: Backend>(w: Float<B>, norm: Rms, like: &Float<B>) -> Float<B> {
+    let w = row::<B>(w, like);
+    if norm.plus_one { add::<B>(w, 1.0) } else { w }
+}
+
+pub fn rms_norm<B: LocalKernels>(x: Float<B>, w: Float<B>, norm: Rms) -> Float<B> {
     let shape = dims(&x);
     let (x, dtype) = widen::<B>(x);
-    let [x, _] = normalise::<B>(x, eps, false);
-    let w = row::<B>(w, &x);
+    let [x, _] = normalise::<B>(x, norm.eps, false);
+    let w = multiplier::<B>(w, norm, &x);
     cast::<B>(reshape::<B>(B::float_mul(x, w), shape), dtype)
 }
 
@@ -42,10 +49,10 @@ pub fn rms_norm_grads<B: LocalKernels>(
     x: Float<B>,
     w: Float<B>,
     grad: Float<B>,
-    eps: f64,
+    norm: Rms,
     needs: NormNeeds,
 ) -> NormGrads<B> {
-    grads::<B>(x, w, grad, eps, NormNeeds { b: false, ..needs }, false)
+    grads::<B>(x, w, grad, norm, NormNeeds { b: false, ..needs }, false)
 }
 
 pub fn layer_norm_grads<B: LocalKernels>(
@@ -55,14 +62,14 @@ pub fn layer_norm_grads<B: LocalKernels>(
     eps: f64,
     needs: NormNeeds,
 ) -> NormGrads<B> {
-    grads::<B>(x, w, grad, eps, needs, true)
+    grads::<B>(x, w, grad, eps.into(), needs, true)
 }
 
 fn grads<B: LocalKernels>(
     x: Float<B>,
     w: Float<B>,
     grad: Float<B>,
-    eps: f64,
+    norm: Rms,
     needs: NormNeeds,
     center: bool,
 ) -> NormGrads<B> {
@@ -70,13 +77,13 @@ fn grads<B: LocalKernels>(
     let n = last(&x);
     let (x, dtype) = widen::<B>(x);
     let grad = rows::<B>(widen::<B>(grad).0);
-    let [x, inverse] = normalise::<B>(x, eps, center);
+    let [x, inverse] = normalise::<B>(x, norm.eps, center);
     let over_rows = |t: Float<B>| cast::<B>(reshape::<B>(B::sum_dim(t, 0), [n]), dtype);
     NormGrads {
         w: needs.w.then(|| over_rows(B::float_mul(grad.clone(), x.clone()))),
         b: needs.b.then(|| over_rows(grad.clone())),
         x: needs.x.then(|| {
-            let w = row::<B>(w, &x);
+            let w = multiplier::<B>(w, norm, &x);
             let g = B::float_mul(grad, w);
             let along = B::float_mul(x.clone(), B::mean_dim(B::float_mul(g.clone(), x), 1));
             let mean = center.then(|| B::mean_dim(g.clone(), 1));

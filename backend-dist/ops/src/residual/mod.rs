@@ -38,7 +38,7 @@ use ranks::comm::Group;
 /// use burn::tensor::{Device, Tensor};
 ///
 /// let ones = |shape| Tensor::<3>::ones(shape, &Device::flex());
-/// let norm = || Prologue::RmsNorm { weight: Tensor::ones([4], &Device::flex()), eps: 0.0 };
+/// let norm = || Prologue::RmsNorm { weight: Tensor::ones([4], &Device::flex()), rms: 0.0.into() };
 /// let stream = Residual::enter(ones([2, 1, 4]), &PassContext::default());
 /// let attention = stream.clone().norm(norm()) * 2.0;
 /// let stream = stream.plus(attention, norm());

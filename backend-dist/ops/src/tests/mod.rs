@@ -5,7 +5,7 @@ pub mod recurrences;
 use burn::backend::{DType, Flex, Shape, Slice, TensorData, flex::FlexTensor, ops::FloatTensorOps};
 
 use super::{
-    AttentionDropout, AttentionOptions, DropoutMask, GeluKind, LocalKernels, NormNeeds, PackedHeads, Rotation,
+    AttentionDropout, AttentionOptions, DropoutMask, GeluKind, LocalKernels, NormNeeds, PackedHeads, Rms, Rotation,
     plain::{activation, attention, cross_entropy, dropout, embedding, linear, norm, rope},
 };
 
@@ -40,7 +40,10 @@ fn linear_kernels() {
 fn norm_kernels() {
     let (x, w, b, g) = (tensor(&[3, 2, 37], 1), tensor(&[37], 2), tensor(&[37], 3), tensor(&[3, 2, 37], 4));
     let (rms, layer) = (Flex::rms_norm_forward, Flex::layer_norm_forward);
-    same("rms", rms(x.clone(), w.clone(), 1e-3), norm::rms_norm::<Flex>(x.clone(), w.clone(), 1e-3));
+    let of_rms = [false, true].map(|plus_one| Rms { eps: 1e-3, plus_one });
+    for of in of_rms {
+        same("rms", rms(x.clone(), w.clone(), of), norm::rms_norm::<Flex>(x.clone(), w.clone(), of));
+    }
     let plain = norm::layer_norm::<Flex>(x.clone(), w.clone(), b.clone(), 1e-3);
     same("layer", layer(x.clone(), w.clone(), b, 1e-3), plain);
     for bits in 0..8 {
@@ -55,11 +58,13 @@ fn norm_kernels() {
             assert_eq!([fast.is_some(), plain.is_some()], [wanted; 2], "{needs:?}");
             fast.zip(plain).into_iter().for_each(|(fast, plain)| same("layer gradient", fast, plain));
         }
-        let ((a, b, c), (d, e, f)) = (args(), args());
-        let fast = Flex::rms_norm_grads(a, b, c, 1e-3, needs);
-        let plain = norm::rms_norm_grads::<Flex>(d, e, f, 1e-3, needs);
-        for (fast, plain) in [(fast.x, plain.x), (fast.w, plain.w)] {
-            fast.zip(plain).into_iter().for_each(|(fast, plain)| same("rms gradient", fast, plain));
+        for of in of_rms {
+            let ((a, b, c), (d, e, f)) = (args(), args());
+            let fast = Flex::rms_norm_grads(a, b, c, of, needs);
+            let plain = norm::rms_norm_grads::<Flex>(d, e, f, of, needs);
+            for (fast, plain) in [(fast.x, plain.x), (fast.w, plain.w)] {
+                fast.zip(plain).into_iter().for_each(|(fast, plain)| same("rms gradient", fast, plain));
+            }
         }
     }
 }

@@ -22,10 +22,10 @@ pub fn normed_sum(
     stream: &CubeTensor,
     weight: &CubeTensor,
     next: Option<&CubeTensor>,
-    eps: f64,
+    (eps, plus_one): (f64, bool),
     (group, link): (&Group, &Arc<Communicator>),
 ) -> Option<[CubeTensor; 2]> {
-    let rows = normed_rows(partial, link)?;
+    let rows = NormedRows { plus_one, ..normed_rows(partial, link)? };
     let (dtype, shape) = (partial.dtype, partial.meta.shape().clone());
     let same = [stream, weight].iter().all(|x| x.dtype == dtype) && *stream.meta.shape() == shape;
     if !same || elements(weight) != rows.columns {
@@ -65,7 +65,7 @@ pub(crate) fn normed_rows(partial: &CubeTensor, link: &Communicator) -> Option<N
     }
     let Plan { units, plane, vectors, .. } = Plan::of(&partial.client, columns, false);
     let (dtype, rows, threads) = (partial.dtype, elements(partial) / columns, units as usize);
-    let rows = NormedRows { dtype, rows, columns, threads, vectors };
+    let rows = NormedRows { dtype, rows, columns, threads, vectors, plus_one: false };
     (plane == 32 && link.existing_one_shot()?.takes_norms(&rows)).then_some(rows)
 }
 

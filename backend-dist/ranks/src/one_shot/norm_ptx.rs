@@ -54,13 +54,14 @@ const KINDS: [Kind; 3] = [
 /// The name of the kernel in its module.
 pub(crate) const NAME: &str = "sum_and_norm";
 
-/// The module of the kernel for elements of type `kind` (bf16, f16, f32) and so many vectors of a thread, on a GPU of at
-/// least this compute capability: 8 rounds two f32 to bf16 by one instruction, 9 prefetches.
-pub(crate) fn module(kind: usize, vectors: usize, capability: i32) -> String {
+/// The module of the kernel for elements of type `kind` (bf16, f16, f32) and so many vectors of a thread, with a weight to
+/// which one is added or not, on a GPU of at least this compute capability: 8 rounds two f32 to bf16 by one instruction, 9
+/// prefetches.
+pub(crate) fn module((kind, vectors, plus_one): (usize, usize, bool), capability: i32) -> String {
     assert!((1..=VECTORS).contains(&vectors), "{vectors} vectors of a thread");
     let prefetches = capability >= 9;
     let target = if prefetches { ".version 8.0\n.target sm_90" } else { ".version 7.0\n.target sm_80" };
-    format!("{target}\n.address_size 64\n{}", kernel(&KINDS[kind], vectors, prefetches))
+    format!("{target}\n.address_size 64\n{}", kernel(&KINDS[kind], vectors, plus_one, prefetches))
 }
 
 /// `line(i)` for each `i` below `count`.
@@ -107,7 +108,7 @@ impl Kind {
     }
 }
 
-fn kernel(kind: &Kind, vectors: usize, prefetches: bool) -> String {
+fn kernel(kind: &Kind, vectors: usize, plus_one: bool, prefetches: bool) -> String {
     let Kind { words, .. } = kind;
     let (bytes, units) = (4 * words, words / 2);
     let (all_words, all_elements) = (vectors * words, vectors * 8);
@@ -182,7 +183,12 @@ fn kernel(kind: &Kind, vectors: usize, prefetches: bool) -> String {
         let first = 8 * v;
         let scale =
             each(8, |i| format!("mul.rn.f32 %a{0}, %a{0}, %factor; mul.rn.f32 %a{0}, %a{0}, %b{i};", first + i));
-        kind.decoded("%g", v, "%b", 0) + &scale + &kind.encoded("%n", v, "%a", first) + &kind.store("%n", v, "%normed")
+        let weight = each(if plus_one { 8 } else { 0 }, |i| format!("add.rn.f32 %b{i}, %b{i}, 0f3f800000;"));
+        kind.decoded("%g", v, "%b", 0)
+            + &weight
+            + &scale
+            + &kind.encoded("%n", v, "%a", first)
+            + &kind.store("%n", v, "%normed")
     });
     let prefetch = match prefetches {
         true => format!("cp.async.bulk.prefetch.L2.global [%at], {CHUNK};"),

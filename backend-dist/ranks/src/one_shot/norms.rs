@@ -17,6 +17,8 @@ pub(crate) struct NormedRows {
     /// Threads of a row, and vectors of a thread.
     pub threads: usize,
     pub vectors: usize,
+    /// Whether one is added to the weight.
+    pub plus_one: bool,
 }
 
 /// The kernels that were called so far. Raw handles are stored as integers, because they cross threads.
@@ -27,8 +29,8 @@ pub(super) struct Norms {
 }
 
 struct Loaded {
-    kind: usize,
-    vectors: usize,
+    /// The index of the type, the vectors of a thread, and whether one is added to the weight.
+    of: (usize, usize, bool),
     module: usize,
     kernel: usize,
 }
@@ -36,7 +38,7 @@ struct Loaded {
 impl NormedRows {
     /// Whether there is a kernel for them.
     pub fn has_kernel(&self) -> bool {
-        let Self { dtype, rows, columns, threads, vectors } = *self;
+        let Self { dtype, rows, columns, threads, vectors, .. } = *self;
         let known = kind_of(dtype).is_some() && (1..=BLOCKS).contains(&rows);
         let warps = threads > 0 && threads.is_multiple_of(32) && threads <= THREADS;
         known
@@ -66,12 +68,11 @@ impl Norms {
     /// The kernel of a call, in the current context.
     pub fn kernel(&self, of: &NormedRows) -> Result<usize, String> {
         let kind = kind_of(of.dtype).ok_or_else(|| format!("no sum and norm of {:?}", of.dtype))?;
-        let mut loaded = self.loaded.lock();
-        if let Some(known) = loaded.iter().find(|known| (known.kind, known.vectors) == (kind, of.vectors)) {
+        let (mut loaded, of) = (self.loaded.lock(), (kind, of.vectors, of.plus_one));
+        if let Some(known) = loaded.iter().find(|known| known.of == of) {
             return Ok(known.kernel);
         }
-        let source =
-            CString::new(norm_ptx::module(kind, of.vectors, self.capability)).map_err(|error| error.to_string())?;
+        let source = CString::new(norm_ptx::module(of, self.capability)).map_err(|error| error.to_string())?;
         let name = CString::new(norm_ptx::NAME).map_err(|error| error.to_string())?;
         // SAFETY: the image and the name end with a zero.
         let made = unsafe {
@@ -79,7 +80,7 @@ impl Norms {
                 .and_then(|module| Ok((module as usize, driver::module::get_function(module, name)? as usize)))
         };
         let (module, kernel) = made.map_err(|error| format!("the kernel of a small sum and its norm: {error}"))?;
-        loaded.push(Loaded { kind, vectors: of.vectors, module, kernel });
+        loaded.push(Loaded { of, module, kernel });
         Ok(kernel)
     }
 
@@ -106,7 +107,8 @@ fn kind_of(dtype: DType) -> Option<usize> {
 mod tests {
     use super::*;
 
-    const ROWS: NormedRows = NormedRows { dtype: DType::BF16, rows: 1, columns: 4096, threads: 256, vectors: 2 };
+    const ROWS: NormedRows =
+        NormedRows { dtype: DType::BF16, rows: 1, columns: 4096, threads: 256, vectors: 2, plus_one: false };
 
     #[test]
     fn rows_that_the_threads_do_not_cover_have_no_kernel() {

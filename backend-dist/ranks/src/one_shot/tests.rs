@@ -47,7 +47,7 @@ fn every_type_has_a_kernel_without_gaps() {
 fn sums_with_norms_have_a_kernel_without_gaps_for_each_type_and_number_of_vectors() {
     for (kind, words) in [4, 4, 8].into_iter().enumerate() {
         for vectors in 1..=norm_ptx::VECTORS {
-            let module = norm_ptx::module(kind, vectors, 9);
+            let module = norm_ptx::module((kind, vectors, false), 9);
             let count = |of: &str| module.matches(of).count();
             assert_eq!(count(&format!(".entry {}(", norm_ptx::NAME)), 1);
             assert!(!module.contains("{{"), "{module}");
@@ -59,8 +59,13 @@ fn sums_with_norms_have_a_kernel_without_gaps_for_each_type_and_number_of_vector
             // All words of a poll are asked for before one is looked at: their latencies overlap.
             let [first, last] = ["POLL:", "xor.b32 %t, %t, %flag"].map(|at| module.find(at).expect("the kernel polls"));
             assert_eq!(module[first..last].matches("ld.relaxed.sys").count(), vectors * words / 2);
-            let [prefetching, older] = [9, 8].map(|capability| norm_ptx::module(kind, vectors, capability));
+            let [prefetching, older] = [9, 8].map(|capability| norm_ptx::module((kind, vectors, false), capability));
             assert!(prefetching.contains("bulk.prefetch") && !older.contains("bulk"));
+            // One is added to each number of the weight, and nothing else is different.
+            let of_one_more = norm_ptx::module((kind, vectors, true), 9);
+            let is_added = |line: &&str| line.ends_with(", 0f3f800000;");
+            assert_eq!(of_one_more.lines().filter(is_added).count(), 8 * vectors);
+            assert!(of_one_more.lines().filter(|line| !is_added(line)).eq(module.lines()));
             // The kernel waits once for its own threads, and nobody leaves before.
             assert_eq!([count("bar.sync"), count("ret;")], [1, 1]);
         }
@@ -77,5 +82,5 @@ fn no_more_is_prefetched_than_there_is_and_than_the_threads_ask_for() {
 #[test]
 #[should_panic(expected = "5 vectors of a thread")]
 fn longer_rows_have_no_kernel() {
-    norm_ptx::module(0, norm_ptx::VECTORS + 1, 9);
+    norm_ptx::module((0, norm_ptx::VECTORS + 1, false), 9);
 }

@@ -56,7 +56,7 @@ impl Leaves {
     fn contribution(&self, side: &Side, scale: &Scale, seed: u64, deferral: &Deferral) -> Gradients {
         let Scale { seq, batch, hidden, ffn, .. } = *scale;
         let tokens = scale.tokens();
-        let prologue = Prologue::RmsNorm { weight: self.norm.clone(), eps: EPS };
+        let prologue = Prologue::RmsNorm { weight: self.norm.clone(), rms: EPS.into() };
         let x = side.tensor(numbers(tokens * hidden, seed), [seq, batch, hidden]);
         let ids = side.ids(scale.ids(0), [seq, batch]);
         let [inside, behind] = self.biases.clone();

@@ -1,7 +1,8 @@
 //! The gradients of the norms of query and key heads.
 use super::{HeadsShape, Line, line_total};
+use crate::hopper::ptx::rsqrt;
 use crate::pointwise::{CubeShape, F32x4, PointwiseError, Vec8, buffer};
-use crate::{hopper::ptx::rsqrt, pointwise::norm::backward::half, pointwise::partial_sums::sum_partials};
+use crate::pointwise::{norm::backward::half, norm::multiplier, partial_sums::sum_partials};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
@@ -52,6 +53,7 @@ pub fn norm_heads_gradients<E: Float>(
     heads: u32,
     normed: u32,
     all_heads: u32,
+    #[comptime] plus_one: bool,
     #[comptime] line: Line,
     #[comptime] ring: usize,
 ) {
@@ -97,7 +99,7 @@ pub fn norm_heads_gradients<E: Float>(
                 for i in 0..8usize {
                     let number = f32::cast_from(value.extract(i));
                     squares += number * number;
-                    dot += number * (f32::cast_from(dy.extract(i)) * f32::cast_from(weight.extract(i)));
+                    dot += number * (f32::cast_from(dy.extract(i)) * multiplier::<E>(weight.extract(i), plus_one));
                 }
             }
             let factor = rsqrt(line_total(squares, line) * inverse + eps);
@@ -115,7 +117,7 @@ pub fn norm_heads_gradients<E: Float>(
                             let c = comptime![v * 8 + i];
                             let normal = f32::cast_from(value.extract(i)) * factor;
                             let dy = f32::cast_from(dy.extract(i));
-                            let weighted = dy * f32::cast_from(weight.extract(i));
+                            let weighted = dy * multiplier::<E>(weight.extract(i), plus_one);
                             result.insert(i, E::cast_from(weighted * factor - normal * along));
                             sums[c] = sums[c] + dy * normal;
                         }
@@ -178,7 +180,7 @@ pub fn backward<E: Float>(
     [q, k]: [&Handle; 2],
     y_gradient: &Handle,
     [x_gradient, weight_gradients]: [&Handle; 2],
-    eps: f32,
+    (eps, plus_one): (f32, bool),
     shape: HeadsShape,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
@@ -199,7 +201,7 @@ pub fn backward<E: Float>(
         launch_kernel!(norm_heads_gradients<E>, client, CubeCount::Static(count, 1, 1), CubeDim::new_1d(line.all());
             x, q, k, y_gradient, x_gradient, written;
             eps, 1.0 / shape.head_dim as f32, rows as u32, shape.heads as u32, (shape.heads + shape.kv_heads) as u32,
-            shape.all_heads as u32; line, RING)
+            shape.all_heads as u32; plus_one, line, RING)
     };
     sum_partials(client, &partials, weight_gradients, shares, sums)
 }

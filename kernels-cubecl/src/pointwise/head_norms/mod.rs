@@ -4,7 +4,7 @@
 //! A head's units are part of a plane, or one unit where planes are single units, so they add up without a barrier.
 pub mod gradient;
 
-use super::{CubeShape, PointwiseError, Vec8, buffer, check};
+use super::{CubeShape, PointwiseError, Vec8, buffer, check, norm::multiplier};
 use crate::hopper::ptx::rsqrt;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -97,6 +97,7 @@ pub fn norm_heads<E: Float>(
     heads: u32,
     normed: u32,
     all_heads: u32,
+    #[comptime] plus_one: bool,
     #[comptime] line: Line,
 ) {
     let unit = UNIT_POS % comptime![line.units];
@@ -132,7 +133,8 @@ pub fn norm_heads<E: Float>(
                 let mut result = Vec8::<E>::empty();
                 #[unroll]
                 for i in 0..8usize {
-                    let scaled = f32::cast_from(value.extract(i)) * factor * f32::cast_from(weight.extract(i));
+                    let scaled =
+                        f32::cast_from(value.extract(i)) * factor * multiplier::<E>(weight.extract(i), plus_one);
                     result.insert(i, E::cast_from(scaled));
                 }
                 y[place] = result;
@@ -143,6 +145,7 @@ pub fn norm_heads<E: Float>(
     }
 }
 /// `y` from `x` and the weights of queries and keys `[head_dim]`, all of type `E` and without gaps; statistics in fp32.
+/// With `plus_one` one is added to the weights, in fp32.
 ///
 /// # Errors
 /// If there is no kernel for the shape, or a buffer is too short.
@@ -151,7 +154,7 @@ pub fn forward<E: Float>(
     x: &Handle,
     [q, k]: [&Handle; 2],
     y: &Handle,
-    eps: f32,
+    (eps, plus_one): (f32, bool),
     shape: HeadsShape,
 ) -> Result<(), PointwiseError> {
     shape.check()?;
@@ -165,7 +168,7 @@ pub fn forward<E: Float>(
             CubeDim::new_1d(line.all());
             x, q, k, y;
             eps, 1.0 / shape.head_dim as f32, rows as u32, shape.heads as u32, (shape.heads + shape.kv_heads) as u32,
-            shape.all_heads as u32; line)
+            shape.all_heads as u32; plus_one, line)
     };
     Ok(())
 }

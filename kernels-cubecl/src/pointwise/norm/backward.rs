@@ -1,7 +1,8 @@
 //! The backward kernel of RMSNorm and LayerNorm.
 use super::moments::{MomentSet, moments, scratch};
 use super::{
-    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred, read_row,
+    Affine, Kind, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, multiplier, place,
+    read_centred, read_row,
 };
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::partial_sums::sum_partials;
@@ -84,10 +85,11 @@ pub fn norm_backward<E: Float>(
     inverse: f32,
     rows: u32,
     width: u32,
-    #[comptime] centred: bool,
+    #[comptime] kind: Kind,
     #[comptime] adds: bool,
     #[comptime] plan: Plan,
 ) {
+    let centred = comptime![kind.centred];
     let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
     let unit = UNIT_POS % comptime![plan.units];
     let stride = CUBE_COUNT_X * comptime![plan.side];
@@ -131,7 +133,7 @@ pub fn norm_backward<E: Float>(
             read_row(other, &mut others, last, next, next < rows, unit, width, plan);
         }
         let start = starts[0usize];
-        let sums = comptime![MomentSet { centred, dys: true }];
+        let sums = comptime![MomentSet { kind, dys: true }];
         let of_row =
             moments(&values, 0usize, &dys, &weights, start, &mut shared, parity, unit, width, inverse, sums, plan);
         let factor = rsqrt(of_row.squares * inverse + eps);
@@ -149,7 +151,7 @@ pub fn norm_backward<E: Float>(
                     let k = comptime![v * 8 + i];
                     let normal = (f32::cast_from(value.extract(i)) - start) * factor - shift;
                     let dy = f32::cast_from(dy.extract(i));
-                    let weighted = dy * f32::cast_from(weight.extract(i));
+                    let weighted = dy * multiplier::<E>(weight.extract(i), comptime![kind.plus_one]);
                     let mut change = weighted * factor;
                     w_sums[k] = w_sums[k] + dy * normal;
                     if comptime![centred] {
@@ -228,7 +230,7 @@ pub fn backward_planned<E: Float>(
     affine.check(shape)?;
     let NormShape { rows, columns } = shape;
     let (width, vector) = (columns / 8, 8 * size_of::<E>());
-    let (len, sums) = (rows * width, if affine.centred() { 2 * columns } else { columns });
+    let (len, sums) = (rows * width, if affine.kind().centred { 2 * columns } else { columns });
     let count = plan.count(shape, plan.side);
     let shares = count as usize;
     let partials = client.empty(4 * shares * sums);
@@ -243,7 +245,7 @@ pub fn backward_planned<E: Float>(
     unsafe {
         launch_kernel!(norm_backward<E>, client, CubeCount::Static(count, 1, 1), plan.dim();
             x, w, y_gradient, other, x_gradient, written; eps, 1.0 / columns as f32, rows as u32, width as u32;
-            affine.centred(), adds.is_some(), plan)
+            affine.kind(), adds.is_some(), plan)
     };
     sum_partials(client, &partials, targets.affine, shares, sums)
 }

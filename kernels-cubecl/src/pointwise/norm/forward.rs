@@ -2,7 +2,8 @@
 use super::moments::scratch;
 use super::row::{add_row, normal, scales};
 use super::{
-    Affine, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred, read_row,
+    Affine, Kind, NormShape, Plan, Weights, advance, advance_starts, hold_weights, inside, place, read_centred,
+    read_row,
 };
 use crate::pointwise::{F32x4, PointwiseError, Vec8, buffer};
 use cubecl::prelude::*;
@@ -22,10 +23,11 @@ pub fn norm_forward<E: Float>(
     inverse: f32,
     rows: u32,
     width: u32,
-    #[comptime] centred: bool,
+    #[comptime] kind: Kind,
     #[comptime] adds: bool,
     #[comptime] plan: Plan,
 ) {
+    let centred = comptime![kind.centred];
     let mut shared = Shared::<[F32x4]>::new_slice(comptime![scratch(plan)]);
     let unit = UNIT_POS % comptime![plan.units];
     let mut values = Array::<Vec8<E>>::new(comptime![plan.held()]);
@@ -70,7 +72,7 @@ pub fn norm_forward<E: Float>(
             }
             let start = starts[0usize] + added_starts[0usize];
             let (factor, shift) =
-                scales(&values, 0usize, &weights, start, &mut shared, parity, unit, width, inverse, eps, centred, plan);
+                scales(&values, 0usize, &weights, start, &mut shared, parity, unit, width, inverse, eps, kind, plan);
             #[unroll]
             for v in 0..comptime![plan.vectors] {
                 let column = unit + comptime![v as u32 * plan.units];
@@ -80,7 +82,7 @@ pub fn norm_forward<E: Float>(
                     if comptime![centred] {
                         bias = biases[place(comptime![v], plan)];
                     }
-                    let result = normal::<E>(values[v], weight, bias, start, factor, shift, centred);
+                    let result = normal::<E>(values[v], weight, bias, start, factor, shift, kind);
                     y[(row * width + column) as usize] = result;
                 }
             }
@@ -153,7 +155,7 @@ pub fn norm_forward<E: Float>(
                 width,
                 inverse,
                 eps,
-                centred,
+                kind,
                 plan,
             );
             #[unroll]
@@ -171,7 +173,7 @@ pub fn norm_forward<E: Float>(
                             bias = biases[place(comptime![v], plan)];
                         }
                     }
-                    let result = normal::<E>(value, weight, bias, start, factor, shift, centred);
+                    let result = normal::<E>(value, weight, bias, start, factor, shift, kind);
                     y[(row * width + column) as usize] = result;
                 }
             }
@@ -223,7 +225,7 @@ pub fn forward_planned<E: Float>(
     unsafe {
         launch_kernel!(norm_forward<E>, client, CubeCount::Static(plan.count(shape, each), 1, 1), plan.dim();
             x, other, w, b, y, sum; eps, 1.0 / columns as f32, rows as u32, width as u32;
-            affine.centred(), adds.is_some(), plan)
+            affine.kind(), adds.is_some(), plan)
     };
     Ok(())
 }

@@ -23,24 +23,26 @@ pub use plan::Plan;
 pub enum Affine<'a> {
     /// RMSNorm with its weight.
     Rms(&'a Handle),
+    /// RMSNorm with a weight to which one is added, in fp32: `y = (1 + w) x / √(mean(x²) + eps)` (Gemma).
+    RmsPlusOne(&'a Handle),
     /// LayerNorm with its weight and bias.
     Layer(&'a Handle, &'a Handle),
 }
 
 impl<'a> Affine<'a> {
     fn weight(self) -> &'a Handle {
-        let (Self::Rms(w) | Self::Layer(w, _)) = self;
+        let (Self::Rms(w) | Self::RmsPlusOne(w) | Self::Layer(w, _)) = self;
         w
     }
 
-    /// Whether the mean is subtracted.
-    pub fn centred(self) -> bool {
-        matches!(self, Self::Layer(..))
+    /// The kind without the weights.
+    pub fn kind(self) -> Kind {
+        Kind { centred: matches!(self, Self::Layer(..)), plus_one: matches!(self, Self::RmsPlusOne(_)) }
     }
 
     /// Longest row that fits into a cube's registers in the backward pass.
     fn longest(self) -> usize {
-        if self.centred() { 8192 } else { 16384 }
+        if self.kind().centred { 8192 } else { 16384 }
     }
 
     /// Whether there is a kernel for rows of this length.
@@ -52,6 +54,25 @@ impl<'a> Affine<'a> {
         check("columns", shape.columns, 8, self.longest())?;
         check("rows", shape.rows, 1, i32::MAX as usize / (shape.columns / 8))
     }
+}
+
+/// What distinguishes the kernels of one type of numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kind {
+    /// Whether the mean is subtracted.
+    pub centred: bool,
+    /// Whether one is added to the weight.
+    pub plus_one: bool,
+}
+
+/// A number of the weight as the norm multiplies with it.
+#[cube]
+pub(super) fn multiplier<E: Float>(weight: E, #[comptime] plus_one: bool) -> f32 {
+    let mut weight = f32::cast_from(weight);
+    if comptime![plus_one] {
+        weight += 1.0;
+    }
+    weight
 }
 
 /// Number and length of rows.

@@ -3,7 +3,7 @@
 //! Sums about the mean follow from those about the row's first number. The square of that number's distance from the
 //! mean is at most the variance times the length of the row, so enough of fp32's digits are left for half precision
 //! types even if it is an outlier, and all of them if it is not. Sums about zero would lose the digits of the mean.
-use super::{Plan, Weights, inside, place};
+use super::{Kind, Plan, Weights, inside, multiplier, place};
 use crate::hopper::ptx::named_barrier_sync;
 use crate::pointwise::cube::plane_total;
 use crate::pointwise::{F32x4, Vec8};
@@ -12,8 +12,8 @@ use cubecl::prelude::*;
 /// The sums to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MomentSet {
-    /// About the mean instead of zero.
-    pub centred: bool,
+    /// Sums are about the mean of what is centred, else about zero.
+    pub kind: Kind,
     /// Also the sums of gradients times weights.
     pub dys: bool,
 }
@@ -67,7 +67,7 @@ pub fn moments<E: Float>(
             for i in 0..8usize {
                 let away = f32::cast_from(value.extract(i)) - start;
                 squares += away * away;
-                if comptime![sums.centred] {
+                if comptime![sums.kind.centred] {
                     sum += away;
                 }
             }
@@ -76,9 +76,10 @@ pub fn moments<E: Float>(
                 #[unroll]
                 for i in 0..8usize {
                     let away = f32::cast_from(value.extract(i)) - start;
-                    let both = f32::cast_from(dy.extract(i)) * f32::cast_from(weight.extract(i));
+                    let both = f32::cast_from(dy.extract(i))
+                        * multiplier::<E>(weight.extract(i), comptime![sums.kind.plus_one]);
                     dot += away * both;
-                    if comptime![sums.centred] {
+                    if comptime![sums.kind.centred] {
                         weighted += both;
                     }
                 }
@@ -86,7 +87,7 @@ pub fn moments<E: Float>(
         }
     }
     let planes = comptime![cube.planes()];
-    if comptime![sums.centred && sums.dys && cube.plane == 32 && planes > 1] {
+    if comptime![sums.kind.centred && sums.dys && cube.plane == 32 && planes > 1] {
         let all = four_totals(sum, squares, weighted, dot, parity, plan);
         sum = plane_shuffle(all, 0u32);
         squares = plane_shuffle(all, 1u32);
@@ -97,7 +98,7 @@ pub fn moments<E: Float>(
         if comptime![sums.dys] {
             dot = line_total(dot, plan);
         }
-        if comptime![sums.centred] {
+        if comptime![sums.kind.centred] {
             sum = line_total(sum, plan);
             if comptime![sums.dys] {
                 weighted = line_total(weighted, plan);
@@ -127,7 +128,7 @@ pub fn moments<E: Float>(
         }
     }
     let mean = sum * inverse;
-    if comptime![sums.centred] {
+    if comptime![sums.kind.centred] {
         squares = max(squares - sum * mean, 0.0);
         dot -= mean * weighted;
     }

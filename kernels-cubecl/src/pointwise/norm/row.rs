@@ -1,6 +1,6 @@
 //! One row in the forward pass.
 use super::moments::{MomentSet, moments};
-use super::{Plan, Weights, inside};
+use super::{Kind, Plan, Weights, inside, multiplier};
 use crate::hopper::ptx::rsqrt;
 use crate::pointwise::{F32x4, Vec8};
 use cubecl::prelude::*;
@@ -52,16 +52,16 @@ pub fn scales<E: Float>(
     width: u32,
     inverse: f32,
     eps: f32,
-    #[comptime] centred: bool,
+    #[comptime] kind: Kind,
     #[comptime] plan: Plan,
 ) -> (f32, f32) {
-    let sums = comptime![MomentSet { centred, dys: false }];
+    let sums = comptime![MomentSet { kind, dys: false }];
     let of_row = moments(values, slot, values, weights, start, scratch, parity, unit, width, inverse, sums, plan);
     let factor = rsqrt(of_row.squares * inverse + eps);
     (factor, of_row.mean * factor)
 }
 
-/// A vector of a normalised row; `bias` is ignored unless `centred`.
+/// A vector of a normalised row; `bias` is ignored unless the kind is `centred`.
 #[cube]
 pub fn normal<E: Float>(
     value: Vec8<E>,
@@ -70,14 +70,14 @@ pub fn normal<E: Float>(
     start: f32,
     factor: f32,
     shift: f32,
-    #[comptime] centred: bool,
+    #[comptime] kind: Kind,
 ) -> Vec8<E> {
     let mut result = Vec8::<E>::empty();
     #[unroll]
     for i in 0..8usize {
         let away = f32::cast_from(value.extract(i)) - start;
-        let mut scaled = (away * factor - shift) * f32::cast_from(weight.extract(i));
-        if comptime![centred] {
+        let mut scaled = (away * factor - shift) * multiplier::<E>(weight.extract(i), comptime![kind.plus_one]);
+        if comptime![kind.centred] {
             scaled += f32::cast_from(bias.extract(i));
         }
         result.insert(i, E::cast_from(scaled));

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use backend_dist::comm::Group;
 use backend_dist::ops::moe::grouped_linear;
 use backend_dist::ops::{
-    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, PassContext, Prologue, Residual, add_bias,
-    dropout, embedding, geglu, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, squared_relu, swiglu,
-    vocab_parallel_cross_entropy,
+    AttentionOptions, DropoutMask, GeluKind, LinearOptions, PackedHeads, PassContext, Prologue, Residual, Rms,
+    add_bias, dropout, embedding, geglu, gelu, layer_norm, linear, linear_with, rms_norm, rope_packed, squared_relu,
+    swiglu, vocab_parallel_cross_entropy,
 };
 use burn::tensor::{Int, Tensor};
 
@@ -158,7 +158,7 @@ fn gemms(scale: &Scale) -> Vec<Case> {
         let name = if recompute { "linear_with rms_norm, recomputed" } else { "linear_with rms_norm" };
         found.push(case(name, shape(hidden, hidden), 3, &inputs, move |_, x| {
             let (input, w) = (x[0].clone().reshape([seq, batch, hidden]), x[1].clone().reshape([ffn, hidden]));
-            let prologue = Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
+            let prologue = Prologue::RmsNorm { weight: x[2].clone(), rms: EPS.into() };
             flat(linear_with(input, prologue, w, None, LinearOptions { recompute, ..Default::default() }))
         }));
         let width = heads.total() * head_dim;
@@ -214,6 +214,9 @@ fn rows(scale: &Scale) -> Vec<Case> {
         case("rms_norm", shape(hidden), 1, &norm[..2], move |_, x| {
             flat(rms_norm(x[0].clone().reshape([seq, batch, hidden]), x[1].clone(), EPS))
         }),
+        case("rms_norm of 1 + weight", shape(hidden), 1, &norm[..2], move |_, x| {
+            flat(rms_norm(x[0].clone().reshape([seq, batch, hidden]), x[1].clone(), Rms { eps: EPS, plus_one: true }))
+        }),
         case("layer_norm", shape(hidden), 1, &norm, move |_, x| {
             flat(layer_norm(x[0].clone().reshape([seq, batch, hidden]), x[1].clone(), x[2].clone(), EPS))
         }),
@@ -255,7 +258,7 @@ fn residual_streams(scale: &Scale) -> Vec<Case> {
         let [x, a] = [0, 1].map(|i: usize| x[i].clone().reshape([seq, batch, hidden]));
         Residual::enter(x, &PassContext::default()).plus(a, norm)
     };
-    let rms = |x: &[Tensor<1>]| Prologue::RmsNorm { weight: x[2].clone(), eps: EPS };
+    let rms = |x: &[Tensor<1>]| Prologue::RmsNorm { weight: x[2].clone(), rms: EPS.into() };
     let layer = |x: &[Tensor<1>]| Prologue::LayerNorm { weight: x[2].clone(), bias: x[3].clone(), eps: EPS };
     let mut found = vec![
         case("residual rms_norm", shape.clone(), 4, &inputs[..3], move |_, x| {
