@@ -1,7 +1,8 @@
 //! The attention of a decode step, where every sequence has one new token and its keys and values are in blocks.
 
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+pub use kernels_cubecl::decode::draw::Draw;
 use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES, has_likeliest};
 
 use super::kernels::LocalKernels;
@@ -61,9 +62,29 @@ pub fn paged_attention(
 /// The first column of the greatest number of each row of `logits [rows, columns]`, or −1 if one of them is not finite;
 /// `None` where there is no kernel for it: it runs on NVIDIA GPUs, for columns that are a multiple of 8.
 pub fn likeliest(logits: &Tensor<2>) -> Option<Tensor<1, Int>> {
+    let drawn = || <Dispatch as DecodeOps>::op_likeliest(logits.clone().into_dispatch());
+    is_drawn_on_device(logits).then(|| Tensor::from_dispatch(drawn()))
+}
+
+/// A column of each row of `logits [rows, columns]`, drawn in fp32, or −1 if one of them is not finite; `None` where
+/// [`likeliest`] is.
+///
+/// # Panics
+/// Unless there is a draw for each row.
+pub fn draw(logits: &Tensor<2>, draws: &[Draw]) -> Option<Tensor<1, Int>> {
+    assert_eq!(logits.dims()[0], draws.len(), "draws of {:?} logits", logits.dims());
+    let how = || {
+        let numbers: Vec<f32> = draws.iter().flat_map(Draw::numbers).collect();
+        let count = numbers.len();
+        Tensor::<1>::from_data(TensorData::new(numbers, [count]), (&logits.device(), DType::F32)).into_dispatch()
+    };
+    let drawn = || <Dispatch as DecodeOps>::op_draw(logits.clone().into_dispatch(), how());
+    is_drawn_on_device(logits).then(|| Tensor::from_dispatch(drawn()))
+}
+
+fn is_drawn_on_device(logits: &Tensor<2>) -> bool {
     let known = matches!(logits.dtype(), DType::BF16 | DType::F16 | DType::F32);
-    let has_kernel = known && gpu::index(&logits.device()).is_some() && has_likeliest(logits.dims()[1]);
-    has_kernel.then(|| Tensor::from_dispatch(<Dispatch as DecodeOps>::op_likeliest(logits.clone().into_dispatch())))
+    known && gpu::index(&logits.device()).is_some() && has_likeliest(logits.dims()[1])
 }
 
 /// `silu(gate) up` of `x · wᵀ = [gate | up]` for `x [.., in]` and `w [2 out, in]`: [`swiglu`](super::swiglu) of
@@ -158,6 +179,8 @@ pub(super) trait DecodeOps: Backend {
     fn op_swiglu_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
 
     fn op_likeliest(logits: FloatTensor<Self>) -> IntTensor<Self>;
+
+    fn op_draw(logits: FloatTensor<Self>, how: FloatTensor<Self>) -> IntTensor<Self>;
 }
 
 impl DecodeOps for burn::backend::Flex {
@@ -193,5 +216,9 @@ impl DecodeOps for burn::backend::Flex {
 
     fn op_likeliest(_: FloatTensor<Self>) -> IntTensor<Self> {
         panic!("`likeliest` has a kernel on GPUs only")
+    }
+
+    fn op_draw(_: FloatTensor<Self>, _: FloatTensor<Self>) -> IntTensor<Self> {
+        panic!("`draw` has a kernel on GPUs only")
     }
 }

@@ -1,9 +1,11 @@
 //! The next tokens and their log-probabilities, from the logits of a step.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use backend_dist::ops::decode::likeliest;
-use burn::tensor::Tensor;
+use backend_dist::ops::decode::{Draw, draw, likeliest};
+use burn::tensor::{DType, Element, Int, Tensor, TensorData};
+use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::error::NoChoice;
@@ -62,10 +64,13 @@ impl Choice {
         Self::Next { sampling, rules: rules.clone(), index: index as u64, logprobs }
     }
 
-    /// The likeliest token is all that is wanted, or nothing.
-    fn is_argmax(&self) -> bool {
-        matches!(self, Self::Next { sampling, rules: None, logprobs: None, .. } if sampling.is_argmax())
-            || *self == Self::None
+    /// The draw of a token is all that is wanted, or nothing.
+    fn draw(&self) -> Option<Draw> {
+        match self {
+            Self::None => Sampling::greedy().draw(0),
+            Self::Next { sampling, rules: None, index, logprobs: None } => sampling.draw(*index),
+            Self::Next { .. } | Self::Known { .. } => None,
+        }
     }
 
     fn of(&self, logits: &[f64]) -> Result<Chosen, NoChoice> {
@@ -88,19 +93,64 @@ impl Choice {
 
 /// One choice for each line of `logits [lines, vocab]`.
 pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen, NoChoice>> {
-    if choices.iter().all(Choice::is_argmax)
-        && let Some(tokens) = likeliest(&logits)
-    {
-        // Only one number of each line comes to the host.
-        let tokens: Vec<i64> = tokens.into_data().iter::<i64>().collect();
-        if tokens.iter().all(|token| *token >= 0) {
-            return tokens.into_iter().map(|token| Ok((token, None))).collect();
+    let drawn = on_device(&logits, choices);
+    // The other lines come to the host whole.
+    let others: Vec<usize> = drawn.iter().enumerate().filter(|(_, drawn)| drawn.is_none()).map(|(i, _)| i).collect();
+    let wanted = match others.len() {
+        0 => Vec::new(),
+        all if all == choices.len() => on_host(logits, choices.iter().collect()),
+        count => {
+            let lines: Vec<i64> = others.iter().map(|line| *line as i64).collect();
+            let lines = Tensor::<1, Int>::from_data(TensorData::new(lines, [count]), &logits.device());
+            on_host(logits.select(0, lines), others.iter().map(|line| &choices[*line]).collect())
         }
+    };
+    let mut wanted = wanted.into_iter();
+    let of_line = |drawn: Option<i64>| match drawn {
+        Some(token) => Ok((token, None)),
+        None => wanted.next().expect("a choice for each of the other lines"),
+    };
+    drawn.into_iter().map(of_line).collect()
+}
+
+/// The tokens that are drawn where the logits are, so that one number of a line comes to the host.
+fn on_device(logits: &Tensor<2>, choices: &[Choice]) -> Vec<Option<i64>> {
+    let draws: Vec<Option<Draw>> = choices.iter().map(Choice::draw).collect();
+    let is_greedy = |draw: &Option<Draw>| draw.is_some_and(|draw| draw.temperature == 0.0);
+    let tokens = if draws.iter().all(is_greedy) {
+        likeliest(logits)
+    } else if draws.iter().any(Option::is_some) {
+        let greedy = Sampling::greedy().draw(0).expect("greedy choices are draws");
+        draw(logits, &draws.iter().map(|draw| draw.unwrap_or(greedy)).collect::<Vec<_>>())
+    } else {
+        None
+    };
+    let Some(tokens) = tokens else { return vec![None; choices.len()] };
+    // −1 where a logit is not finite.
+    let of_line = |(token, draw): (i64, &Option<Draw>)| (token >= 0 && draw.is_some()).then_some(token);
+    tokens.into_data().iter::<i64>().zip(&draws).map(of_line).collect()
+}
+
+fn on_host(logits: Tensor<2>, choices: Vec<&Choice>) -> Vec<Result<Chosen, NoChoice>> {
+    let (data, [_, vocabulary]) = (logits.to_data(), logits.dims());
+    let of_line =
+        |(line, choice): (usize, &Choice)| choice.of(&line_of(&data, line * vocabulary..(line + 1) * vocabulary));
+    choices.into_par_iter().enumerate().map(of_line).collect()
+}
+
+/// Numbers of a tensor of floats.
+fn line_of(data: &TensorData, range: Range<usize>) -> Vec<f64> {
+    fn of<E: Element>(data: &TensorData, range: Range<usize>) -> Vec<f64> {
+        let all = data.as_slice::<E>().expect("the data is of this type");
+        all[range].iter().map(|number| number.elem()).collect()
     }
-    let [_, vocabulary] = logits.dims();
-    let logits: Vec<f64> = logits.into_data().iter::<f64>().collect();
-    let lines = logits.par_chunks_exact(vocabulary).zip(choices.par_iter());
-    lines.map(|(logits, choice)| choice.of(logits)).collect()
+    match data.dtype() {
+        DType::F64 => of::<f64>(data, range),
+        DType::F32 | DType::Flex32 => of::<f32>(data, range),
+        DType::F16 => of::<f16>(data, range),
+        DType::BF16 => of::<bf16>(data, range),
+        dtype => panic!("logits of {dtype:?}"),
+    }
 }
 
 fn logprobs(logits: &[f64], token: i64, top: usize) -> TokenLogprobs {
@@ -122,7 +172,7 @@ fn logprobs(logits: &[f64], token: i64, top: usize) -> TokenLogprobs {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{DType, Device, TensorData};
+    use burn::tensor::Device;
 
     use super::*;
     use crate::logits::{LogitsProcessors, Seen};

@@ -9,6 +9,7 @@ pub mod append;
 pub mod attention;
 #[cfg(feature = "cuda")]
 pub mod copies;
+pub mod draw;
 #[cfg(feature = "cuda")]
 pub mod few_rows;
 #[cfg(feature = "cuda")]

@@ -2,6 +2,7 @@
 use super::{buffer as b, compile, registers_only, settings, settings_of};
 use half::bf16;
 use kernels_cubecl::decode::attention::{Plan, split_attention::SplitAttention};
+use kernels_cubecl::decode::draw::kernel::draw_rows::DrawRows;
 use kernels_cubecl::decode::few_rows;
 use kernels_cubecl::decode::{DecodeShape, Rows, append::append_rows::AppendRows, merge::merge_splits::MergeSplits};
 use kernels_cubecl::pointwise::CubeShape;
@@ -38,4 +39,11 @@ fn new_keys_and_merged_splits_compile() {
         assert!(registers_only(&format!("append {half}"), append).contains(".v4."));
     }
     compile("merge", kernel!(MergeSplits<bf16>, settings(); b(), b(), b(), (), (), 128));
+}
+
+#[test]
+fn draws_read_16_bytes_and_stay_in_registers() {
+    let cube = CubeShape { units: 1024, ..CubeShape::GPU };
+    let kernel = kernel!(DrawRows<bf16>, settings_of(cube.units); b(), b(), b(), (), 13, cube);
+    assert!(registers_only("draws", kernel).contains(".v4."));
 }

@@ -99,6 +99,8 @@ fn decode_steps() {
     both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, head_dim: 48, ..shape }, &[4, 3, 17], Some(100), 48);
     both!(decode::likeliest, 8);
     both!(decode::likeliest, 1032);
+    both!(decode::draw, 8);
+    both!(decode::draw, 1032);
     assert_eq!(decode::copies(&client(), [5, 2, 7]) + decode::copies(&client(), [1, 1, 1]), 0);
     both!(decode::few_rows, &[1], 12, 256);
     both!(decode::few_rows, &[6], 8, 768);

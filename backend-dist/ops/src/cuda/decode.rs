@@ -2,6 +2,7 @@
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
+use kernels_cubecl::decode::draw::draw;
 use kernels_cubecl::decode::{DecodeShape, NewAngles, Rows, append, attention, likeliest};
 
 use super::linear::FEW;
@@ -67,6 +68,22 @@ impl DecodeOps for Cube {
             match logits.dtype() {
                 DType::F32 => likeliest::<f32>(client, sizes, handles.0, handles.1),
                 _ => by_half!(logits, E => likeliest::<E>(client, sizes, handles.0, handles.1)),
+            },
+        );
+        out
+    }
+
+    fn op_draw(logits: Float, how: Float) -> Int {
+        let (logits, how) = (packed(logits), packed(how));
+        let sizes = [rows(&logits), columns(&logits)];
+        let _noted = work::memory("drawn tokens", &logits, |bytes| bytes);
+        let out = empty(&logits, [sizes[0]], DType::I32);
+        let (client, handles) = (&logits.client, [&logits.handle, &how.handle, &out.handle]);
+        launched(
+            "drawn tokens",
+            match logits.dtype() {
+                DType::F32 => draw::<f32>(client, sizes, handles),
+                _ => by_half!(logits, E => draw::<E>(client, sizes, handles)),
             },
         );
         out

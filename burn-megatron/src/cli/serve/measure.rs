@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail};
 use backend_dist::shard::stable_hash;
 
+use crate::generate::Sampling;
 use crate::serve::{Event, Request, Requests, SchedulerConfig};
 
 /// A measurement in place of a server.
@@ -28,6 +29,15 @@ pub(super) struct Load {
     /// Tokens of each answer
     #[arg(long, alias = "output", value_name = "N", default_value_t = 256)]
     output_tokens: usize,
+    /// How the tokens of answers are drawn; 0 takes the likeliest
+    #[arg(long, value_name = "X", default_value_t = 0.0, requires = "requests", allow_negative_numbers = true)]
+    temperature: f64,
+    /// Draw among so many likeliest tokens
+    #[arg(long, value_name = "N", requires = "temperature")]
+    top_k: Option<usize>,
+    /// Draw among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", requires = "temperature", allow_negative_numbers = true)]
+    top_p: Option<f64>,
 }
 
 /// Sizes of a measurement.
@@ -39,6 +49,7 @@ pub(super) struct Play {
     prefix: usize,
     output: usize,
     vocab_size: usize,
+    sampling: Sampling,
     /// Another one has other prompts.
     round: u64,
 }
@@ -85,7 +96,10 @@ impl Load {
         if prefix > prompt {
             bail!("--prefix-tokens {prefix}: a prompt has {prompt} tokens (--prompt-tokens); nearest legal: {prompt}");
         }
-        Ok(Play { requests, concurrency, prompt, prefix, output, vocab_size, round: 0 })
+        let Self { temperature, top_k, top_p, .. } = *self;
+        let sampling = Sampling { temperature, top_k, top_p, ..Sampling::greedy() };
+        sampling.check()?;
+        Ok(Play { requests, concurrency, prompt, prefix, output, vocab_size, sampling, round: 0 })
     }
 }
 
@@ -168,7 +182,8 @@ impl Play {
             let of = if at < self.prefix { 0 } else { index + 1 };
             (stable_hash(&format!("{} {of} {at}", self.round)) % self.vocab_size as u64) as i64
         };
-        Request::greedy((0..self.prompt).map(token).collect(), self.output)
+        let sampling = Sampling { seed: index as u64, ..self.sampling };
+        Request { sampling, ..Request::greedy((0..self.prompt).map(token).collect(), self.output) }
     }
 }
 
@@ -200,7 +215,16 @@ mod tests {
 
     #[test]
     fn a_measurement_of_nothing_is_refused() {
-        let load = Load { requests: Some(4), concurrency: None, prompt_tokens: 8, prefix_tokens: 0, output_tokens: 8 };
+        let load = Load {
+            requests: Some(4),
+            concurrency: None,
+            prompt_tokens: 8,
+            prefix_tokens: 0,
+            output_tokens: 8,
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+        };
         let sizes = SchedulerConfig { max_model_len: 16, ..SchedulerConfig::default() };
         assert_eq!(load.resolve(10, &sizes).unwrap().concurrency, 64);
         let refuse = |load: Load| load.resolve(10, &sizes).unwrap_err().to_string();
@@ -210,13 +234,24 @@ mod tests {
         );
         assert!(refuse(Load { prefix_tokens: 9, ..load.clone() }).ends_with("nearest legal: 8"));
         assert!(refuse(Load { prompt_tokens: 16, ..load.clone() }).ends_with("has a token; nearest legal: 15"));
+        assert!(refuse(Load { top_p: Some(1.5), ..load.clone() }).starts_with("top-p 1.5 is not above 0"));
         assert!(refuse(Load { output_tokens: 9, ..load }).ends_with("nearest legal: 8"));
     }
 
     /// Else a cache of prefixes would make what is measured faster than it is.
     #[test]
     fn prompts_have_the_prefix_in_common_and_nothing_else() {
-        let play = Play { requests: 2, concurrency: 1, prompt: 40, prefix: 16, output: 1, vocab_size: 1000, round: 0 };
+        let sampling = Sampling::greedy();
+        let play = Play {
+            requests: 2,
+            concurrency: 1,
+            prompt: 40,
+            prefix: 16,
+            output: 1,
+            vocab_size: 1000,
+            sampling,
+            round: 0,
+        };
         let common = |a: Request, b: Request| a.prompt.iter().zip(&b.prompt).take_while(|(a, b)| a == b).count();
         assert_eq!(common(play.request(0), play.request(0)), 40);
         assert_eq!(common(play.request(0), play.request(1)), 16);

@@ -6,29 +6,34 @@ pub(super) struct Candidates<'a> {
     /// By number: rounding that swaps two of nearly the same weight moves a draw little.
     pub tokens: Vec<usize>,
     logits: &'a [f64],
-    highest: f64,
-    temperature: f64,
+    /// The share of each token; the likeliest has 1.
+    weights: Vec<f64>,
 }
 
 impl<'a> Candidates<'a> {
     /// All tokens, at a temperature above 0. One logit at least is finite.
     pub fn all(logits: &'a [f64], highest: f64, temperature: f64) -> Self {
-        Self { tokens: (0..logits.len()).collect(), logits, highest, temperature }
+        let weights = logits.iter().map(|logit| ((logit - highest) / temperature).exp()).collect();
+        Self { tokens: (0..logits.len()).collect(), logits, weights }
     }
 
-    /// The share of a token; the likeliest has 1.
     fn weight(&self, token: usize) -> f64 {
-        ((self.logits[token] - self.highest) / self.temperature).exp()
+        self.weights[token]
     }
 
     fn total(&self) -> f64 {
         self.tokens.iter().map(|&token| self.weight(token)).sum()
     }
 
-    fn sort_by_likelihood(&mut self) {
-        let mut tokens = std::mem::take(&mut self.tokens);
-        tokens.sort_by(|&a, &b| self.weight(b).total_cmp(&self.weight(a)));
-        self.tokens = tokens;
+    /// Brings so many of the likeliest to the front, in the order of their likelihood; of equally likely ones the first.
+    fn sort_likeliest(&mut self, count: usize) {
+        let Self { tokens, weights, .. } = self;
+        let by_weight = |a: &usize, b: &usize| weights[*b].total_cmp(&weights[*a]).then(a.cmp(b));
+        let count = count.min(tokens.len());
+        if count < tokens.len() {
+            tokens.select_nth_unstable_by(count, by_weight);
+        }
+        tokens[..count].sort_unstable_by(by_weight);
     }
 
     /// Keeps so many of the first.
@@ -45,7 +50,7 @@ impl<'a> Candidates<'a> {
 
     /// Keeps the likeliest of the first 100 whose terms of the entropy add up to at most this share of it.
     pub fn keep_top_h(&mut self, share: f64) {
-        self.sort_by_likelihood();
+        self.sort_likeliest(100);
         self.tokens.truncate(100);
         let (total, most) = (self.total(), share * self.entropy());
         let mut sum = 0.0;
@@ -69,15 +74,24 @@ impl<'a> Candidates<'a> {
     /// Keeps the likeliest tokens as long as those before them have not reached the share `p` of the whole weight; of
     /// equally likely ones the first.
     pub fn keep_top_p(&mut self, p: f64) {
-        let enough = p * self.total();
-        self.sort_by_likelihood();
-        let mut before = 0.0;
-        let end = self.tokens.iter().position(|&token| {
-            let reached = before >= enough;
-            before += self.weight(token);
-            reached
-        });
-        self.keep_first(end.unwrap_or(self.tokens.len()));
+        let (enough, all) = (p * self.total(), self.tokens.len());
+        // Mostly a few of a vocabulary.
+        let mut count = 256;
+        let end = loop {
+            self.sort_likeliest(count);
+            let mut before = 0.0;
+            let end = self.tokens.iter().take(count).position(|&token| {
+                let reached = before >= enough;
+                before += self.weight(token);
+                reached
+            });
+            match end {
+                Some(end) => break end,
+                None if count >= all => break all,
+                None => count *= 16,
+            }
+        };
+        self.keep_first(end);
     }
 
     /// Keeps the tokens that are at least `p` times as likely as the likeliest.

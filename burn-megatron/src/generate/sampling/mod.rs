@@ -8,6 +8,8 @@ mod tests;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
+use backend_dist::ops::decode::Draw;
+
 use self::filters::Candidates;
 use super::GenerateError;
 
@@ -110,9 +112,14 @@ impl Sampling {
         }
     }
 
-    /// Whether the choice is the likeliest token, whatever there was before.
-    pub(super) fn is_argmax(&self) -> bool {
-        self.temperature == 0.0 && !self.penalises()
+    /// New token number `index` as a draw from the logits alone, if it is one that [`draw`](backend_dist::ops::decode::draw)
+    /// knows.
+    pub(super) fn draw(&self, index: u64) -> Option<Draw> {
+        let Self { temperature, top_k, top_p, min_p, top_h, typical_p, epsilon_cutoff, eta_cutoff, .. } = *self;
+        let filters = temperature > 0.0
+            && (top_h.is_some() || typical_p.is_some_and(|p| p < 1.0) || epsilon_cutoff > 0.0 || eta_cutoff > 0.0);
+        let at = uniform(self.seed, index);
+        (!filters && !self.penalises()).then_some(Draw { temperature, top_k, top_p, min_p, at })
     }
 
     /// Whether the tokens before matter.

@@ -1,0 +1,47 @@
+//! The next token of each sequence, drawn from its logits: temperature, top-k, top-p, min-p, in this order.
+//!
+//! A cube has a row, which it reads some 20 times, from the L2 cache but for the first: the least logit that top-k and top-p
+//! leave is searched for by its bits, with two sums over the row for each third of what is left of them. Nothing is sorted,
+//! and all sums have one order.
+
+#[cfg(feature = "cuda")]
+pub mod kernel;
+#[cfg(feature = "cuda")]
+mod launch;
+#[cfg(feature = "cuda")]
+mod search;
+
+use super::LONGEST;
+#[cfg(feature = "cuda")]
+pub use launch::draw;
+
+/// Numbers that say what is drawn of a row.
+pub const NUMBERS: usize = 5;
+
+/// What is drawn of a row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// What logits are divided by; 0 takes the first of the greatest.
+    pub temperature: f64,
+    /// Only of so many greatest logits and those as great as the last of them.
+    pub top_k: Option<usize>,
+    /// Only of the greatest that together reach this probability, the one that crosses it included; of equal ones the first.
+    pub top_p: Option<f64>,
+    /// Only of those whose probability is at least this share of the greatest.
+    pub min_p: Option<f64>,
+    /// The point of `[0, 1)` under which the token lies when each takes a share of the line as long as its probability.
+    pub at: f64,
+}
+
+impl Draw {
+    /// As the kernel reads it.
+    pub fn numbers(&self) -> [f32; NUMBERS] {
+        let Self { temperature, top_k, top_p, min_p, at } = *self;
+        let inverse = if temperature > 0.0 { (1.0 / temperature).min(1e30) as f32 } else { 0.0 };
+        let at = if temperature > 0.0 { at } else { 0.0 };
+        // How far below the greatest logit.
+        let floor = (temperature * min_p.unwrap_or(0.0).ln()).max(-1e38) as f32;
+        let k = top_k.unwrap_or(0).min(LONGEST) as f32;
+        [inverse, k, top_p.unwrap_or(1.0) as f32, floor, (at as f32).min(1.0f32.next_down())]
+    }
+}
