@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use backend_dist::ops::decode::{Draw, draw, likeliest};
+use backend_dist::ops::decode::{Draw, Penalty, draw, is_drawn_on_device, likeliest};
 use burn::tensor::{DType, Element, Int, Tensor, TensorData};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -64,11 +64,18 @@ impl Choice {
         Self::Next { sampling, rules: rules.clone(), index: index as u64, logprobs }
     }
 
-    /// The draw of a token is all that is wanted, or nothing.
-    fn draw(&self) -> Option<Draw> {
+    /// The draw of a token, if that is all that is wanted, or nothing, and what is done to logits of row `row` before.
+    fn draw(&self, row: usize, vocabulary: usize) -> Option<(Draw, Vec<Penalty>)> {
         match self {
-            Self::None => Sampling::greedy().draw(0),
-            Self::Next { sampling, rules: None, index, logprobs: None } => sampling.draw(*index),
+            Self::None => Some((Sampling::greedy().draw(0)?, Vec::new())),
+            Self::Next { sampling, rules, index, logprobs: None } => {
+                let penalties = match rules {
+                    None => Vec::new(),
+                    Some(rules) => rules.penalties(sampling, vocabulary)?,
+                };
+                let penalty = |(token, times, less)| Penalty { row, token, times, less };
+                Some((sampling.draw(*index)?, penalties.into_iter().map(penalty).collect()))
+            }
             Self::Next { .. } | Self::Known { .. } => None,
         }
     }
@@ -115,13 +122,22 @@ pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen
 
 /// The tokens that are drawn where the logits are, so that one number of a line comes to the host.
 fn on_device(logits: &Tensor<2>, choices: &[Choice]) -> Vec<Option<i64>> {
-    let draws: Vec<Option<Draw>> = choices.iter().map(Choice::draw).collect();
+    if !is_drawn_on_device(logits) {
+        return vec![None; choices.len()];
+    }
+    let mut penalties = Vec::new();
+    let draw_of = |(row, choice): (usize, &Choice)| {
+        let (draw, own) = choice.draw(row, logits.dims()[1])?;
+        penalties.extend(own);
+        Some(draw)
+    };
+    let draws: Vec<Option<Draw>> = choices.iter().enumerate().map(draw_of).collect();
     let is_greedy = |draw: &Option<Draw>| draw.is_some_and(|draw| draw.temperature == 0.0);
-    let tokens = if draws.iter().all(is_greedy) {
+    let tokens = if penalties.is_empty() && draws.iter().all(is_greedy) {
         likeliest(logits)
     } else if draws.iter().any(Option::is_some) {
-        let greedy = Sampling::greedy().draw(0).expect("greedy choices are draws");
-        draw(logits, &draws.iter().map(|draw| draw.unwrap_or(greedy)).collect::<Vec<_>>())
+        let greedy = Draw { temperature: 0.0, top_k: None, top_p: None, min_p: None, at: 0.0 };
+        draw(logits, &draws.iter().map(|draw| draw.unwrap_or(greedy)).collect::<Vec<_>>(), &penalties)
     } else {
         None
     };

@@ -37,6 +37,23 @@ impl TextRules {
         }
     }
 
+    /// What it changes if it only penalises tokens that are there: of each such token of a vocabulary how much its logit is
+    /// divided by, if it is positive, or multiplied with, and what is then taken from it.
+    pub fn penalties(&self, sampling: &Sampling, vocabulary: usize) -> Option<Vec<(usize, f64, f64)>> {
+        let Self { processors, seen } = self;
+        let LogitsProcessors { presence_penalty, frequency_penalty, .. } = **processors;
+        let others =
+            LogitsProcessors { presence_penalty: 0.0, frequency_penalty: 0.0, ..LogitsProcessors::clone(processors) };
+        (others == LogitsProcessors::default()).then(|| {
+            let of = |(token, new): (i64, usize)| {
+                let token = usize::try_from(token).ok().filter(|token| *token < vocabulary)?;
+                let there = if new > 0 { presence_penalty } else { 0.0 };
+                Some((token, sampling.repetition_penalty, frequency_penalty * new as f64 + there))
+            };
+            seen.counts().filter_map(of).collect()
+        })
+    }
+
     /// The token chosen as new token number `index`. Fails if the rules leave none.
     pub fn choose(&self, logits: &[f64], sampling: &Sampling, index: u64) -> Result<usize, NoChoice> {
         let Self { processors, seen } = self;

@@ -101,6 +101,7 @@ fn decode_steps() {
     both!(decode::likeliest, 1032);
     both!(decode::draw, 8);
     both!(decode::draw, 1032);
+    both!(decode::penalties, 1024);
     assert_eq!(decode::copies(&client(), [5, 2, 7]) + decode::copies(&client(), [1, 1, 1]), 0);
     both!(decode::few_rows, &[1], 12, 256);
     both!(decode::few_rows, &[6], 8, 768);

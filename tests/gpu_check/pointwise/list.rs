@@ -69,6 +69,7 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 + decode::draw::<f16>(c, 1000)
                 + decode::draw::<f32>(c, 8)
                 + decode::draw::<f32>(c, 50_280)
+                + decode::penalties::<bf16>(c, 128_000)
                 + decode::copies(c, [64, 8, 128])
                 + decode::few_rows::<bf16>(c, &[1], 2048, 8192)
                 + decode::few_rows::<f32>(c, &[3], 12, 768)

@@ -2,7 +2,7 @@
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::decode::draw::draw;
+use kernels_cubecl::decode::draw::{draw, penalized};
 use kernels_cubecl::decode::{DecodeShape, NewAngles, Rows, append, attention, likeliest};
 
 use super::linear::FEW;
@@ -84,6 +84,23 @@ impl DecodeOps for Cube {
             match logits.dtype() {
                 DType::F32 => draw::<f32>(client, sizes, handles),
                 _ => by_half!(logits, E => draw::<E>(client, sizes, handles)),
+            },
+        );
+        out
+    }
+
+    fn op_penalized(logits: Float, places: Int, by: Float) -> Float {
+        let (logits, places, by) = (packed(logits), packed(places), packed(by));
+        let sizes = [rows(&logits), columns(&logits)];
+        let _noted = work::memory("penalties of tokens", &logits, |bytes| 3 * bytes);
+        let out = empty(&logits, sizes, DType::F32);
+        let (client, from) = (&logits.client, &logits.handle);
+        let penalties = (&places.handle, &by.handle, places.meta.shape()[0]);
+        launched(
+            "penalties of tokens",
+            match logits.dtype() {
+                DType::F32 => penalized::<f32>(client, sizes, from, penalties, &out.handle),
+                _ => by_half!(logits, E => penalized::<E>(client, sizes, from, penalties, &out.handle)),
             },
         );
         out

@@ -48,6 +48,11 @@ impl Seen {
         self.counts.keys().copied()
     }
 
+    /// Each token that is there, and how often it is new.
+    pub fn counts(&self) -> impl Iterator<Item = (i64, usize)> {
+        self.counts.iter().map(|(token, [_, new])| (*token, *new))
+    }
+
     /// All tokens.
     pub(super) fn tokens(&self) -> &[i64] {
         &self.tokens
@@ -65,7 +70,7 @@ impl Seen {
 
     /// Each new token, and how often it is there.
     pub(super) fn counted(&self) -> impl Iterator<Item = (i64, usize)> {
-        self.counts.iter().map(|(token, [_, new])| (*token, *new)).filter(|(_, new)| *new > 0)
+        self.counts().filter(|(_, new)| *new > 0)
     }
 
     pub(super) fn encoder(&self) -> &[i64] {

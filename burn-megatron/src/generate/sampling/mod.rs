@@ -112,14 +112,14 @@ impl Sampling {
         }
     }
 
-    /// New token number `index` as a draw from the logits alone, if it is one that [`draw`](backend_dist::ops::decode::draw)
-    /// knows.
+    /// New token number `index` as a draw from logits with all penalties, if it is one that
+    /// [`draw`](backend_dist::ops::decode::draw) knows.
     pub(super) fn draw(&self, index: u64) -> Option<Draw> {
         let Self { temperature, top_k, top_p, min_p, top_h, typical_p, epsilon_cutoff, eta_cutoff, .. } = *self;
         let filters = temperature > 0.0
             && (top_h.is_some() || typical_p.is_some_and(|p| p < 1.0) || epsilon_cutoff > 0.0 || eta_cutoff > 0.0);
         let at = uniform(self.seed, index);
-        (!filters && !self.penalises()).then_some(Draw { temperature, top_k, top_p, min_p, at })
+        (!filters).then_some(Draw { temperature, top_k, top_p, min_p, at })
     }
 
     /// Whether the tokens before matter.

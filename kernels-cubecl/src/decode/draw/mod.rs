@@ -9,11 +9,15 @@ pub mod kernel;
 #[cfg(feature = "cuda")]
 mod launch;
 #[cfg(feature = "cuda")]
+pub mod penalties;
+#[cfg(feature = "cuda")]
 mod search;
 
 use super::LONGEST;
 #[cfg(feature = "cuda")]
 pub use launch::draw;
+#[cfg(feature = "cuda")]
+pub use penalties::penalized;
 
 /// Numbers that say what is drawn of a row.
 pub const NUMBERS: usize = 5;
@@ -31,6 +35,19 @@ pub struct Draw {
     pub min_p: Option<f64>,
     /// The point of `[0, 1)` under which the token lies when each takes a share of the line as long as its probability.
     pub at: f64,
+}
+
+/// What changes a logit before its row is drawn from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Penalty {
+    /// Of this row.
+    pub row: usize,
+    /// Of this token.
+    pub token: usize,
+    /// Divides a positive logit and multiplies a negative one.
+    pub times: f64,
+    /// Is then taken from it.
+    pub less: f64,
 }
 
 impl Draw {

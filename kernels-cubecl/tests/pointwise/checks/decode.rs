@@ -139,6 +139,24 @@ pub fn draw<E: Element>(client: &Client, columns: usize) -> usize {
     wrong
 }
 
+/// Some logits are changed, the others are as they were.
+pub fn penalties<E: Element>(client: &Client, columns: usize) -> usize {
+    let rows = 3;
+    let mut logits = random(rows * columns, 9);
+    // Every third place, in no order.
+    let places: Vec<i32> = (0..rows * columns / 3).map(|nth| (nth * 3 * 7 % (rows * columns / 3 * 3)) as i32).collect();
+    let by: Vec<f64> =
+        places.iter().flat_map(|place| [1.0 + f64::from(place % 5) / 4.0, f64::from(place % 3) / 2.0]).collect();
+    let (on, out) = (upload::<E>(client, &logits), poisoned::<f32>(client, rows * columns));
+    let (at, how) = (upload_i32(client, &places), upload::<f32>(client, &by));
+    draw::penalized::<E>(client, [rows, columns], &on, (&at, &how, places.len()), &out).expect("legal");
+    for (place, by) in places.iter().zip(by.chunks_exact(2)) {
+        let logit = &mut logits[*place as usize];
+        *logit = if *logit < 0.0 { *logit * by[0] } else { *logit / by[0] } - by[1];
+    }
+    report(&format!("penalties, {columns} {}", E::NAME), &download::<f32>(client, &out), &logits, 1e-6)
+}
+
 /// Whether a token's part of the line has the point, or nearly.
 fn is_drawn(logits: &[f64], draw: &Draw, found: i32) -> bool {
     let Ok(found) = usize::try_from(found) else { return false };
