@@ -36,6 +36,11 @@ fn a_recipe_on_cpu_ranks_gives_a_table_a_record_and_a_row() {
     assert_eq!(record["runs"].as_array().unwrap().len(), 2);
     let row = std::fs::read_to_string(folder.path().join("results/tiny.md")).unwrap();
     assert!(row.starts_with("| date | commit |") && row.contains(arguments), "{row}");
+    // Without another system's measurement there are no bars.
+    let output = bench(folder.path(), "--chart chart.svg results/tiny.json");
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && told.contains("--chart: nothing to compare"), "{told}");
+    assert!(!folder.path().join("chart.svg").exists());
 }
 
 #[test]

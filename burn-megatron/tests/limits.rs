@@ -117,4 +117,6 @@ fn a_model_that_does_not_fit_into_memory_is_refused_before_it_is_built() {
         check(&format!("{command} {large}"), &[1], "on CPU ranks need");
     }
     check("train run.toml --dry-run --device cpu --model.preset llama3-1b", &[1], "--device cuda");
+    let adapters = "--data.tokenizer byte --model.preset llama3-8b --lora.rank 8 --training.dtype bf16";
+    check(&format!("train run.toml --dry-run --device cpu {adapters}"), &[1], "on CPU ranks need");
 }

@@ -152,9 +152,12 @@ text { fill: #f0f6fc }
 .peer { fill: #656c76 }
 }";
 
-/// The chart. Bars of one model have one scale.
-pub fn svg(all: &[Measurement]) -> String {
+/// The chart. Bars of one model have one scale. `None` if no setup was measured by burn-megatron and another system.
+pub fn svg(all: &[Measurement]) -> Option<String> {
     let groups = groups(all);
+    if groups.is_empty() {
+        return None;
+    }
     let height = 40.0 + groups.iter().map(|group| TITLE + STEP * group.bars.len() as f64).sum::<f64>();
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
@@ -201,7 +204,7 @@ pub fn svg(all: &[Measurement]) -> String {
             y += STEP;
         }
     }
-    out + "</svg>\n"
+    Some(out + "</svg>\n")
 }
 
 #[cfg(test)]
@@ -229,7 +232,7 @@ mod tests {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/throughput.svg");
         let committed_chart = fs::read_to_string(&file).unwrap_or_default();
         assert!(
-            committed_chart == svg(&committed()),
+            committed_chart == svg(&committed()).unwrap(),
             "{} differs: draw it again, see benchmarks/README.md",
             file.display()
         );
@@ -260,7 +263,7 @@ mod tests {
             measured("fast", 10_000.0, "2026-01-01"),
             Measurement { gpus: 4, ..measured(OURS, 12_000.0, "2026-01-02") },
         ];
-        let chart = svg(&all);
+        let chart = svg(&all).unwrap();
         let at = |text: &str| chart.find(text).unwrap_or_else(|| panic!("{text}: {chart}"));
         assert!(at("11,000 (1.10x)") < at("10,000</text>") && at("10,000</text>") < at("5,000</text>"), "{chart}");
         says!(chart, "M &amp; N, 8,192 tokens, bf16, 2 x NVIDIA H200");

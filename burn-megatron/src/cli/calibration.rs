@@ -8,11 +8,15 @@ use burn::tensor::Device;
 use models::{FamilyConfig, ModelConfig, WeightSource};
 
 use super::device::DeviceKind;
+use super::eval::causal_length;
 use super::forward::Precision;
 use crate::calibrate::Calibration;
 use crate::eval::{Encoder, EvalError, EvalSettings, ExactMatch, Limits, Task, Work, compute, read_documents, results};
 use crate::forward::Settings;
 use crate::hf::HfFolder;
+
+/// Longer sequences show of the layers' inputs what shorter ones do, and take more memory.
+const LONGEST: usize = 2048;
 
 /// Arguments about texts that a model reads.
 #[derive(Debug, clap::Args)]
@@ -26,9 +30,10 @@ pub(super) struct CalibrationArgs {
     /// Texts, or JSON lines with `text`, whose perplexity before and after is wanted
     #[arg(long, value_name = "FILE", num_args = 1..)]
     perplexity: Vec<PathBuf>,
-    /// Most tokens that the model sees at once of calibration texts and of those whose perplexity is wanted
-    #[arg(long, value_name = "N", default_value_t = 2048)]
-    max_length: usize,
+    /// Most tokens that the model sees at once of calibration texts and of those whose perplexity is wanted. Default: the
+    /// model's max_position_embeddings, but at most 2048
+    #[arg(long, value_name = "N")]
+    max_length: Option<usize>,
     /// Type in which the model computes for --calibration and --perplexity
     #[arg(long, value_enum, default_value = "f32")]
     compute_dtype: Precision,
@@ -56,19 +61,12 @@ impl CalibrationArgs {
     /// What the model of a folder is to read; files that are wrong are refused before anything is computed. Fails if a
     /// file, a number or the device cannot be used.
     pub fn texts(&self, from: &Path, folder: &HfFolder) -> Result<Texts> {
-        for (key, value, least) in
-            [("--calibration-samples", self.calibration_samples, 1), ("--max-length", self.max_length, 2)]
-        {
-            if value < least {
-                bail!("{key} {value} leaves nothing to do; nearest legal: {least}");
-            }
+        if self.calibration_samples == 0 {
+            bail!("--calibration-samples 0 leaves nothing to do; nearest legal: 1");
         }
         let (config, generation) = (folder.config(), folder.generation());
-        let most = config.dims().max_positions.unwrap_or(usize::MAX);
-        if self.max_length > most {
-            bail!("--max-length {}: the model has {most} learned positions; nearest legal: {most}", self.max_length);
-        }
         let layout = ParallelLayout::default();
+        let max_length = causal_length(config, &layout, self.max_length, Some(LONGEST))?;
         let devices = self.device.devices(&layout)?;
         let settings = Settings::new(devices.clone(), layout, self.compute_dtype);
         let (calibration, sequences) = (Work::default(), Vec::new());
@@ -78,7 +76,7 @@ impl CalibrationArgs {
         }
         let prefixes: Vec<u32> = generation.bos_token_id.into_iter().chain(generation.eos_token_id.clone()).collect();
         let encoder = Encoder::open(from, &prefixes, false)?;
-        let limits = Limits { max_length: self.max_length, max_new_tokens: 1, vocab_size: config.vocab_size() };
+        let limits = Limits { max_length, max_new_tokens: 1, vocab_size: config.vocab_size() };
         let read = |files: &[PathBuf]| -> Result<(Vec<Task>, Work)> {
             let tasks = files.iter().map(|path| read_documents(path, usize::MAX)).collect::<Result<Vec<_>, _>>()?;
             let work = Work::new(&tasks, &encoder, &limits)?;

@@ -124,6 +124,12 @@ fn name(flag: &str) -> &str {
 /// The equivalent of an unknown flag.
 fn ours(flag: &str) -> Option<String> {
     let name = name(flag);
+    if !flag.starts_with('-') {
+        return Some(match name {
+            "true" | "false" => format!("FLAG={name}, in one word"),
+            _ => "--SECTION.KEY A,B for a list, in one word".into(),
+        });
+    }
     let foreign = FLAGS.iter().find(|(foreign, _)| *foreign == name).map(|(_, ours)| ours.to_string());
     let key = || find_anywhere(name).map(|key| format!("--{} VALUE", key.path));
     let renamed = || of_megatron(name).map(|size| format!("--model.{size} N"));
@@ -138,7 +144,8 @@ mod tests {
     #[test]
     fn megatrons_flags_are_answered_with_ours() {
         let said = |flag: &str| {
-            let error = try_parse(["burn-megatron", "train", "run.toml", flag]).unwrap_err();
+            let words = ["burn-megatron", "train", "run.toml"].into_iter().chain(flag.split(' '));
+            let error = try_parse(words).unwrap_err();
             answered(error, "train").to_string()
         };
         for (flag, ours) in [
@@ -158,6 +165,8 @@ mod tests {
         ] {
             assert!(said(flag).contains(&format!("here it is {ours}")), "{}", said(flag));
         }
+        assert!(said("--sequence-parallel true").contains("here it is FLAG=true, in one word"));
+        assert!(said("--data.prefixes a b").contains("here it is --SECTION.KEY A,B for a list, in one word"));
         assert!(said("--training.stepz").contains("--training.steps"), "as clap has it: {}", said("--training.stepz"));
     }
 

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use burn::tensor::{DType, Device, Tensor};
+use models::ModelConfig;
 
 use crate::config::{Precision, RunConfig};
 use crate::console::format::duration;
@@ -17,11 +18,20 @@ const ORDER: u64 = 12;
 /// Refuses a run whose CPU ranks, `share` of all ranks, need more memory than this host has available. The error has
 /// the bytes that are needed, those that are available, and what to change.
 pub(super) fn check_memory(config: &RunConfig, share: f64) -> Result<()> {
-    // Adapters need much less than the plan, which trains everything, says.
-    if config.lora.rank.is_some() {
-        return Ok(());
-    }
-    let (Some(needed), Some(available)) = (total_memory(&config.job()?), available_memory()) else { return Ok(()) };
+    let needed = match config.lora.rank {
+        None => total_memory(&config.job()?),
+        // Much less than the plan says, which trains everything: the frozen weights at least, on every data-parallel rank.
+        Some(_) => {
+            let parameters = config.model.config.parameter_count() as u64;
+            let copies = (config.parallel.dp * config.parallel.cp) as u64;
+            let bytes = match config.lora.base {
+                None => parameters.saturating_mul(config.training.dtype.bytes()),
+                Some(_) => parameters / 2,
+            };
+            Some(bytes.saturating_mul(copies))
+        }
+    };
+    let (Some(needed), Some(available)) = (needed, available_memory()) else { return Ok(()) };
     let needed = (needed as f64 * share) as u64;
     if needed <= available {
         return Ok(());

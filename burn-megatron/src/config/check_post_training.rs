@@ -21,6 +21,27 @@ impl RunConfig {
             let there = data.tokenizer.as_deref().unwrap_or("none");
             format!("{key}.train needs a tokenizer.json{template}, but data.tokenizer = {there}")
         }));
+        let split = &data.split;
+        let [train, valid, test] = split.shares();
+        let validation = if chat.is_used() { &chat.validation } else { &self.preference.validation };
+        if self.grpo.is_used() || !validation.is_empty() {
+            let of = if self.grpo.is_used() {
+                "grpo.train, which no part is kept from".into()
+            } else {
+                format!("{key}.validation")
+            };
+            let usual = ["95,5,0", "1,0,0"].contains(&split.to_string().as_str());
+            note(demand(usual, || {
+                format!("data.split = {split} has no meaning with {of}; nearest legal: leave it out")
+            }));
+        } else {
+            note(demand(test == 0.0, || {
+                let [train, valid] = [train + test, valid].map(|share| (100.0 * share).round());
+                format!(
+                    "data.split = {split}: {key}.train has no test data, whose share would be trained on; nearest legal: {train},{valid},0"
+                )
+            }));
+        }
         for masked in data.needs_end_of_document().into_iter().filter(|key| *key == "data.eod-mask-loss") {
             note(Err(format!("{masked} has no meaning with {key}.train: only what assistants write is learned")));
         }

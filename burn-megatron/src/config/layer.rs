@@ -77,6 +77,17 @@ pub(super) fn read_text(file: Option<&Path>) -> Result<(String, String), Problem
     Ok((name, text))
 }
 
+/// What is wrong with a value that is a word, which a parser takes for the beginning of a number or of `true`.
+fn unquoted(written: &str) -> Option<String> {
+    let value = written.split_once('=')?.1.split('#').next()?.trim();
+    let is_legal = ["true", "false", "inf", "nan"].contains(&value);
+    let is_word = value.starts_with(char::is_alphabetic) && !value.contains(['"', '\'']) && !is_legal;
+    is_word.then(|| match value.to_lowercase().as_str() {
+        word @ ("true" | "false") => format!("write {word}"),
+        _ => format!("a text has quotes, write \"{value}\""),
+    })
+}
+
 /// The entries of a TOML file called `name`; a key that stands in no section has a path without a dot. Fails if the
 /// text is no TOML.
 pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
@@ -88,7 +99,7 @@ pub(super) fn read_file(name: &str, text: &str) -> Result<Vec<Entry>, Problem> {
         let number = error.span().and_then(|span| text.get(span)).filter(|number| is_large(number));
         let what = match number {
             Some(number) => format!("{number} is too large a number{LIMIT}: `{written}`"),
-            None => format!("{}: `{written}`", error.message()),
+            None => format!("{}: `{written}`", unquoted(written).unwrap_or_else(|| error.message().into())),
         };
         Problem { origin: origin(start), what }
     };

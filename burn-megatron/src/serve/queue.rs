@@ -3,7 +3,7 @@
 use parking_lot::{Mutex, MutexGuard};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use thiserror::Error;
@@ -37,19 +37,51 @@ pub(super) enum Message {
 pub(super) struct Submitted {
     pub request: Request,
     pub on_event: OnEvent,
-    pub cancelled: Arc<AtomicBool>,
+    pub wanted: Wanted,
+}
+
+/// Whether somebody wants more of a sequence, as who asked for it says and the ranks read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted(Arc<AtomicU8>);
+
+impl Wanted {
+    const CANCELLED: u8 = 1;
+    const COMPLETE: u8 = 2;
+
+    /// Whether it is complete or only cancelled, if nobody wants more.
+    pub fn ended(&self) -> Option<Ended> {
+        match self.0.load(Ordering::Relaxed) {
+            Self::COMPLETE => Some(Ended::Complete),
+            Self::CANCELLED => Some(Ended::Cancelled),
+            _ => None,
+        }
+    }
+}
+
+/// Why nobody wants more of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Complete,
+    Cancelled,
 }
 
 /// A request lives as long as this: when it is dropped, the sequence ends and its blocks are free.
 #[derive(Debug)]
 #[must_use]
 pub struct Ticket {
-    cancelled: Arc<AtomicBool>,
+    wanted: Wanted,
+}
+
+impl Ticket {
+    /// The text is whole, though no token has ended it: a stop string did. The sequence counts as stopped.
+    pub fn complete(self) {
+        self.wanted.0.fetch_max(Wanted::COMPLETE, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.cancelled.store(true, Ordering::Relaxed);
+        self.wanted.0.fetch_max(Wanted::CANCELLED, Ordering::Relaxed);
     }
 }
 
@@ -81,11 +113,11 @@ pub struct Statistics {
     pub preemptions: u64,
     /// Steps.
     pub steps: u64,
-    /// Sequences that a stop token ended.
+    /// Sequences that a stop token or a stop string ended.
     pub stopped: u64,
     /// Sequences that became as long as asked for.
     pub full: u64,
-    /// Sequences of which nobody wanted more: a stop string was found, or the client is gone.
+    /// Sequences of which nobody wanted more: the client is gone.
     pub cancelled: u64,
     /// Sequences that could not be continued.
     pub failed: u64,
@@ -107,9 +139,9 @@ impl Requests {
         request: Request,
         on_event: impl FnMut(Event) -> ControlFlow<()> + Send + 'static,
     ) -> Result<Ticket, Stopped> {
-        let cancelled = Arc::new(AtomicBool::new(false));
-        let ticket = Ticket { cancelled: Arc::clone(&cancelled) };
-        let submitted = Submitted { request, on_event: Box::new(on_event), cancelled };
+        let wanted = Wanted::default();
+        let ticket = Ticket { wanted: wanted.clone() };
+        let submitted = Submitted { request, on_event: Box::new(on_event), wanted };
         self.sender.send(Message::Request(Box::new(submitted))).map_err(|_| Stopped)?;
         Ok(ticket)
     }

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use models::layers::paged::{Chunk, Outputs, Step};
 use serde::{Deserialize, Serialize};
 
-use super::queue::{OnEvent, Statistics, Submitted};
+use super::queue::{Ended, OnEvent, Statistics, Submitted, Wanted};
 use super::request::{Event, Finish, Request};
 use super::scheduler::{Scheduled, Scheduler};
 use crate::generate::{Choice, Chosen, NoChoice, TextRules, TokenLogprobs};
@@ -35,7 +34,7 @@ struct Sequence {
     request: Request,
     rules: Option<Arc<TextRules>>,
     on_event: OnEvent,
-    cancelled: Arc<AtomicBool>,
+    wanted: Wanted,
     /// Prompt and new tokens.
     tokens: Vec<i64>,
     /// Tokens of the prompt that were not read, because the cache had them; not known before its first step.
@@ -94,7 +93,7 @@ impl Sequences {
         }
     }
 
-    pub fn add(&mut self, Submitted { request, on_event, cancelled }: Submitted) {
+    pub fn add(&mut self, Submitted { request, on_event, wanted }: Submitted) {
         let tokens = request.prompt.clone();
         match request.prompt_logprobs {
             true => self.scheduler.add_to_read_all(self.next_id, request.model, &tokens),
@@ -104,7 +103,7 @@ impl Sequences {
         let seen = || Seen::new(prompt, prompt, stop_tokens, *max_tokens);
         let rules = TextRules::new(&request.processors, &request.sampling, seen);
         let (cached, prompt_logprobs) = (None, Vec::new());
-        let sequence = Sequence { request, rules, on_event, cancelled, tokens, cached, prompt_logprobs };
+        let sequence = Sequence { request, rules, on_event, wanted, tokens, cached, prompt_logprobs };
         self.all.insert(self.next_id, sequence);
         self.next_id += 1;
     }
@@ -116,11 +115,13 @@ impl Sequences {
 
     /// What each model reads next, without those that nobody waits for any more.
     pub fn next_passes(&mut self) -> Vec<Pass> {
-        let is_cancelled = |(_, of): &(&u64, &Sequence)| of.cancelled.load(Ordering::Relaxed);
-        let cancelled: Vec<u64> = self.all.iter().filter(is_cancelled).map(|(id, _)| *id).collect();
-        for id in cancelled {
+        let unwanted = self.all.iter().filter_map(|(id, of)| Some((*id, of.wanted.ended()?)));
+        for (id, ended) in unwanted.collect::<Vec<_>>() {
             self.remove(id);
-            self.totals.cancelled += 1;
+            match ended {
+                Ended::Complete => self.totals.stopped += 1,
+                Ended::Cancelled => self.totals.cancelled += 1,
+            }
         }
         let mut chunks: BTreeMap<usize, (Vec<u64>, Vec<Chunk>)> = BTreeMap::new();
         for Scheduled { id, positions, blocks, .. } in self.scheduler.schedule() {
@@ -200,7 +201,11 @@ impl Sequences {
         match finish {
             Some(Finish::Stop) => self.totals.stopped += 1,
             Some(Finish::Length) => self.totals.full += 1,
-            None if told == ControlFlow::Break(()) => self.totals.cancelled += 1,
+            // Whose text is complete has no ear for a token that was on its way either.
+            None if told == ControlFlow::Break(()) => match sequence.wanted.ended() {
+                Some(Ended::Complete) => self.totals.stopped += 1,
+                Some(Ended::Cancelled) | None => self.totals.cancelled += 1,
+            },
             None => return self.scheduler.append(id, token),
         }
         self.remove(id);

@@ -36,6 +36,13 @@ fn text_to_samples_and_back() {
     says!(said, "40 sequences and 40 documents (0 empty)", "train[1] \"", "speaks of");
     says!(said, "wrote samples.npy: int64 (2, 16)");
     assert_eq!(fs::metadata(folder.path().join("samples.npy")).unwrap().len(), 128 + 2 * 16 * 8);
+    let said = succeed(
+        folder.path(),
+        "inspect --blend 0.25 out/a_text_document 0.75 out/b_text_document --seq-length 16 --num-samples 8,0,0",
+    );
+    says!(said, "25.00 % 2 of ", "75.00 % 6 of ");
+    let said = fail(folder.path(), "inspect --blend 0.25 out/a_text_document 0.75");
+    says!(said, "--blend '0.25 out/a_text_document 0.75': no prefix follows the weight '0.75'");
 }
 
 #[test]

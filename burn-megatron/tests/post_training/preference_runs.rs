@@ -106,7 +106,12 @@ fn the_last_loss_of_pairs_is_the_same_in_every_layout() {
     prepared(folder.path());
     let pairs = folder.path().join("pairs.jsonl").display().to_string();
     let last = |name: &str, layout: &[(&str, &str)]| {
-        let own = [("preference.loss", "kto"), ("preference.validation", &pairs), ("evaluation.final-batches", "4")];
+        let own = [
+            ("preference.loss", "kto"),
+            ("preference.validation", pairs.as_str()),
+            ("data.split", "95,5"),
+            ("evaluation.final-batches", "4"),
+        ];
         super::last_loss(&config(folder.path(), name, &[&own, layout].concat()))
     };
     let one = last("one", &[]);

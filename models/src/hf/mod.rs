@@ -134,8 +134,8 @@ impl fmt::Display for HfArchitecture {
 }
 
 /// Keys that say how to use, store or describe a model, not what it computes.
-pub(crate) const HARMLESS: [&str; 45] = keys![
-    "_attn_implementation" "_attn_implementation_autoset" "_name_or_path" "bos_token_id" "do_sample" "dtype"
+pub(crate) const HARMLESS: [&str; 63] = keys![
+    "_attn_implementation" "_attn_implementation_autoset" "_commit_hash" "_name_or_path" "bos_token_id" "do_sample" "dtype"
     "early_stopping" "eos_token_id" "finetuning_task" "forced_bos_token_id" "forced_eos_token_id"
     "gradient_checkpointing" "id2label" "label2id" "length_penalty" "max_length" "min_length" "no_repeat_ngram_size"
     "num_beams" "num_labels" "num_return_sequences" "output_attentions" "output_hidden_states" "pad_token_id" "prefix"
@@ -143,9 +143,25 @@ pub(crate) const HARMLESS: [&str; 45] = keys![
     "pretraining_tp" "problem_type" "repetition_penalty" "return_dict" "sep_token_id" "task_specific_params"
     "temperature" "tokenizer_class" "top_k" "top_p" "torch_dtype" "torchscript" "transformers.js_config"
     "transformers_version" "typical_p" "use_cache"
+    // What `PretrainedConfig.to_dict` of transformers 4 has besides: how a text is written, and the loss of TensorFlow.
+    "bad_words_ids" "begin_suppress_tokens" "decoder_start_token_id" "diversity_penalty" "encoder_no_repeat_ngram_size"
+    "exponential_decay_length_penalty" "num_beam_groups" "output_scores" "remove_invalid_values"
+    "return_dict_in_generate" "suppress_tokens" "tf_legacy_loss" "tie_encoder_decoder" "chunk_size_feed_forward"
     // Of versions before 3, and what transformers makes of a GGUF file.
     "output_past" "use_bfloat16" "_model_name_or_path" "unk_token_id"
+    // What Unsloth writes.
+    "model_name" "unsloth_fixed" "unsloth_version"
 ];
+
+/// Whether a key that would change a model has the value that every model has in `PretrainedConfig`.
+pub(crate) fn says_nothing(key: &str, value: &Value) -> bool {
+    match key {
+        "add_cross_attention" | "is_decoder" | "is_encoder_decoder" => value == false,
+        "cross_attention_hidden_size" => value.is_null(),
+        "pruned_heads" => value.as_object().is_some_and(serde_json::Map::is_empty),
+        _ => false,
+    }
+}
 
 /// A `config.json`: our configuration, whose keys are called so there too but for those of `ours`, and `further` keys.
 pub(crate) fn written(config: &impl Serialize, ours: &[&str], further: Value) -> Value {

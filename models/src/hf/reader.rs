@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{HARMLESS, HfArchitecture, HfError, module_classes};
+use super::{HARMLESS, HfArchitecture, HfError, module_classes, says_nothing};
 use crate::limits::limit;
 
 /// The method of quantisation that any model's linear layers may have: which tensors have it, the files say themselves.
@@ -60,9 +60,9 @@ impl<'a> ConfigReader<'a> {
             check_compressed(quantised)?;
         }
         let passed_over = |key: &str| {
-            // Old versions of transformers always wrote which heads were pruned.
-            let no_heads = key == "pruned_heads" && self.object[key].as_object().is_some_and(serde_json::Map::is_empty);
-            no_heads || harmless.contains(&key) || HARMLESS.contains(&key) || key == "quantization_config"
+            let anywhere =
+                HARMLESS.contains(&key) || key == "quantization_config" || says_nothing(key, &self.object[key]);
+            anywhere || harmless.contains(&key)
         };
         match self.object.keys().find(|key| !asked.contains(*key) && !passed_over(key)) {
             None => Ok(()),

@@ -126,6 +126,40 @@ fn keys_of_gguf_files_and_of_old_versions_change_nothing() {
     assert!(error.contains("`pruned_heads` is not a key that this model knows"), "{error}");
 }
 
+/// `PretrainedConfig.to_dict` of transformers 4, which programs that save a whole configuration write, and Unsloth's marks.
+#[test]
+fn whole_configurations_of_transformers_4_are_read() {
+    let whole = r#"{
+        "_attn_implementation_autoset": false, "_commit_hash": null, "_name_or_path": "", "add_cross_attention": false,
+        "bad_words_ids": null, "begin_suppress_tokens": null, "chunk_size_feed_forward": 0,
+        "cross_attention_hidden_size": null, "decoder_start_token_id": null, "diversity_penalty": 0.0, "do_sample": false,
+        "early_stopping": false, "encoder_no_repeat_ngram_size": 0, "exponential_decay_length_penalty": null,
+        "finetuning_task": null, "forced_bos_token_id": null, "forced_eos_token_id": null,
+        "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "is_decoder": false, "is_encoder_decoder": false,
+        "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "length_penalty": 1.0, "max_length": 20, "min_length": 0,
+        "no_repeat_ngram_size": 0, "num_beam_groups": 1, "num_beams": 1, "num_return_sequences": 1,
+        "output_attentions": false, "output_hidden_states": false, "output_scores": false, "prefix": null,
+        "problem_type": null, "pruned_heads": {}, "remove_invalid_values": false, "repetition_penalty": 1.0,
+        "return_dict": true, "return_dict_in_generate": false, "sep_token_id": null, "suppress_tokens": null,
+        "task_specific_params": null, "temperature": 1.0, "tf_legacy_loss": false, "tie_encoder_decoder": false,
+        "tokenizer_class": null, "top_k": 50, "top_p": 1.0, "torchscript": false, "typical_p": 1.0, "use_bfloat16": false,
+        "model_name": "unsloth/Llama-3.2-1B", "unsloth_fixed": true, "unsloth_version": "2026.3.3"
+    }"#;
+    for file in [LLAMA2, LLAMA3, MISTRAL, QWEN3, GEMMA3, MIXTRAL] {
+        let mut config = parse(file);
+        let plain = FamilyConfig::from_hf(&config).unwrap();
+        config.as_object_mut().unwrap().extend(parse(whole).as_object().unwrap().clone());
+        assert_eq!(FamilyConfig::from_hf(&config).unwrap(), plain);
+    }
+    for (key, value) in [
+        ("is_encoder_decoder", json!(true)),
+        ("add_cross_attention", json!(true)),
+        ("cross_attention_hidden_size", json!(8)),
+    ] {
+        assert!(refuse(LLAMA3, key, value).contains(&format!("`{key}` is not a key")), "{key}");
+    }
+}
+
 #[test]
 fn an_architecture_that_is_not_here_is_refused() {
     let message = refuse(LLAMA3, "model_type", json!("mamba"));

@@ -24,7 +24,11 @@ pub(super) fn draw(file: &Path, files: &[&Path]) -> Result<ExitCode> {
         let what = || format!("{} is neither a record nor a list of measurements", file.display());
         all.extend(chart::measurements(&text).with_context(what)?);
     }
-    write(file, &chart::svg(&all))?;
+    let chart = chart::svg(&all).context(
+        "--chart: nothing to compare: no setup (model, sequence length, precision, GPUs) is in a record of ours and in a list of \
+         other systems' measurements; name both, as benchmarks/README.md does",
+    )?;
+    write(file, &chart)?;
     say(format_args!("{:<22}{}", "written to", file.display()));
     Ok(ExitCode::SUCCESS)
 }

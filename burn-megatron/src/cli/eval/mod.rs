@@ -23,6 +23,7 @@ use crate::eval::{
 use crate::forward::{Settings, check_layout};
 use crate::refusal::Access;
 use model::Model;
+pub(super) use model::causal_length;
 
 /// Arguments of `eval`.
 #[derive(Debug, clap::Args)]

@@ -57,7 +57,7 @@ impl Model {
     /// What `--max-length` says or the model is made for, as much of it as all ranks can share.
     pub fn max_length(&self, layout: &ParallelLayout, asked: Option<usize>) -> Result<usize> {
         match self {
-            Self::Causal(folder, _) => causal_length(folder.config(), layout, asked),
+            Self::Causal(folder, _) => causal_length(folder.config(), layout, asked, None),
             // Its positions are distances, of which there are as many as one likes.
             Self::T5(folder, _) => {
                 let trained = folder.original()["n_positions"].as_u64().map(|positions| positions as usize);
@@ -81,7 +81,13 @@ impl Model {
     }
 }
 
-fn causal_length(config: &FamilyConfig, layout: &ParallelLayout, asked: Option<usize>) -> Result<usize> {
+/// What `--max-length` says or the model is made for, without a word at most `longest`.
+pub(in crate::cli) fn causal_length(
+    config: &FamilyConfig,
+    layout: &ParallelLayout,
+    asked: Option<usize>,
+    longest: Option<usize>,
+) -> Result<usize> {
     let trained = serde_json::to_value(config)?["max_position_embeddings"].as_u64().map(|positions| positions as usize);
     let unit = sequence_unit(layout);
     if let (Some(asked), Some(most)) = (asked, config.dims().max_positions)
@@ -94,7 +100,7 @@ fn causal_length(config: &FamilyConfig, layout: &ParallelLayout, asked: Option<u
     {
         warn(format_args!("note: --max-length {asked}: the model is made for {trained} positions"));
     }
-    let most = asked.or(trained).unwrap_or(2048);
+    let most = asked.unwrap_or(trained.unwrap_or(2048).min(longest.unwrap_or(usize::MAX)));
     let length = most - most % unit;
     if length < 2 {
         bail!("--max-length {most} is too little in layout {layout}; nearest legal: {}", unit.max(2));

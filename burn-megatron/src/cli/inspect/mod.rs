@@ -28,8 +28,8 @@ pub struct Args {
     #[arg(required_unless_present = "blend", conflicts_with = "blend")]
     prefix: Option<PathBuf>,
     /// Several datasets and their weights, or their prefixes alone
-    #[arg(long, value_name = "W P W P")]
-    blend: Option<Blend>,
+    #[arg(long, value_name = "W P W P", num_args = 1..)]
+    blend: Vec<String>,
     /// Tokens per sample; without it only the files are described
     #[arg(long, value_name = "S")]
     seq_length: Option<usize>,
@@ -105,10 +105,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if args.verify {
         bail!("--verify compares the hashes of a checkpoint{}", instead(args.prefix.as_deref()));
     }
-    let blend = match (&args.blend, &args.prefix) {
-        (Some(blend), _) => blend.clone(),
-        (None, Some(prefix)) => Blend::single(prefix),
-        (None, None) => bail!("a PREFIX or --blend is needed"),
+    let blend: Blend = match (&args.blend[..], &args.prefix) {
+        (words @ [_, ..], _) => words.join(" ").parse().map_err(|error| anyhow!("--{error}"))?,
+        ([], Some(prefix)) => Blend::single(prefix),
+        ([], None) => bail!("a PREFIX or --blend is needed"),
     };
     if let Some(out) = &args.out {
         let files = blend.prefixes.iter().flat_map(|prefix| <[PathBuf; 2]>::from(paths(prefix)));

@@ -26,6 +26,17 @@ fn unknown_keys_are_named_with_place_and_closest_key() {
     assert_eq!(refusal("[outptu]\n", &[]), "run.toml:1: unknown key `outptu`; did you mean `output`?");
     assert!(parse("[output]\n", &[]).is_ok());
     assert_eq!(refusal("training = 3\n", &[]), "run.toml:1: `training` is a section: write [training]");
+    for (value, legal) in [
+        ("none", "a text has quotes, write \"none\""),
+        ("tiny # small", "a text has quotes, write \"tiny\""),
+        ("True", "write true"),
+        ("3e-4x", "invalid float, expected nothing"),
+        ("\"a", "invalid basic string, expected `\"`"),
+    ] {
+        assert_eq!(refusal(&format!("[model]\nhf = {value}\n"), &[]), format!("run.toml:2: {legal}: `hf = {value}`"));
+    }
+    let twice = "[checkpoint]\nasync = true\nasync = true\n";
+    assert_eq!(refusal(twice, &[]), "run.toml:3: duplicate key: `async = true`");
     let decay = refusal("weight-decay = 0.1\n", &[]);
     assert!(decay.ends_with("is a section: write [weight-decay]; did you mean `optimizer.weight-decay`?"), "{decay}");
 }
@@ -177,6 +188,23 @@ fn contradictions_are_found_together() {
     let divisor = contradiction("[model]\nmake-vocab-size-divisible-by = 0\n");
     says!(divisor, "make_vocab_size_divisible_by = 0 is not positive; nearest legal: 1");
     assert!(contradiction("[model]\nnum-key-value-heads = 3\n").contains("num_key_value_heads = 3 does not divide"));
+}
+
+#[test]
+fn shares_that_nothing_is_divided_by_are_refused() {
+    let said = |section: &str| {
+        let data = "[data]\nsplit = \"80,10,10\"\ntokenizer = \"tokenizer.json\"\n";
+        contradiction(&format!("{data}[{section}\ntrain = [\"a.jsonl\"]\n"))
+    };
+    for key in ["chat", "preference"] {
+        let test = format!(
+            "data.split = 80,10,10: {key}.train has no test data, whose share would be trained on; nearest legal: 90,10,0"
+        );
+        says!(said(&format!("{key}]")), &test);
+        let apart = format!("data.split = 80,10,10 has no meaning with {key}.validation; nearest legal: leave it out");
+        says!(said(&format!("{key}]\nvalidation = [\"b.jsonl\"]")), &apart);
+    }
+    says!(said("grpo]"), "data.split = 80,10,10 has no meaning with grpo.train");
 }
 
 #[test]

@@ -17,7 +17,7 @@ pub(super) struct Running {
     events: UnboundedReceiver<Event>,
     prompt: Vec<i64>,
     stop_tokens: Vec<i64>,
-    _ticket: Ticket,
+    ticket: Ticket,
 }
 
 /// Which texts end a text.
@@ -52,7 +52,7 @@ pub(super) fn submit(app: &App, request: Request) -> Result<Running, ApiError> {
     let on_event = move |event| send.send(event).map_or(ControlFlow::Break(()), ControlFlow::Continue);
     let ticket = app.requests.submit(request, on_event);
     let ticket = ticket.map_err(|error| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))?;
-    Ok(Running { events, prompt, stop_tokens, _ticket: ticket })
+    Ok(Running { events, prompt, stop_tokens, ticket })
 }
 
 /// Gives the text of choice `choice` part by part, up to the first stop string.
@@ -106,6 +106,9 @@ pub(super) async fn speak(
         let is_last = piece.finish.is_some();
         give(std::mem::replace(&mut piece, Piece { choice, ..Piece::default() }));
         if is_last {
+            if finish.is_none() {
+                running.ticket.complete();
+            }
             return Ok(());
         }
     }

@@ -113,7 +113,8 @@ fn train<M: Family>(
     }
 
     let in_output = |cause| io(&config.output.directory, cause);
-    let log = cluster.is_first().then(|| RunLog::open(&files(config), from as u64)).transpose().map_err(in_output)?;
+    let log = cluster.is_first().then(|| RunLog::open(&files(config), from as u64)).transpose();
+    let log = log.map_err(|named| TrainError::Module(format!("[log]: {named}")))?;
     // What burn-train writes in another process than the first is nothing that anybody reads.
     let unread = if cluster.is_first() { None } else { Some(tempfile::tempdir().map_err(in_output)?) };
     let directory = unread.as_ref().map_or(config.output.directory.clone(), |folder| folder.path().into());

@@ -44,6 +44,10 @@ impl fmt::Display for Plan {
             };
             writeln!(f, "adapters     {rank} of {} layers, {} parameters are trained", plan.len(), count(trained))?;
         }
+        if let Some(teacher) = &config.distill.teacher {
+            let (weight, temperature) = (config.distill.weight, config.distill.temperature);
+            writeln!(f, "teacher      {}, weight {weight}, temperature {temperature}", teacher.display())?;
+        }
         writeln!(f, "layout       {layout} on {}", several(layout.world_size(), "rank"))?;
         let sequences = training.global_batch;
         let micro_batches = sequences / (training.micro_batch * layout.dp).max(1);
@@ -56,6 +60,15 @@ impl fmt::Display for Plan {
             several(layout.dp, "data-parallel rank"),
             count(config.tokens_per_step())
         )?;
+        let sizes = serde_json::to_value(&config.model.config).unwrap_or_default();
+        match sizes["max_position_embeddings"].as_u64() {
+            Some(made) if training.seq_length as u64 > made => writeln!(
+                f,
+                "warning      training.seq-length = {} is more than the model is made for: model.max-position-embeddings = {made}",
+                training.seq_length
+            )?,
+            _ => {}
+        }
         if let Some(ramp) = training.rampup_batch_size {
             writeln!(
                 f,

@@ -110,6 +110,14 @@ pub(super) fn not_a_folder(key: &str, folder: &Path) -> Option<Problem> {
     (!there.is_dir()).then(|| Problem::new(format!("{key} = {}: {} is a file", folder.display(), there.display())))
 }
 
+/// Whether there is a folder where a file is needed, or a file where its folder is.
+pub(super) fn not_a_file(key: &str, file: &Path) -> Option<Problem> {
+    match file.is_dir() {
+        true => Some(Problem::new(format!("{key} = {} is a folder; name a file", file.display()))),
+        false => not_a_folder(key, file.parent()?),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

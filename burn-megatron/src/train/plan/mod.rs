@@ -11,7 +11,7 @@ use indicatif::HumanBytes;
 use models::lora::Adapter;
 use models::{DecoderConfig, FamilyConfig, ModelConfig};
 
-use self::files::{indexed, made_from_text, missing_tokenizer, not_a_folder, source_file};
+use self::files::{indexed, made_from_text, missing_tokenizer, not_a_file, not_a_folder, source_file};
 use super::TrainError;
 use super::data::{Tokens, indexed as indexed_tokens, tokenizer_file};
 use super::initial_adapter::as_configured;
@@ -91,6 +91,18 @@ impl Plan {
             Problem::new(what)
         }));
         problems.extend(not_a_folder("output.directory", &config.output.directory));
+        let log = &config.log;
+        for (key, folder) in [
+            ("data.cache", &config.data.cache),
+            ("log.tensorboard", &log.tensorboard),
+            ("log.wandb", &log.wandb),
+            ("log.mlflow", &log.mlflow),
+        ] {
+            problems.extend(folder.as_deref().and_then(|folder| not_a_folder(key, folder)));
+        }
+        for (key, file) in [("log.jsonl", &log.jsonl), ("log.trace", &log.trace)] {
+            problems.extend(file.as_deref().and_then(|file| not_a_file(key, file)));
+        }
         let checkpoints = config.checkpoint.directory.as_deref();
         let start = match checkpoints.and_then(|folder| not_a_folder("checkpoint.directory", folder)) {
             Some(problem) => Err(vec![problem]),

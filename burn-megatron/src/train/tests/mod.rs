@@ -115,8 +115,27 @@ fn what_does_not_fit_is_refused_before_the_first_step() {
     let said = refuse(&[("data.text", "none.txt"), ("data.tokenizer", "no.json"), ("output.directory", &file)]);
     assert!(said.starts_with("4 problems") && said.contains("output.directory = "), "{said}");
     says!(said, "data.text: none.txt: ", "data.tokenizer: there is no file no.json");
+    for key in ["data.cache", "log.tensorboard", "log.wandb", "log.mlflow"] {
+        says!(refuse(&[(key, &file)]), &format!("{key} = {file}: {file} is a file"));
+    }
     let named = folder.path().display().to_string();
+    says!(refuse(&[("log.jsonl", &named)]), &format!("log.jsonl = {named} is a folder; name a file"));
+    says!(refuse(&[("log.trace", &format!("{file}/trace.json"))]), &format!("{file} is a file"));
     says!(refuse(&[("data.tokenizer", &named)]), "is a folder; name its tokenizer.json");
+}
+
+/// Rotary positions have no end, but `generate` and `serve` keep to those that the model was made for.
+#[test]
+fn a_sequence_longer_than_the_models_positions_is_said() {
+    let folder = book();
+    let said = |most: &str| {
+        Plan::new(&config(folder.path(), &[("model.max-position-embeddings", most)]), &[]).unwrap().to_string()
+    };
+    says!(
+        said("8"),
+        "warning      training.seq-length = 16 is more than the model is made for: model.max-position-embeddings = 8"
+    );
+    assert!(!said("16").contains("warning"));
 }
 
 /// A folder's vocabulary cannot grow, so that is not what is advised.

@@ -93,6 +93,7 @@ fn bad_samples_are_named_counted_and_left_out_if_asked() {
     let output = train(folder.path(), &[]);
     let message = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && message.contains("image cut.png is a damaged PNG image"), "{message}");
+    assert!(!message.contains("\n); replace it"), "{message}");
     fs::remove_dir_all(folder.path().join("run")).unwrap();
     let said = trained(folder.path(), skip);
     assert!(said.contains("image cut.png is a damaged PNG image") && said.contains("it is left out"), "{said}");

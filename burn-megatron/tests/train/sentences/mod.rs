@@ -179,6 +179,9 @@ fn a_full_disk_is_named() {
         fail(folder.path(), "train run.toml --log.jsonl /dev/full --output.directory other"),
         "training failed: the log cannot be written: /dev/full: No space left on device"
     );
+    let said = fail(folder.path(), "train run.toml --log.mlflow run.toml --output.directory other");
+    says!(said, "error: [log]: run.toml");
+    assert_eq!(said.matches("choose another folder").count(), 1, "{said}");
     // Nothing can be written in the place of a folder with something in it.
     fs::create_dir_all(folder.path().join("run/checkpoints/model-1.bpk/full")).unwrap();
     says!(fail(folder.path(), "train run.toml"), "training failed: Checkpoint error", "model-1.bpk");

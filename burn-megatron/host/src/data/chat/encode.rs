@@ -10,7 +10,7 @@ use super::error::Result;
 use super::folder::{Folder, OTHER_TEMPLATE, Source};
 use super::jinja::{Rendered, Template};
 use super::row::Conversation;
-use super::turns::by_prefixes;
+use super::turns::{by_prefixes, with_weight};
 use super::values::{get, message, text as text_of};
 
 /// A tokenizer with its chat template.
@@ -99,7 +99,7 @@ impl ChatTokenizer {
             }
             spans.retain(|span| span.start >= prompt.len());
         }
-        self.tokens(text, &spans)
+        self.tokens(text, &with_weight(spans, &row.messages, row.prompt)?)
     }
 
     /// The text of messages (role and content), and the beginning of the assistant's next turn: what a model is to

@@ -47,7 +47,12 @@ pub(super) fn messages(row: &Value) -> Result<Vec<Value>, String> {
                 let calls = Value::from(vec![call]);
                 Value::from_iter([("role", (*role).into()), ("content", Value::from("")), ("tool_calls", calls)])
             }
-            _ => message(role, &value),
+            _ => match get(&turn, "weight") {
+                None => message(role, &value),
+                Some(weight) => {
+                    Value::from_iter([("role", (*role).into()), ("content", Value::from(value)), ("weight", weight)])
+                }
+            },
         });
     }
     Ok(messages)
@@ -62,12 +67,13 @@ mod tests {
     fn calls_become_tool_calls() {
         let row = r#"{"conversations":[{"from":"human","value":"2+2"},
             {"from":"function_call","value":"{\"name\":\"add\",\"arguments\":{\"a\":2}}"},
-            {"from":"observation","value":"4"},{"from":"gpt","value":"It is 4."}],"tools":"[]","system":"S"}"#;
+            {"from":"observation","value":"4"},{"from":"gpt","value":"It is 4.","weight":1}],"tools":"[]","system":"S"}"#;
         let row = parse_row(row.as_bytes()).unwrap();
         let roles: Vec<String> = row.messages.iter().map(|message| text(message, "role").unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "tool", "assistant"]);
         let name = get(&row.messages[2], "tool_calls").unwrap().get_item_by_index(0).unwrap();
         assert_eq!(text(&get(&name, "function").unwrap(), "name").unwrap(), "add");
         assert!(row.tools.is_none());
+        assert!(get(&row.messages[4], "weight").is_some() && get(&row.messages[1], "weight").is_none());
     }
 }

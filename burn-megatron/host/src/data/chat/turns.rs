@@ -3,6 +3,9 @@
 use std::ops::Range;
 
 use minijinja::Error;
+use minijinja::value::Value;
+
+use super::values::get;
 
 /// Bytes of the text that the assistant messages `assistant` (indices) have added to `text`, the whole conversation.
 /// `render(n, prompted)` renders the first `n` messages, with the beginning of an assistant turn where `prompted`.
@@ -37,6 +40,43 @@ pub(super) fn by_prefixes(
     Ok(turns)
 }
 
+/// The turns that are learned: those of messages whose `weight` is 0, as OpenAI's files of conversations have it, are not.
+/// `turns` are those of the assistant's messages from `first` on.
+pub(super) fn with_weight(
+    turns: Vec<Range<usize>>,
+    messages: &[Value],
+    first: usize,
+) -> Result<Vec<Range<usize>>, String> {
+    let is_assistant = |message: &Value| get(message, "role").is_some_and(|role| role.as_str() == Some("assistant"));
+    let all = messages.iter().enumerate().skip(first).filter(|(_, message)| is_assistant(message));
+    let learned = all.map(|(index, message)| match get(message, "weight") {
+        None => Ok(true),
+        Some(weight) => match f64::try_from(weight.clone()) {
+            Ok(0.0) => Ok(false),
+            Ok(1.0) => Ok(true),
+            _ => Err(format!("messages[{index}].weight: {weight}; legal: 0, this turn is not learned, or 1")),
+        },
+    });
+    let learned = learned.collect::<Result<Vec<bool>, _>>()?;
+    if !learned.contains(&false) {
+        return Ok(turns);
+    }
+    if !learned.contains(&true) {
+        return Err(
+            "messages: all of the assistant have the weight 0, there is nothing to learn; remove the row".into()
+        );
+    }
+    if turns.len() != learned.len() {
+        return Err(format!(
+            "messages: weight: the chat template marks {} parts for {} messages of the assistant; give it one \
+             {{% generation %}} block for each",
+            turns.len(),
+            learned.len()
+        ));
+    }
+    Ok(turns.into_iter().zip(learned).filter_map(|(turn, is_learned)| is_learned.then_some(turn)).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,5 +94,24 @@ mod tests {
         };
         let refused = by_prefixes(&text, &[1, 3], forgetful).unwrap_err();
         assert!(refused.contains("messages[1]") && refused.contains("{% generation %}"), "{refused}");
+    }
+
+    #[test]
+    fn turns_with_the_weight_0_are_not_learned() {
+        let of = |weights: [&str; 2]| {
+            let [one, two] = weights.map(|weight| format!(r#"{{"role": "assistant", "content": "b"{weight}}}"#));
+            let user = r#"{"role": "user", "content": "a", "weight": 0}"#;
+            let messages: Vec<Value> = serde_json::from_str(&format!("[{user}, {one}, {user}, {two}]")).unwrap();
+            with_weight(vec![0..2, 4..6], &messages, 0)
+        };
+        let [none, zero, one] = ["", r#", "weight": 0"#, r#", "weight": 1.0"#];
+        assert_eq!(of([none, one]), Ok(vec![0..2, 4..6]));
+        assert_eq!(of([zero, none]), Ok(vec![4..6]));
+        assert_eq!(of([one, zero]), Ok(vec![0..2]));
+        assert!(of([zero, zero]).unwrap_err().contains("nothing to learn"));
+        let half = of([none, r#", "weight": 0.5"#]).unwrap_err();
+        assert!(half.starts_with("messages[3].weight: 0.5; legal: 0"), "{half}");
+        let messages = [Value::from_serialize(serde_json::json!({"role": "assistant", "weight": 0})), Value::from(1)];
+        assert!(with_weight(vec![0..2], &messages, 1).is_ok());
     }
 }

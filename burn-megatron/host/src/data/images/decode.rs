@@ -54,7 +54,8 @@ impl RgbImage {
     /// Says what is wrong with the file.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let (kind, data) = (expect_kind(&bytes[..bytes.len().min(HEAD)])?, ZCursor::new(bytes));
-        let damaged = |error: String| format!("is a damaged {kind} image ({error}); replace it");
+        // The decoder's errors have line breaks at their ends.
+        let damaged = |error: String| format!("is a damaged {kind} image ({}); replace it", error.trim());
         let nothing = || damaged("it has no size".into());
         if kind == "JPEG" {
             let options = DecoderOptions::default().jpeg_set_out_colorspace(ColorSpace::RGB).set_strict_mode(true);

@@ -87,8 +87,12 @@ impl SizeArgs {
             );
         }
         let (block_size, positions) = (self.block_size.max(1), positions.unwrap_or(UNLIMITED));
-        let wanted =
-            self.max_model_len.unwrap_or(positions).div_ceil(block_size).saturating_mul(self.max_num_seqs.max(1));
+        let wanted = self
+            .max_model_len
+            .unwrap_or(positions)
+            .max(1)
+            .div_ceil(block_size)
+            .saturating_mul(self.max_num_seqs.max(1));
         let needs = Needs {
             weights: weights(config, device, dtype, tp) + of_adapters(adapters, device, dtype, tp),
             states: states(config, device, dtype, tp),

@@ -29,6 +29,8 @@ fn sequences_have_all_positions_if_there_is_memory() {
     assert_eq!((sizes.max_model_len, sizes.num_blocks), (100, 4 * 7));
     let few = resolve(&SizeArgs { num_blocks: Some(3), ..args() }).unwrap();
     assert_eq!((few.max_model_len, few.num_blocks), (48, 3));
+    let none = resolve(&SizeArgs { max_model_len: Some(0), ..args() }).unwrap_err().to_string();
+    assert!(none.starts_with("max-model-len 0: "), "{none}");
 }
 
 /// A state of each head, and three positions of what is convolved, next to a step's batch of both.

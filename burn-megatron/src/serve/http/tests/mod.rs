@@ -94,7 +94,7 @@ fn stop_strings_end_a_text_before_them() {
         );
     });
     assert_eq!((statistics.used_blocks, statistics.running), (0, 0));
-    assert_eq!((statistics.full, statistics.cancelled), (1, 3));
+    assert_eq!((statistics.full, statistics.stopped, statistics.cancelled), (1, 3, 0));
 }
 
 /// The log-softmax itself is compared in the tests of the ranks; here its forms, and that parts are the whole.
