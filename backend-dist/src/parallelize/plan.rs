@@ -38,12 +38,14 @@ pub struct Plan {
     auto: bool,
     axis: Axis,
     patterns: Vec<(Pattern, Style)>,
+    /// How the paths of parameters begin, of which patterns and messages say nothing.
+    within: String,
 }
 
 impl Default for Plan {
     /// Nothing is sharded.
     fn default() -> Self {
-        Self { auto: false, axis: Axis::Tp, patterns: Vec::new() }
+        Self { auto: false, axis: Axis::Tp, patterns: Vec::new(), within: String::new() }
     }
 }
 
@@ -56,6 +58,17 @@ impl Plan {
     /// only divided between heads.
     pub fn auto() -> Self {
         Self { auto: true, ..Self::default() }
+    }
+
+    /// For the module that is this field of a larger one: patterns and messages have its own paths. A pattern `o` would
+    /// match everything in a field `model`.
+    pub fn within(mut self, field: &str) -> Self {
+        self.within = format!("{field}.");
+        self
+    }
+
+    fn own<'a>(&self, path: &'a str) -> &'a str {
+        path.strip_prefix(&self.within).unwrap_or(path)
     }
 
     /// The axis along which the parameters are sharded instead of tensor parallel.
@@ -127,23 +140,24 @@ impl Plan {
                 continue;
             }
             adapted = Some(parameter);
+            let own = self.own(&path);
             let by_path =
-                self.patterns.iter().rev().find_map(|(pattern, style)| Some((style.clone(), pattern.matching(&path)?)));
+                self.patterns.iter().rev().find_map(|(pattern, style)| Some((style.clone(), pattern.matching(own)?)));
             let by_type = || if self.auto { known(parameter, ranks) } else { None };
             let pattern = by_path.as_ref().map(|(_, pattern)| *pattern);
             let Some(style) = by_path.map(|(style, _)| style).or_else(by_type) else { continue };
             let at = style.placement(&parameter.shape, is_transposed(parameter)).ok_or_else(|| PlanError::Rank {
-                path: path.clone(),
+                path: own.into(),
                 shape: parameter.shape.clone(),
                 style: if style == Style::Rows { "rows" } else { "columns" },
             })?;
             if let Shard(dim) = at {
                 let at = match style.parts(parameter.shape[dim]) {
                     None => {
-                        self.check_size(&path, (&parameter.shape, dim), ranks, pattern)?;
+                        self.check_size(own, (&parameter.shape, dim), ranks, pattern)?;
                         at
                     }
-                    Some(parts) => self.in_parts(&path, (parameter.shape[dim], dim), parts, ranks)?,
+                    Some(parts) => self.in_parts(own, (parameter.shape[dim], dim), parts, ranks)?,
                 };
                 self.check_heads(parameter, heads, ranks)?;
                 placements.insert(path, at);
@@ -153,7 +167,7 @@ impl Plan {
     }
 
     fn check_patterns(&self, parameters: &[Parameter]) -> Result<(), PlanError> {
-        let paths: Vec<String> = parameters.iter().map(Parameter::path).collect();
+        let paths: Vec<String> = parameters.iter().map(|parameter| self.own(&parameter.path()).into()).collect();
         match self.patterns.iter().find_map(|(pattern, _)| pattern.unmatched(&paths)) {
             None => Ok(()),
             Some(unmatched) => Err(PlanError::Unmatched {
@@ -210,7 +224,7 @@ impl Plan {
         match heads.iter().filter(of_module).find(|heads| !heads.value.is_multiple_of(ranks)) {
             None => Ok(()),
             Some(attribute) => Err(PlanError::Heads {
-                path: attribute.module.clone(),
+                path: self.own(&attribute.module).into(),
                 attribute: attribute.name.clone(),
                 heads: attribute.value,
                 ranks,

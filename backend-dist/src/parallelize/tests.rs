@@ -107,6 +107,15 @@ fn parts_are_those_of_the_output_and_the_ranks_divide_each() {
     assert!(error(inner(&[]), 1).starts_with(&sum("[] for it, 0")));
 }
 
+/// Else `ayer` would match all that a field `layers` has.
+#[test]
+fn a_field_of_a_larger_module_is_matched_and_named_by_its_own_paths() {
+    let plan = Plan::default().columns("pwff.linear_inner").within("layers.0");
+    assert_eq!(placements(&plan, 4, 2).unwrap().len(), 2);
+    let text = placements(&Plan::default().columns("ayer").within("layers"), 4, 2).unwrap_err().to_string();
+    assert!(text.contains("pattern `ayer` matches no parameter; the nearest is `0."), "{text}");
+}
+
 /// `a` is in `bias` as well.
 #[test]
 fn a_short_pattern_that_a_path_contains_by_chance_is_named() {

@@ -88,7 +88,9 @@ impl<M: Module + ModuleDisplay + 'static> ModuleSteps<M> {
         // Small modules are sharded too, or nothing would be tested.
         let units = Units::auto().keep_below(2);
         let is_gpu = devices.iter().any(|device| gpu::index(device).is_some());
-        let (ranks, tensor) = (layout.dp, TensorParallel::new(layout, plan, is_gpu));
+        // The module is a field of `Probe`.
+        let (ranks, plan) = (layout.dp, plan.clone().within("module"));
+        let tensor = TensorParallel::new(layout, &plan, is_gpu);
         let overlap = self.overlap.then_some(BUCKET);
         let strategy = DataParallel { tensor, overlap, ..DataParallel::new(ranks, layout.zero, units) };
         let device = strategy.training_device(host());

@@ -59,6 +59,7 @@ impl<M: Stages + ModuleDisplay + 'static> StagesSteps<M> {
         let notes = Notes { notebook: Notebook::default(), share: 1.0 / self.micro_batches as f64 };
         let probe = Probe { module: with_own_states(module).fork(&host()), notes };
         let division = Arc::new(Division::of(&probe, layout, &wanted).map_err(|error| error.to_string())?);
+        let plan = &plan.clone().within("module");
         if layout.tp > 1 {
             check(&probe, plan, layout.tp, layout.sequence_parallel()).map_err(|error| error.to_string())?;
         }

@@ -38,6 +38,7 @@ const SEED: u64 = 1234;
 /// Trains a module for three steps of AdamW with stock Burn on one CPU device, and from the same values in every layout
 /// on CPU ranks. Each loss, gradient and parameter must be that of the one device to 1e-10 of its norm, in `f64`; of a
 /// module with burn-nn's `RmsNorm` or `DeformConv2d`, which Burn computes in `f32`, to 1e-5.
+/// A norm counts as at least a thousandth of the step's largest, because a gradient whose terms cancel is rounding.
 ///
 /// - `make_model` makes the module on a device whose generator is seeded and whose floats are `f64`.
 /// - `loss` is the mean loss of some items of a data set, by number. A step of all layouts has the same items: at least

@@ -1,10 +1,11 @@
-//! Models that are formulas and no layers: what somebody remembers, and a field of spheres that rays meet.
+//! Models whose loss is a formula: what somebody remembers, a field of spheres that rays meet, and distances of a siamese network.
 
 use std::ops::Range;
 
 use burn::module::{Initializer, Param};
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::prelude::*;
-use burn::tensor::activation::{sigmoid, softplus};
+use burn::tensor::activation::{relu, sigmoid, softplus};
 use burn_megatron::prelude::*;
 
 use crate::{PLAIN, classes, layouts, numbers, plan, proven};
@@ -152,4 +153,35 @@ fn rays_that_march_to_spheres() {
     };
     proven(Scene::new, loss, PLAIN, plan(Plan::default().rows("centers|radius")));
     proven(Scene::new, loss, "TP2, TP2 DP2 ZeRO3", plan(Plan::default().rows("colors")));
+}
+
+/// One tower for an item, one like it and one unlike it.
+#[derive(Module, Debug)]
+struct Siamese {
+    tower: Vec<(Linear, Option<LayerNorm>)>,
+}
+
+/// Distances have nothing of the last bias, and little of the norm's: their gradients are the rounding of terms that cancel, which
+/// was held against a bound below what `f64` rounds to.
+#[test]
+fn gradients_that_a_loss_of_distances_cancels_are_rounding() {
+    let make = |device: &Device| Siamese {
+        tower: vec![
+            (LinearConfig::new(6, 16).init(device), Some(LayerNormConfig::new(16).init(device))),
+            (LinearConfig::new(16, 7).init(device), None),
+        ],
+    };
+    let loss = |model: &Siamese, items: Range<usize>, device: &Device| {
+        let tower = |seed: usize| {
+            let x = numbers(&items, [items.len(), 6], seed, device);
+            model.tower.iter().fold(x, |x, (linear, norm)| match norm {
+                Some(norm) => relu(norm.forward(linear.forward(x))),
+                None => linear.forward(x),
+            })
+        };
+        let (anchor, like, unlike) = (tower(1), tower(2), tower(3));
+        let distance = |x: Tensor<2>, y: Tensor<2>| (x - y).powi_scalar(2).sum_dim(1);
+        (distance(anchor.clone(), like) - distance(anchor, unlike) + 1.0).clamp_min(0.0).mean()
+    };
+    proven(make, loss, PLAIN, plan(Plan::auto().columns("tower.0.0").rows("tower.1")));
 }

@@ -145,7 +145,7 @@ fn a_plan_that_does_not_fit_is_a_layout_that_fails() {
     let make_model = |device: &Device| Classifier::new(device, 2);
     let proof = Proof::default().plan(Plan::auto().columns("haed"));
     let error = verify_module_as(make_model, loss, &layouts("TP2"), &proof).unwrap_err();
-    assert!(error.to_string().contains("pattern `haed` matches no parameter; the nearest is `module.head."), "{error}");
+    assert!(error.to_string().contains("pattern `haed` matches no parameter; the nearest is `head."), "{error}");
 }
 
 #[test]

@@ -246,6 +246,9 @@ pub enum LayoutError {
          ranks that hold the same experts; nearest legal: {nearest}"
     )]
     ZeroGroupOfExperts { group: usize, groups: usize, experts: usize, nearest: Nearest },
+    /// A layout in words has the same one twice.
+    #[error("{name} is twice in a layout; leave one out")]
+    Twice { name: String },
     /// A layout in words, such as `TP2 SP DP2`, has a word that is none of them.
     #[error(
         "`{word}` is not a part of a layout; use TP, CP, EP, ETP, PP, VPP, DP with a size, SP, ZeRO1 to ZeRO3, or Group \

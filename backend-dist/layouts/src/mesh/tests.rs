@@ -91,6 +91,10 @@ fn refusals_name_the_nearest_legal_values() {
     );
     assert!(refuse(ParallelLayout { vpp: 2, ..layout() }, 4).contains("pipeline-parallel 2 or more"));
     assert!("TP2 QP2".parse::<ParallelLayout>().unwrap_err().to_string().starts_with("`QP2` is not"));
+    assert_eq!(
+        "TP2 SP tp4".parse::<ParallelLayout>().unwrap_err().to_string(),
+        "TP is twice in a layout; leave one out"
+    );
 }
 
 /// ZeRO's groups: neighbours among the ranks that hold the same weights, in as many groups of those of the same experts.

@@ -43,10 +43,15 @@ impl FromStr for ParallelLayout {
     type Err = LayoutError;
 
     fn from_str(text: &str) -> Result<Self, LayoutError> {
-        let mut layout = Self::default();
+        let (mut layout, mut names) = (Self::default(), Vec::new());
         for word in text.split(|c: char| c.is_whitespace() || "+,x×".contains(c)).filter(|word| !word.is_empty()) {
             let wrong = || LayoutError::Word { word: word.to_string() };
             let upper = word.to_ascii_uppercase();
+            let name = upper.trim_end_matches(|c: char| c.is_ascii_digit()).to_string();
+            if names.contains(&name) {
+                return Err(LayoutError::Twice { name });
+            }
+            names.push(name);
             if upper == "SP" {
                 layout.sp = true;
                 continue;

@@ -18,6 +18,9 @@ use crate::serve::SchedulerConfig;
 /// Default length of a sequence where the model has no limit, as in vLLM.
 const UNLIMITED: usize = 2048;
 
+/// Default positions of a block.
+const BLOCK_SIZE: usize = 64;
+
 /// Bytes that the scheduler has for a block, where models keep nothing in it.
 const ENTRY: u64 = 64;
 
@@ -36,7 +39,7 @@ pub(super) struct SizeArgs {
     #[arg(long, value_name = "N", default_value_t = 2048)]
     pub max_num_batched_tokens: usize,
     /// Positions of a block of the KV cache
-    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(long, value_name = "N", default_value_t = BLOCK_SIZE)]
     pub block_size: usize,
     /// Blocks of the KV cache. Default: as many as all sequences need, as far as there is memory
     #[arg(long, alias = "num-gpu-blocks-override", value_name = "N")]
@@ -87,6 +90,12 @@ impl SizeArgs {
             );
         }
         let (block_size, positions) = (self.block_size.max(1), positions.unwrap_or(UNLIMITED));
+        // A short model's sequences have one block each.
+        let (longest, block) = (self.max_model_len.unwrap_or(positions), self.block_size);
+        if block > longest.max(BLOCK_SIZE) {
+            let nearest = longest.max(BLOCK_SIZE);
+            bail!("--block-size {block}: no sequence has more than {longest} positions; nearest legal: {nearest}");
+        }
         let wanted = self
             .max_model_len
             .unwrap_or(positions)

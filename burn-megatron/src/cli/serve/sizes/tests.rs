@@ -31,6 +31,9 @@ fn sequences_have_all_positions_if_there_is_memory() {
     assert_eq!((few.max_model_len, few.num_blocks), (48, 3));
     let none = resolve(&SizeArgs { max_model_len: Some(0), ..args() }).unwrap_err().to_string();
     assert!(none.starts_with("max-model-len 0: "), "{none}");
+    let large = resolve(&SizeArgs { block_size: 101, ..args() }).unwrap_err().to_string();
+    assert_eq!(large, "--block-size 101: no sequence has more than 100 positions; nearest legal: 100");
+    assert!(resolve(&SizeArgs { block_size: 64, max_model_len: Some(8), ..args() }).is_ok());
 }
 
 /// A state of each head, and three positions of what is convolved, next to a step's batch of both.
