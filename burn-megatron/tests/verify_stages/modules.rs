@@ -188,10 +188,10 @@ fn the_parameter_that_is_wrong_is_named() {
         let noise = Tensor::<1>::random([1], Distribution::Uniform(0.5, 1.5), device);
         let wrong = model.wrong.forward(x.clone()).powi_scalar(2).mean() * noise;
         // Too small to show in the loss, and nothing to the gradients of the other layer.
-        model.right.forward(x).powi_scalar(2).mean() + wrong * 1e-13
+        model.right.forward(x).powi_scalar(2).mean() + wrong * 3e-11
     };
-    let error = verify_module(make_model, loss, &layouts("DP2")).unwrap_err();
-    assert!(error.to_string().contains("gradient of wrong."), "{error}");
+    let text = verify_module(make_model, loss, &layouts("DP2")).unwrap_err().to_string();
+    assert!(text.contains(" wrong.") && !text.contains(" right."), "{text}");
 }
 
 #[test]
