@@ -163,8 +163,7 @@ pub fn draw_rows<E: Float>(
             out[CUBE_POS_X as usize] = i32::new(-1);
         }
     } else {
-        let inverse = how[CUBE_POS_X as usize * NUMBERS];
-        let row = Row { first, width, top, inverse };
+        let row = Row { first, width, top, scale: how[CUBE_POS_X as usize * NUMBERS] };
         let left = filtered(logits, how, &row, &mut scratch, zeros, cube);
         let (plane, lane) = (UNIT_POS / comptime![cube.plane], UNIT_POS % comptime![cube.plane]);
         let each = width.div_ceil(comptime![planes as u32]);

@@ -13,6 +13,8 @@ pub mod penalties;
 #[cfg(feature = "cuda")]
 mod search;
 
+use std::f64::consts::LOG2_E;
+
 use super::LONGEST;
 #[cfg(feature = "cuda")]
 pub use launch::draw;
@@ -54,11 +56,11 @@ impl Draw {
     /// As the kernel reads it.
     pub fn numbers(&self) -> [f32; NUMBERS] {
         let Self { temperature, top_k, top_p, min_p, at } = *self;
-        let inverse = if temperature > 0.0 { (1.0 / temperature).min(1e30) as f32 } else { 0.0 };
+        let scale = if temperature > 0.0 { (LOG2_E / temperature).min(1e30) as f32 } else { 0.0 };
         let at = if temperature > 0.0 { at } else { 0.0 };
         // How far below the greatest logit.
         let floor = (temperature * min_p.unwrap_or(0.0).ln()).max(-1e38) as f32;
         let k = top_k.unwrap_or(0).min(LONGEST) as f32;
-        [inverse, k, top_p.unwrap_or(1.0) as f32, floor, (at as f32).min(1.0f32.next_down())]
+        [scale, k, top_p.unwrap_or(1.0) as f32, floor, (at as f32).min(1.0f32.next_down())]
     }
 }

@@ -2,6 +2,7 @@
 
 use cubecl::prelude::*;
 
+use crate::hopper::ptx::exp2;
 use crate::pointwise::{CubeShape, Vec8, cube_sums};
 
 /// The last bits of each number of this type as an f32, all of them zero.
@@ -19,14 +20,14 @@ pub struct Row {
     pub width: u32,
     /// Its greatest number, which has the weight 1.
     pub top: f32,
-    /// One over the temperature.
-    pub inverse: f32,
+    /// log₂ e over the temperature.
+    pub scale: f32,
 }
 
 /// The weight of a number.
 #[cube]
 pub fn weight(number: f32, row: &Row) -> f32 {
-    f32::exp((number - row.top) * row.inverse)
+    exp2((number - row.top) * row.scale)
 }
 
 /// The place of a number among all, without its last bits: greater numbers have greater places.
