@@ -10,6 +10,8 @@ use crate::logits::{Guide, LogitsProcessors, Seen};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TextRules {
     processors: Arc<LogitsProcessors>,
+    /// Whether they only penalise tokens that are there.
+    penalise: bool,
     seen: Seen,
 }
 
@@ -21,13 +23,16 @@ impl TextRules {
         seen: impl FnOnce() -> Seen,
     ) -> Option<Arc<Self>> {
         let changes = sampling.penalises() || **processors != LogitsProcessors::default();
+        let others =
+            LogitsProcessors { presence_penalty: 0.0, frequency_penalty: 0.0, ..LogitsProcessors::clone(processors) };
+        let penalise = others == LogitsProcessors::default();
         // A guide that reads each token of this text once.
         let own = |guide: &Arc<Guide>| {
             let guide = Some(Arc::new(guide.another()));
             Arc::new(LogitsProcessors { guide, ..LogitsProcessors::clone(processors) })
         };
         let processors = || processors.guide.as_ref().map_or_else(|| Arc::clone(processors), own);
-        changes.then(|| Arc::new(Self { processors: processors(), seen: seen() }))
+        changes.then(|| Arc::new(Self { processors: processors(), penalise, seen: seen() }))
     }
 
     /// Another token of the text. It is not copied where no choice has it any more.
@@ -40,23 +45,20 @@ impl TextRules {
     /// What it changes if it only penalises tokens that are there: of each such token of a vocabulary how much its logit is
     /// divided by, if it is positive, or multiplied with, and what is then taken from it.
     pub fn penalties(&self, sampling: &Sampling, vocabulary: usize) -> Option<Vec<(usize, f64, f64)>> {
-        let Self { processors, seen } = self;
-        let LogitsProcessors { presence_penalty, frequency_penalty, .. } = **processors;
-        let others =
-            LogitsProcessors { presence_penalty: 0.0, frequency_penalty: 0.0, ..LogitsProcessors::clone(processors) };
-        (others == LogitsProcessors::default()).then(|| {
+        let LogitsProcessors { presence_penalty, frequency_penalty, .. } = *self.processors;
+        self.penalise.then(|| {
             let of = |(token, new): (i64, usize)| {
                 let token = usize::try_from(token).ok().filter(|token| *token < vocabulary)?;
                 let there = if new > 0 { presence_penalty } else { 0.0 };
                 Some((token, sampling.repetition_penalty, frequency_penalty * new as f64 + there))
             };
-            seen.counts().filter_map(of).collect()
+            self.seen.counts().filter_map(of).collect()
         })
     }
 
     /// The token chosen as new token number `index`. Fails if the rules leave none.
     pub fn choose(&self, logits: &[f64], sampling: &Sampling, index: u64) -> Result<usize, NoChoice> {
-        let Self { processors, seen } = self;
+        let Self { processors, seen, .. } = self;
         let mut left = logits.to_vec();
         processors.bias(&mut left, seen);
         if sampling.penalises() {
