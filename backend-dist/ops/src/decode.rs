@@ -1,9 +1,8 @@
 //! The attention of a decode step, where every sequence has one new token and its keys and values are in blocks.
 
 use burn::backend::{Backend, Dispatch, backend_extension, tensor::FloatTensor, tensor::IntTensor};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-pub use kernels_cubecl::decode::draw::{Draw, Penalty};
-use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES, has_likeliest};
+use burn::tensor::{DType, Device, Int, Tensor};
+use kernels_cubecl::decode::{DecodeShape, FewRows, MOST_COPIES};
 
 use super::kernels::LocalKernels;
 use super::operation::Tensors;
@@ -57,50 +56,6 @@ pub fn paged_attention(
     let [keys, values] = [keys, values].map(|cache| cache.clone().into_dispatch());
     let (qkv, table, lengths) = (qkv.into_dispatch(), table.into_dispatch(), lengths.into_dispatch());
     Tensor::from_dispatch(<Dispatch as DecodeOps>::op_paged_attention(qkv, angles, keys, values, table, lengths, call))
-}
-
-/// The first column of the greatest number of each row of `logits [rows, columns]`, or −1 if one of them is not finite;
-/// `None` where there is no kernel for it: it runs on NVIDIA GPUs, for columns that are a multiple of 8.
-pub fn likeliest(logits: &Tensor<2>) -> Option<Tensor<1, Int>> {
-    let drawn = || <Dispatch as DecodeOps>::op_likeliest(logits.clone().into_dispatch());
-    is_drawn_on_device(logits).then(|| Tensor::from_dispatch(drawn()))
-}
-
-/// A column of each row of `logits [rows, columns]`, drawn in fp32 after the penalties, each of which has a place of its own,
-/// or −1 if one of the row is not finite; `None` where [`likeliest`] is.
-///
-/// # Panics
-/// Unless there is a draw for each row, and rows and columns are those of `logits`.
-pub fn draw(logits: &Tensor<2>, draws: &[Draw], penalties: &[Penalty]) -> Option<Tensor<1, Int>> {
-    let [rows, columns] = logits.dims();
-    assert_eq!(rows, draws.len(), "draws of [{rows}, {columns}] logits");
-    if !is_drawn_on_device(logits) || rows * columns > i32::MAX as usize {
-        return None;
-    }
-    let device = logits.device();
-    let numbers = |numbers: Vec<f32>| {
-        let count = numbers.len();
-        Tensor::<1>::from_data(TensorData::new(numbers, [count]), (&device, DType::F32)).into_dispatch()
-    };
-    let mut left = logits.clone().into_dispatch();
-    if !penalties.is_empty() {
-        let place = |of: &Penalty| {
-            assert!(of.row < rows && of.token < columns, "{of:?} of [{rows}, {columns}] logits");
-            (of.row * columns + of.token) as i32
-        };
-        let places = TensorData::new(penalties.iter().map(place).collect::<Vec<_>>(), [penalties.len()]);
-        let places = Tensor::<1, Int>::from_data(places, (&device, DType::I32)).into_dispatch();
-        let by = numbers(penalties.iter().flat_map(|of| [of.times as f32, of.less as f32]).collect());
-        left = <Dispatch as DecodeOps>::op_penalized(left, places, by);
-    }
-    let how = numbers(draws.iter().flat_map(Draw::numbers).collect());
-    Some(Tensor::from_dispatch(<Dispatch as DecodeOps>::op_draw(left, how)))
-}
-
-/// Whether [`likeliest`] and [`draw`] have kernels for these logits.
-pub fn is_drawn_on_device(logits: &Tensor<2>) -> bool {
-    let known = matches!(logits.dtype(), DType::BF16 | DType::F16 | DType::F32);
-    known && gpu::index(&logits.device()).is_some() && has_likeliest(logits.dims()[1])
 }
 
 /// `silu(gate) up` of `x · wᵀ = [gate | up]` for `x [.., in]` and `w [2 out, in]`: [`swiglu`](super::swiglu) of
@@ -193,12 +148,6 @@ pub(super) trait DecodeOps: Backend {
     ) -> FloatTensor<Self>;
 
     fn op_swiglu_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    fn op_likeliest(logits: FloatTensor<Self>) -> IntTensor<Self>;
-
-    fn op_draw(logits: FloatTensor<Self>, how: FloatTensor<Self>) -> IntTensor<Self>;
-
-    fn op_penalized(logits: FloatTensor<Self>, places: IntTensor<Self>, by: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 impl DecodeOps for burn::backend::Flex {
@@ -230,17 +179,5 @@ impl DecodeOps for burn::backend::Flex {
 
     fn op_swiglu_linear(x: FloatTensor<Self>, w: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::swiglu_forward(Self::linear_forward(x, w))
-    }
-
-    fn op_likeliest(_: FloatTensor<Self>) -> IntTensor<Self> {
-        panic!("`likeliest` has a kernel on GPUs only")
-    }
-
-    fn op_draw(_: FloatTensor<Self>, _: FloatTensor<Self>) -> IntTensor<Self> {
-        panic!("`draw` has a kernel on GPUs only")
-    }
-
-    fn op_penalized(_: FloatTensor<Self>, _: IntTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-        panic!("penalties have a kernel on GPUs only")
     }
 }

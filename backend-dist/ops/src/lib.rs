@@ -21,6 +21,7 @@ mod convolution;
 #[cfg(feature = "cuda")]
 mod cuda;
 pub mod decode;
+pub mod draw;
 mod dropout_mask;
 mod dtype;
 mod flex;

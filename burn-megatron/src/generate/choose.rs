@@ -1,108 +1,20 @@
 //! The next tokens and their log-probabilities, from the logits of a step.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use backend_dist::ops::decode::{Draw, Penalty, draw, is_drawn_on_device, likeliest};
 use burn::tensor::{DType, Element, Int, Tensor, TensorData};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::choice::{Choice, Chosen, Likely, TokenLogprobs};
+use super::device::on_device;
 use super::error::NoChoice;
-use super::{Sampling, TextRules};
-
-/// A token and its log-probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Likely {
-    /// The token.
-    pub token: i64,
-    /// Its log-probability.
-    pub logprob: f64,
-}
-
-/// The log-probability of a token after those before it, `log softmax` of the model's logits, before penalty,
-/// temperature and top-k.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprobs {
-    /// Of the token itself.
-    pub logprob: f64,
-    /// The likeliest tokens at its place, likeliest first.
-    pub top: Vec<Likely>,
-}
-
-/// What is wanted of one line of logits.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Choice {
-    /// Nothing: more of the prompt follows.
-    None,
-    /// The next token, as new token number `index`, and log-probabilities if there is a number of likeliest tokens.
-    Next {
-        /// How it is chosen.
-        sampling: Sampling,
-        /// What else changes its logits, with the tokens before it.
-        rules: Option<Arc<TextRules>>,
-        /// Which draw this is.
-        index: u64,
-        /// Log-probabilities of it and so many of the likeliest.
-        logprobs: Option<usize>,
-    },
-    /// The log-probabilities of a token that is known, and of so many of the likeliest.
-    Known {
-        /// The token.
-        token: i64,
-        /// Number of the likeliest.
-        top: usize,
-    },
-}
-
-/// A token and, if asked for, its log-probabilities.
-pub(crate) type Chosen = (i64, Option<TokenLogprobs>);
-
-impl Choice {
-    /// New token number `index` of a text.
-    pub fn next(sampling: Sampling, rules: &Option<Arc<TextRules>>, index: usize, logprobs: Option<usize>) -> Self {
-        Self::Next { sampling, rules: rules.clone(), index: index as u64, logprobs }
-    }
-
-    /// The draw of a token, if that is all that is wanted, or nothing, and what is done to logits of row `row` before.
-    fn draw(&self, row: usize, vocabulary: usize) -> Option<(Draw, Vec<Penalty>)> {
-        match self {
-            Self::None => Some((Sampling::greedy().draw(0)?, Vec::new())),
-            Self::Next { sampling, rules, index, logprobs: None } => {
-                let penalties = match rules {
-                    None => Vec::new(),
-                    Some(rules) => rules.penalties(sampling, vocabulary)?,
-                };
-                let penalty = |(token, times, less)| Penalty { row, token, times, less };
-                Some((sampling.draw(*index)?, penalties.into_iter().map(penalty).collect()))
-            }
-            Self::Next { .. } | Self::Known { .. } => None,
-        }
-    }
-
-    fn of(&self, logits: &[f64]) -> Result<Chosen, NoChoice> {
-        if let Some(&value) = logits.iter().find(|logit| !logit.is_finite()) {
-            return Err(NoChoice::NotFinite(value));
-        }
-        Ok(match self {
-            Self::None => (0, None),
-            Self::Known { token, top } => (*token, Some(logprobs(logits, *token, *top))),
-            Self::Next { sampling, rules, index, logprobs: top } => {
-                let token = match rules {
-                    None => sampling.choose(logits, &[], *index),
-                    Some(rules) => rules.choose(logits, sampling, *index)?,
-                } as i64;
-                (token, top.map(|top| logprobs(logits, token, top)))
-            }
-        })
-    }
-}
 
 /// One choice for each line of `logits [lines, vocab]`.
 pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen, NoChoice>> {
-    let drawn = on_device(&logits, choices);
+    let chosen = on_device(&logits, choices);
     // The other lines come to the host whole.
-    let others: Vec<usize> = drawn.iter().enumerate().filter(|(_, drawn)| drawn.is_none()).map(|(i, _)| i).collect();
+    let others: Vec<usize> = (0..choices.len()).filter(|line| chosen[*line].is_none()).collect();
     let wanted = match others.len() {
         0 => Vec::new(),
         all if all == choices.len() => on_host(logits, choices.iter().collect()),
@@ -113,44 +25,35 @@ pub(crate) fn choose(logits: Tensor<2>, choices: &[Choice]) -> Vec<Result<Chosen
         }
     };
     let mut wanted = wanted.into_iter();
-    let of_line = |drawn: Option<i64>| match drawn {
-        Some(token) => Ok((token, None)),
+    let of_line = |chosen: Option<Chosen>| match chosen {
+        Some(chosen) => Ok(chosen),
         None => wanted.next().expect("a choice for each of the other lines"),
     };
-    drawn.into_iter().map(of_line).collect()
+    chosen.into_iter().map(of_line).collect()
 }
 
-/// The tokens that are drawn where the logits are, so that one number of a line comes to the host.
-fn on_device(logits: &Tensor<2>, choices: &[Choice]) -> Vec<Option<i64>> {
-    if !is_drawn_on_device(logits) {
-        return vec![None; choices.len()];
+/// What is wanted of a line on the host.
+fn on_line(choice: &Choice, logits: &[f64]) -> Result<Chosen, NoChoice> {
+    if let Some(&value) = logits.iter().find(|logit| !logit.is_finite()) {
+        return Err(NoChoice::NotFinite(value));
     }
-    let mut penalties = Vec::new();
-    let draw_of = |(row, choice): (usize, &Choice)| {
-        let (draw, own) = choice.draw(row, logits.dims()[1])?;
-        penalties.extend(own);
-        Some(draw)
-    };
-    let draws: Vec<Option<Draw>> = choices.iter().enumerate().map(draw_of).collect();
-    let is_greedy = |draw: &Option<Draw>| draw.is_some_and(|draw| draw.temperature == 0.0);
-    let tokens = if penalties.is_empty() && draws.iter().all(is_greedy) {
-        likeliest(logits)
-    } else if draws.iter().any(Option::is_some) {
-        let greedy = Draw { temperature: 0.0, top_k: None, top_p: None, min_p: None, at: 0.0 };
-        draw(logits, &draws.iter().map(|draw| draw.unwrap_or(greedy)).collect::<Vec<_>>(), &penalties)
-    } else {
-        None
-    };
-    let Some(tokens) = tokens else { return vec![None; choices.len()] };
-    // −1 where a logit is not finite.
-    let of_line = |(token, draw): (i64, &Option<Draw>)| (token >= 0 && draw.is_some()).then_some(token);
-    tokens.into_data().iter::<i64>().zip(&draws).map(of_line).collect()
+    Ok(match choice {
+        Choice::None => (0, None),
+        Choice::Known { token, top } => (*token, Some(logprobs(logits, *token, *top))),
+        Choice::Next { sampling, rules, index, logprobs: top } => {
+            let token = match rules {
+                None => sampling.choose(logits, &[], *index),
+                Some(rules) => rules.choose(logits, sampling, *index)?,
+            } as i64;
+            (token, top.map(|top| logprobs(logits, token, top)))
+        }
+    })
 }
 
 fn on_host(logits: Tensor<2>, choices: Vec<&Choice>) -> Vec<Result<Chosen, NoChoice>> {
     let (data, [_, vocabulary]) = (logits.to_data(), logits.dims());
     let of_line =
-        |(line, choice): (usize, &Choice)| choice.of(&line_of(&data, line * vocabulary..(line + 1) * vocabulary));
+        |(line, choice): (usize, &Choice)| on_line(choice, &line_of(&data, line * vocabulary..(line + 1) * vocabulary));
     choices.into_par_iter().enumerate().map(of_line).collect()
 }
 
@@ -188,8 +91,11 @@ fn logprobs(logits: &[f64], token: i64, top: usize) -> TokenLogprobs {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use burn::tensor::Device;
 
+    use super::super::{Sampling, TextRules};
     use super::*;
     use crate::logits::{LogitsProcessors, Seen};
 

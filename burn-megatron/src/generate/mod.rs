@@ -1,7 +1,9 @@
 //! Text from a trained model, token by token: the prompt is read once, then every new token alone, with the keys and
 //! values of all earlier ones cached.
 
+mod choice;
 mod choose;
+mod device;
 mod error;
 mod module;
 mod options;
@@ -14,8 +16,9 @@ mod tests;
 mod text;
 mod texts;
 
-pub(crate) use choose::{Choice, Chosen, choose};
-pub use choose::{Likely, TokenLogprobs};
+pub(crate) use choice::{Choice, Chosen};
+pub use choice::{Likely, TokenLogprobs};
+pub(crate) use choose::choose;
 pub use error::GenerateError;
 pub(crate) use error::NoChoice;
 pub(crate) use module::write_by;

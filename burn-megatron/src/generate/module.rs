@@ -13,7 +13,8 @@ use models::T5;
 use models::hf::{ImageInput, WritingModule};
 use models::images::Llava;
 
-use super::choose::{Choice, choose};
+use super::choice::Choice;
+use super::choose::choose;
 use super::options::GenerateOptions;
 use super::run::Generated;
 use super::texts::Ended;

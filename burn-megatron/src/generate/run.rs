@@ -8,7 +8,8 @@ use burn::tensor::Tensor;
 use models::layers::paged::{Chunk, Outputs, Step};
 use models::{CausalLm, PagedKvCache};
 
-use super::choose::{self, Choice, Chosen};
+use super::choice::{Choice, Chosen};
+use super::choose::choose;
 use super::error::NoChoice;
 use super::options::GenerateOptions;
 use super::ranks::ModelRanks;
@@ -113,7 +114,7 @@ pub(crate) fn generate_by(
         if at.is_empty() {
             continue;
         }
-        let choices = ranks.chosen(logits, |logits| choose(logits, (&texts, &at), options, on_token))?;
+        let choices = ranks.chosen(logits, |logits| next(logits, (&texts, &at), options, on_token))?;
         for (at, (token, ended)) in at.into_iter().zip(choices) {
             texts[at].push(token);
             texts[at].ended = ended;
@@ -134,7 +135,7 @@ pub(crate) fn generate_by(
 }
 
 /// The next token of the texts `at`, told to the reader, and why it is the text's last if it is.
-fn choose(
+fn next(
     logits: Tensor<2>,
     (texts, at): (&[Text], &[usize]),
     options: &GenerateOptions,
@@ -146,7 +147,7 @@ fn choose(
         Choice::next(sampling, rules, tokens.len() - prompt, None)
     };
     let choices: Vec<Choice> = at.iter().map(choice).collect();
-    let next = |(at, chosen): (&usize, Result<Chosen, NoChoice>)| {
+    let told = |(at, chosen): (&usize, Result<Chosen, NoChoice>)| {
         let (token, _) = chosen.map_err(|why| why.after(texts[*at].read.len()))?;
         let reader = on_token(*at, token);
         let end = match options.stop_tokens.contains(&token) {
@@ -155,5 +156,5 @@ fn choose(
         };
         Ok((token, end))
     };
-    at.iter().zip(choose::choose(logits, &choices)).map(next).collect()
+    at.iter().zip(choose(logits, &choices)).map(told).collect()
 }

@@ -25,6 +25,11 @@ impl CubeShape {
         if client.properties().hardware.plane_size_max == 1 { Self::CPU } else { Self::GPU }
     }
 
+    /// On GPUs as many units as a cube may have, for one that has a long row for itself.
+    pub(crate) fn wide(self) -> Self {
+        if self.plane > 1 { Self { units: 1024, ..self } } else { self }
+    }
+
     /// Planes of a cube.
     pub fn planes(self) -> usize {
         (self.units / self.plane) as usize

@@ -2,7 +2,9 @@
 use super::{buffer as b, compile, registers_only, settings, settings_of};
 use half::bf16;
 use kernels_cubecl::decode::attention::{Plan, split_attention::SplitAttention};
+use kernels_cubecl::decode::draw::changes::{change::Change, keep::Keep};
 use kernels_cubecl::decode::draw::kernel::draw_rows::DrawRows;
+use kernels_cubecl::decode::draw::likelihoods::row_likelihoods::RowLikelihoods;
 use kernels_cubecl::decode::few_rows;
 use kernels_cubecl::decode::{DecodeShape, Rows, append::append_rows::AppendRows, merge::merge_splits::MergeSplits};
 use kernels_cubecl::pointwise::CubeShape;
@@ -46,4 +48,8 @@ fn draws_read_16_bytes_and_stay_in_registers() {
     let cube = CubeShape { units: 1024, ..CubeShape::GPU };
     let kernel = kernel!(DrawRows<bf16>, settings_of(cube.units); b(), b(), b(), (), 13, cube);
     assert!(registers_only("draws", kernel).contains(".v4."));
+    let likely = kernel!(RowLikelihoods<bf16>, settings_of(cube.units); b(), b(), b(), b(), (), (), cube);
+    assert!(registers_only("likelihoods", likely).contains(".v4."));
+    registers_only("changes", kernel!(Change, settings(); b(), b(), b(), ()));
+    assert!(registers_only("tokens that may come", kernel!(Keep, settings(); b(), b(), b(), ())).contains(".v4."));
 }

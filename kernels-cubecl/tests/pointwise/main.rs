@@ -18,8 +18,8 @@ mod libcalls;
 mod optimizers;
 
 use checks::{
-    activation, blockwise, decode, fused, gated_delta, latent, low_rank, moe, norm, recurrent, routing, rows, sinks,
-    ssd, tokens,
+    activation, blockwise, decode, draw, fused, gated_delta, latent, low_rank, moe, norm, recurrent, routing, rows,
+    sinks, ssd, tokens,
 };
 use cubecl::prelude::*;
 use cubecl_runtime::runtime::Runtime;
@@ -97,11 +97,13 @@ fn decode_steps() {
     );
     // More query heads of a key head than a cube takes.
     both!(decode::step, DecodeShape { heads: 6, kv_heads: 1, head_dim: 48, ..shape }, &[4, 3, 17], Some(100), 48);
-    both!(decode::likeliest, 8);
-    both!(decode::likeliest, 1032);
-    both!(decode::draw, 8);
-    both!(decode::draw, 1032);
-    both!(decode::penalties, 1024);
+    both!(draw::likeliest, 8);
+    both!(draw::likeliest, 1032);
+    both!(draw::draw, 8);
+    both!(draw::draw, 1032);
+    both!(draw::changes, 1024);
+    both!(draw::likelihoods, 8);
+    both!(draw::likelihoods, 1032);
     assert_eq!(decode::copies(&client(), [5, 2, 7]) + decode::copies(&client(), [1, 1, 1]), 0);
     both!(decode::few_rows, &[1], 12, 256);
     both!(decode::few_rows, &[6], 8, 768);

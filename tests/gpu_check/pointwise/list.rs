@@ -1,7 +1,7 @@
 //! The checks, at sizes that need several cubes.
 use crate::kernel_tests::pointwise::{
-    activation, blockwise, decode, fused, gated_delta as gated_delta_checks, latent, low_rank, moe, norm, optimizer,
-    recurrent, routing, rows, sinks, ssd, tokens,
+    activation, blockwise, decode, draw, fused, gated_delta as gated_delta_checks, latent, low_rank, moe, norm,
+    optimizer, recurrent, routing, rows, sinks, ssd, tokens,
 };
 use cubecl::prelude::*;
 use half::{bf16, f16};
@@ -63,13 +63,16 @@ pub fn all() -> Vec<(&'static str, Check)> {
                 + decode::step::<f16>(c, shape(16, 2, 80), &[9, 8, 7], None, 32)
                 + decode::step::<bf16>(c, shape(8, 4, 256), &[300; 3], None, 0)
                 + decode::step::<f32>(c, shape(6, 6, 192), &[300; 3], None, 192)
-                + decode::likeliest::<bf16>(c, 128_256)
-                + decode::likeliest::<f32>(c, 1000)
-                + decode::draw::<bf16>(c, 128_256)
-                + decode::draw::<f16>(c, 1000)
-                + decode::draw::<f32>(c, 8)
-                + decode::draw::<f32>(c, 50_280)
-                + decode::penalties::<bf16>(c, 128_000)
+                + draw::likeliest::<bf16>(c, 128_256)
+                + draw::likeliest::<f32>(c, 1000)
+                + draw::draw::<bf16>(c, 128_256)
+                + draw::draw::<f16>(c, 1000)
+                + draw::draw::<f32>(c, 8)
+                + draw::draw::<f32>(c, 50_280)
+                + draw::changes::<bf16>(c, 128_256)
+                + draw::changes::<f32>(c, 1032)
+                + draw::likelihoods::<bf16>(c, 128_256)
+                + draw::likelihoods::<f32>(c, 50_280)
                 + decode::copies(c, [64, 8, 128])
                 + decode::few_rows::<bf16>(c, &[1], 2048, 8192)
                 + decode::few_rows::<f32>(c, &[3], 12, 768)

@@ -2,8 +2,7 @@
 
 use burn::backend::{Cube, DType, TensorMetadata};
 use burn_cubecl::tensor::CubeTensor;
-use kernels_cubecl::decode::draw::{draw, penalized};
-use kernels_cubecl::decode::{DecodeShape, NewAngles, Rows, append, attention, likeliest};
+use kernels_cubecl::decode::{DecodeShape, NewAngles, Rows, append, attention};
 
 use super::linear::FEW;
 use super::{Float, Int, columns, empty, few_rows, launched, packed, rope, rows, work, writable};
@@ -55,55 +54,6 @@ impl DecodeOps for Cube {
     fn op_swiglu_linear(x: Float, w: Float) -> Float {
         let few = (rows(&x) <= FEW).then(|| few_rows::gated(&x, &w)).flatten();
         few.unwrap_or_else(|| Self::swiglu_forward(Self::linear_forward(x, w)))
-    }
-
-    fn op_likeliest(logits: Float) -> Int {
-        let logits = packed(logits);
-        let sizes = [rows(&logits), columns(&logits)];
-        let _noted = work::memory("likeliest tokens", &logits, |bytes| bytes);
-        let out = empty(&logits, [sizes[0]], DType::I32);
-        let (client, handles) = (&logits.client, (&logits.handle, &out.handle));
-        launched(
-            "likeliest tokens",
-            match logits.dtype() {
-                DType::F32 => likeliest::<f32>(client, sizes, handles.0, handles.1),
-                _ => by_half!(logits, E => likeliest::<E>(client, sizes, handles.0, handles.1)),
-            },
-        );
-        out
-    }
-
-    fn op_draw(logits: Float, how: Float) -> Int {
-        let (logits, how) = (packed(logits), packed(how));
-        let sizes = [rows(&logits), columns(&logits)];
-        let _noted = work::memory("drawn tokens", &logits, |bytes| bytes);
-        let out = empty(&logits, [sizes[0]], DType::I32);
-        let (client, handles) = (&logits.client, [&logits.handle, &how.handle, &out.handle]);
-        launched(
-            "drawn tokens",
-            match logits.dtype() {
-                DType::F32 => draw::<f32>(client, sizes, handles),
-                _ => by_half!(logits, E => draw::<E>(client, sizes, handles)),
-            },
-        );
-        out
-    }
-
-    fn op_penalized(logits: Float, places: Int, by: Float) -> Float {
-        let (logits, places, by) = (packed(logits), packed(places), packed(by));
-        let sizes = [rows(&logits), columns(&logits)];
-        let _noted = work::memory("penalties of tokens", &logits, |bytes| 3 * bytes);
-        let out = empty(&logits, sizes, DType::F32);
-        let (client, from) = (&logits.client, &logits.handle);
-        let penalties = (&places.handle, &by.handle, places.meta.shape()[0]);
-        launched(
-            "penalties of tokens",
-            match logits.dtype() {
-                DType::F32 => penalized::<f32>(client, sizes, from, penalties, &out.handle),
-                _ => by_half!(logits, E => penalized::<E>(client, sizes, from, penalties, &out.handle)),
-            },
-        );
-        out
     }
 }
 

@@ -39,6 +39,7 @@ mod cross_entropy;
 mod decode;
 mod dma_collectives;
 mod dma_overlap;
+mod draw;
 mod dropout;
 mod embedding;
 mod factors;

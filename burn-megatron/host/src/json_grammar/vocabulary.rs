@@ -17,7 +17,7 @@ pub struct TokenTexts {
     longest: u32,
 }
 
-/// Some tokens of a vocabulary.
+/// Some tokens of a vocabulary: a bit each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenSet(Vec<u64>);
 
@@ -80,7 +80,31 @@ impl TokenSet {
         (0..self.0.len() * 64).filter(|token| self.contains(*token)).map(|token| token as i64)
     }
 
-    fn insert(&mut self, token: u32) {
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|bits| *bits == 0)
+    }
+
+    /// The bits of 64 tokens at a time.
+    pub fn words(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// Leaves those that the other has too.
+    pub fn intersect(&mut self, other: &Self) {
+        self.0.truncate(other.0.len());
+        self.0.iter_mut().zip(&other.0).for_each(|(bits, more)| *bits &= more);
+    }
+
+    /// Takes one away.
+    pub fn remove(&mut self, token: usize) {
+        if let Some(bits) = self.0.get_mut(token / 64) {
+            *bits &= !(1 << (token % 64));
+        }
+    }
+
+    /// Adds one.
+    pub fn insert(&mut self, token: u32) {
         let at = token as usize / 64;
         if at >= self.0.len() {
             self.0.resize(at + 1, 0);

@@ -1,6 +1,7 @@
 //! What changes a model's logits before a token is chosen: rules of transformers' (`generation/logits_process.py`), under
 //! its names, in its order, and the penalties of OpenAI's.
 
+mod changes;
 mod check;
 mod seen;
 #[cfg(test)]
@@ -8,6 +9,7 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use changes::{Change, Changes};
 pub use seen::Seen;
 
 pub use crate::json_grammar::Guide;
@@ -22,7 +24,7 @@ use crate::json_grammar::TokenSet;
 /// let rules = LogitsProcessors { no_repeat_ngram_size: 2, ..LogitsProcessors::default() };
 /// let mut logits = [0.0, 3.0, 2.0];
 /// // After `0 1 0` another 1 would be the second `0 1`.
-/// rules.restrict(&mut logits, &Seen::new(&[0, 1, 0], &[0, 1, 0], &[], 5));
+/// rules.changes(&Seen::new(&[0, 1, 0], &[0, 1, 0], &[], 5), 1.0, logits.len()).apply(&mut logits);
 /// assert_eq!(logits, [0.0, f64::NEG_INFINITY, 2.0]);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -62,96 +64,93 @@ pub struct LogitsProcessors {
     pub frequency_penalty: f64,
 }
 
-/// A rule that can forbid tokens, with its name: its change of the logits, and what the guide leaves, if there is one.
-type Rule = (&'static str, fn(&LogitsProcessors, &mut [f64], &Seen, Option<&Legal>));
+/// A rule with its name: what it does after a text of which a guide leaves this, if there is one.
+type Rule = (&'static str, fn(&LogitsProcessors, &mut Changes, &Seen, Option<&Legal>));
 
-/// What comes behind the repetition penalty, in transformers' order, and then vLLM's rules.
-const RULES: [Rule; 12] = [
-    ("frequency_penalty and presence_penalty", |rules, logits, seen, _| {
+/// In transformers' order, and then vLLM's rules.
+const RULES: [Rule; 14] = [
+    ("sequence_bias", |rules, changes, seen, _| {
+        for (sequence, by) in &rules.sequence_bias {
+            if let Some(last) = completes(sequence, seen.tokens()) {
+                changes.add(last, Change { plus: *by, ..Change::NONE });
+            }
+        }
+    }),
+    ("encoder_repetition_penalty", |rules, changes, seen, _| {
+        if let Some(by) = rules.encoder_repetition_penalty.filter(|by| *by != 1.0) {
+            let more = Change { times: 1.0 / by, ..Change::NONE };
+            seen.encoder_once().iter().for_each(|token| changes.add(*token, more));
+        }
+    }),
+    ("frequency_penalty and presence_penalty", |rules, changes, seen, _| {
         let (often, there) = (rules.frequency_penalty, rules.presence_penalty);
         if often != 0.0 || there != 0.0 {
-            seen.counted().for_each(|(token, count)| at(logits, token, |logit| logit - often * count as f64 - there));
+            let less = |count| Change { less: often * count as f64 + there, ..Change::NONE };
+            seen.counted().for_each(|(token, count)| changes.add(token, less(count)));
         }
     }),
-    ("no_repeat_ngram_size", |rules, logits, seen, _| {
-        forbid(logits, &repeated(rules.no_repeat_ngram_size, seen.tokens(), seen.tokens()));
+    ("no_repeat_ngram_size", |rules, changes, seen, _| {
+        changes.forbid(&repeated(rules.no_repeat_ngram_size, seen.tokens(), seen.tokens()));
     }),
-    ("encoder_no_repeat_ngram_size", |rules, logits, seen, _| {
-        forbid(logits, &repeated(rules.encoder_no_repeat_ngram_size, seen.encoder(), seen.tokens()));
+    ("encoder_no_repeat_ngram_size", |rules, changes, seen, _| {
+        changes.forbid(&repeated(rules.encoder_no_repeat_ngram_size, seen.encoder(), seen.tokens()));
     }),
-    ("bad_words_ids", |rules, logits, seen, _| {
+    ("bad_words_ids", |rules, changes, seen, _| {
         let is_stop = |word: &[i64]| matches!(word, [one] if seen.stop_tokens().contains(one));
         let bad = rules.bad_words_ids.iter().filter(|word| !is_stop(word));
-        forbid(logits, &bad.filter_map(|word| completes(word, seen.tokens())).collect::<Vec<_>>());
+        changes.forbid(&bad.filter_map(|word| completes(word, seen.tokens())).collect::<Vec<_>>());
     }),
-    ("min_length", |rules, logits, seen, legal| {
+    ("min_length", |rules, changes, seen, legal| {
         // A guide's text that can only end ends.
         if seen.tokens().len() < rules.min_length && legal.is_none_or(|legal| !legal.ends) {
-            forbid(logits, seen.stop_tokens());
+            changes.forbid(seen.stop_tokens());
         }
     }),
-    ("min_new_tokens", |rules, logits, seen, legal| {
+    ("min_new_tokens", |rules, changes, seen, legal| {
         if seen.new_tokens() < rules.min_new_tokens && legal.is_none_or(|legal| !legal.ends) {
-            forbid(logits, seen.stop_tokens());
+            changes.forbid(seen.stop_tokens());
         }
     }),
-    ("forced_bos_token_id", |rules, logits, seen, legal| {
+    ("forced_bos_token_id", |rules, changes, seen, legal| {
         if let Some(token) = rules.forced_bos_token_id.filter(|_| seen.tokens().len() == 1) {
-            force(logits, &[token], legal);
+            force(changes, &[token], legal);
         }
     }),
-    ("forced_eos_token_id", |rules, logits, seen, legal| {
+    ("forced_eos_token_id", |rules, changes, seen, legal| {
         if !rules.forced_eos_token_id.is_empty() && seen.is_last() {
-            force(logits, &rules.forced_eos_token_id, legal);
+            force(changes, &rules.forced_eos_token_id, legal);
         }
     }),
-    ("exponential_decay_length_penalty", |rules, logits, seen, _| {
+    ("exponential_decay_length_penalty", |rules, changes, seen, _| {
         let decay = rules.exponential_decay_length_penalty;
         if let Some((start, factor)) = decay.filter(|(start, _)| seen.new_tokens() > *start) {
             // So much that the token comes, and the logit is a number.
-            let grown = (factor.powf((seen.new_tokens() - start) as f64) - 1.0).min(1e100);
-            let grow = |logit: f64| if logit.is_finite() { logit + logit.abs() * grown } else { logit };
-            seen.stop_tokens().iter().for_each(|token| at(logits, *token, grow));
+            let grown = (factor.powf((seen.new_tokens() - start) as f64) - 1.0).min(1e30);
+            seen.stop_tokens().iter().for_each(|token| changes.add(*token, Change { grown, ..Change::NONE }));
         }
     }),
-    ("suppress_tokens and begin_suppress_tokens", |rules, logits, seen, _| {
-        forbid(logits, &rules.suppress_tokens);
+    ("suppress_tokens and begin_suppress_tokens", |rules, changes, seen, _| {
+        changes.forbid(&rules.suppress_tokens);
         // A forced first token is not the first that is chosen.
         let is_forced = seen.tokens().len() - seen.new_tokens() <= 1 && rules.forced_bos_token_id.is_some();
         if seen.new_tokens() == usize::from(is_forced) {
-            forbid(logits, &rules.begin_suppress_tokens);
+            changes.forbid(&rules.begin_suppress_tokens);
         }
     }),
-    ("allowed_token_ids", |rules, logits, _, _| {
+    ("allowed_token_ids", |rules, changes, _, _| {
         if !rules.allowed_token_ids.is_empty() {
-            keep(logits, &rules.allowed_token_ids);
+            changes.keep(changes.set(&rules.allowed_token_ids));
         }
     }),
-    ("response_format", |_, logits, _, legal| legal.into_iter().for_each(|legal| legal.keep(logits))),
+    ("response_format", |_, changes, _, legal| legal.into_iter().for_each(|legal| changes.keep(legal.tokens.clone()))),
 ];
 
 /// What a guide leaves.
 struct Legal {
-    tokens: Arc<TokenSet>,
-    /// Those that end the text: they come where it may end, and nowhere else.
-    stop_tokens: Vec<i64>,
-    may_end: bool,
+    /// Those that end the text come where it may end, and nowhere else.
+    tokens: TokenSet,
     /// Nothing but the end may follow.
     ends: bool,
-}
-
-impl Legal {
-    fn has(&self, token: i64) -> bool {
-        match self.stop_tokens.contains(&token) {
-            true => self.may_end,
-            false => usize::try_from(token).is_ok_and(|token| self.tokens.contains(token)),
-        }
-    }
-
-    fn keep(&self, logits: &mut [f64]) {
-        let all = logits.iter_mut().enumerate();
-        all.filter(|(token, _)| !self.has(*token as i64)).for_each(|(_, logit)| *logit = NEVER);
-    }
 }
 
 impl LogitsProcessors {
@@ -163,46 +162,42 @@ impl LogitsProcessors {
         }
     }
 
-    /// What comes before the repetition penalty.
-    pub fn bias(&self, logits: &mut [f64], seen: &Seen) {
-        for (sequence, by) in &self.sequence_bias {
-            if let Some(last) = completes(sequence, seen.tokens()) {
-                at(logits, last, |logit| logit + by);
-            }
+    /// What all rules and a repetition penalty (1 changes nothing) do to the `vocabulary` logits after this text.
+    pub fn changes(&self, seen: &Seen, repetition_penalty: f64, vocabulary: usize) -> Changes {
+        let (mut changes, legal) = (Changes::of(vocabulary), self.legal(seen, vocabulary));
+        if repetition_penalty != 1.0 {
+            let change = Change { times: repetition_penalty, ..Change::NONE };
+            seen.distinct().for_each(|token| changes.add(token, change));
         }
-        if let Some(by) = self.encoder_repetition_penalty.filter(|by| *by != 1.0) {
-            let more = |logit: f64| if logit < 0.0 { logit / by } else { logit * by };
-            seen.encoder_once().iter().for_each(|token| at(logits, *token, more));
-        }
+        RULES.iter().for_each(|(_, rule)| rule(self, &mut changes, seen, legal.as_ref()));
+        changes
     }
 
-    /// What comes behind the repetition penalty.
-    pub fn restrict(&self, logits: &mut [f64], seen: &Seen) {
-        let legal = self.legal(seen);
-        RULES.iter().for_each(|(_, rule)| rule(self, logits, seen, legal.as_ref()));
-    }
-
-    /// The names of the rules that forbid tokens after this text.
-    pub fn forbidding(&self, logits: &[f64], seen: &Seen) -> Vec<&'static str> {
-        let legal = self.legal(seen);
+    /// The names of the rules that forbid some of the `vocabulary` tokens after this text.
+    pub fn forbidding(&self, seen: &Seen, vocabulary: usize) -> Vec<&'static str> {
+        let legal = self.legal(seen, vocabulary);
         let forbids = |rule: &&Rule| {
-            let mut logits = logits.to_vec();
-            rule.1(self, &mut logits, seen, legal.as_ref());
-            logits.contains(&NEVER)
+            let (mut changes, mut logits) = (Changes::of(vocabulary), vec![0.0; vocabulary]);
+            rule.1(self, &mut changes, seen, legal.as_ref());
+            changes.apply(&mut logits);
+            logits.contains(&changes::NEVER)
         };
         RULES.iter().filter(forbids).map(|(name, _)| *name).collect()
     }
 
-    fn legal(&self, seen: &Seen) -> Option<Legal> {
-        let guide = self.guide.as_ref()?;
-        let ((tokens, may_end), stop_tokens) = (guide.next(seen.written()), seen.stop_tokens().to_vec());
-        let ends = may_end && tokens.iter().all(|token| stop_tokens.contains(&token));
-        Some(Legal { tokens, stop_tokens, may_end, ends })
+    fn legal(&self, seen: &Seen, vocabulary: usize) -> Option<Legal> {
+        let (tokens, may_end) = self.guide.as_ref()?.next(seen.written());
+        let mut tokens = TokenSet::clone(&tokens);
+        let known = |token: &i64| usize::try_from(*token).ok().filter(|token| *token < vocabulary);
+        let stop_tokens = || seen.stop_tokens().iter().filter_map(known);
+        stop_tokens().for_each(|token| tokens.remove(token));
+        let ends = may_end && tokens.is_empty();
+        if may_end {
+            stop_tokens().for_each(|token| tokens.insert(token as u32));
+        }
+        Some(Legal { tokens, ends })
     }
 }
-
-/// The logit of a token that does not come.
-const NEVER: f64 = f64::NEG_INFINITY;
 
 /// The last token of a sequence, if the text ends with all before it.
 fn completes(sequence: &[i64], tokens: &[i64]) -> Option<i64> {
@@ -218,27 +213,10 @@ fn repeated(size: usize, of: &[i64], tokens: &[i64]) -> Vec<i64> {
     of.windows(size).filter_map(|window| completes(window, tokens)).collect()
 }
 
-fn at(logits: &mut [f64], token: i64, change: impl Fn(f64) -> f64) {
-    if let Some(logit) = usize::try_from(token).ok().and_then(|token| logits.get_mut(token)) {
-        *logit = change(*logit);
-    }
-}
-
-fn forbid(logits: &mut [f64], tokens: &[i64]) {
-    tokens.iter().for_each(|token| at(logits, *token, |_| NEVER));
-}
-
-fn keep(logits: &mut [f64], tokens: &[i64]) {
-    let logit = |token: &i64| Some((*token, *logits.get(usize::try_from(*token).ok()?)?));
-    let kept: Vec<(i64, f64)> = tokens.iter().filter_map(logit).collect();
-    logits.fill(NEVER);
-    kept.into_iter().for_each(|(token, logit)| at(logits, token, |_| logit));
-}
-
-/// Only these, all as likely; a guide that takes none of them is stronger.
-fn force(logits: &mut [f64], tokens: &[i64], legal: Option<&Legal>) {
-    if legal.is_none_or(|legal| tokens.iter().any(|token| legal.has(*token))) {
-        logits.fill(NEVER);
-        tokens.iter().for_each(|token| at(logits, *token, |_| 0.0));
+/// Only these come, if a guide takes any of them.
+fn force(changes: &mut Changes, tokens: &[i64], legal: Option<&Legal>) {
+    let tokens = changes.set(tokens);
+    if legal.is_none_or(|legal| tokens.iter().any(|token| legal.tokens.contains(token as usize))) {
+        changes.force(tokens);
     }
 }

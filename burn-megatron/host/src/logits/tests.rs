@@ -3,7 +3,7 @@
 use super::*;
 use crate::json_grammar::{JsonGrammar, TokenTexts};
 
-const NOT: f64 = NEVER;
+const NOT: f64 = changes::NEVER;
 const LOGITS: [f64; 5] = [1.0, -2.0, 3.0, 0.5, -1.0];
 
 /// New tokens after those before, with `encoder` and a number of tokens that is asked for.
@@ -20,8 +20,7 @@ fn seen() -> Seen {
 
 fn after(rules: LogitsProcessors, seen: Seen) -> [f64; 5] {
     let mut logits = LOGITS;
-    rules.bias(&mut logits, &seen);
-    rules.restrict(&mut logits, &seen);
+    rules.changes(&seen, 1.0, logits.len()).apply(&mut logits);
     logits
 }
 
@@ -148,7 +147,7 @@ fn rules_that_forbid_tokens_have_names() {
         ..none()
     };
     let names = ["no_repeat_ngram_size", "suppress_tokens and begin_suppress_tokens", "allowed_token_ids"];
-    assert_eq!((rules.forbidding(&LOGITS, &seen()), after(rules, seen())), (names.to_vec(), [NOT; 5]));
+    assert_eq!((rules.forbidding(&seen(), LOGITS.len()), after(rules, seen())), (names.to_vec(), [NOT; 5]));
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-use backend_dist::ops::decode::Draw;
+use backend_dist::ops::draw::Draw;
 
 use self::filters::Candidates;
 use super::GenerateError;
@@ -112,8 +112,8 @@ impl Sampling {
         }
     }
 
-    /// New token number `index` as a draw from logits with all penalties, if it is one that
-    /// [`draw`](backend_dist::ops::decode::draw) knows.
+    /// New token number `index` as a draw from logits with all changes, if it is one that
+    /// [`draw`](backend_dist::ops::draw::draw) knows.
     pub(super) fn draw(&self, index: u64) -> Option<Draw> {
         let Self { temperature, top_k, top_p, min_p, top_h, typical_p, epsilon_cutoff, eta_cutoff, .. } = *self;
         let filters = temperature > 0.0

@@ -3,8 +3,8 @@
 
 use cubecl::prelude::*;
 
-use super::NUMBERS;
 use super::search::{Row, last_place, least_at, number_at, place_of, sums_from, weight};
+use super::{NEVER, NUMBERS};
 use crate::pointwise::{CubeShape, Vec8, cube_max, plane_greatest, plane_total};
 
 /// What is left of a row: the numbers from `all` on, and the first `some` of those from `low` up to `all`, which are equal.
@@ -75,7 +75,7 @@ fn of_last_unit(value: f32, #[comptime] cube: CubeShape) -> f32 {
 
 /// The greatest number of a row, and 1 if one of them is not finite.
 #[cube]
-fn greatest<E: Float>(
+pub(super) fn greatest<E: Float>(
     logits: &[Vec8<E>],
     first: u32,
     width: u32,
@@ -158,7 +158,7 @@ pub fn draw_rows<E: Float>(
     let mut scratch = Shared::<[f32]>::new_slice(comptime![cube.scratch()]);
     let first = CUBE_POS_X * width;
     let (top, broken) = greatest(logits, first, width, &mut of_top, &mut of_broken, cube);
-    if broken > 0.0f32 {
+    if broken > 0.0f32 || top < f32::new(NEVER / 2.0) {
         if UNIT_POS == 0 {
             out[CUBE_POS_X as usize] = i32::new(-1);
         }
@@ -236,13 +236,16 @@ pub fn draw_rows<E: Float>(
                     for i in 0..8usize {
                         let number = f32::cast_from(vector.extract(i));
                         let is_equal = number >= left.low && number < left.all;
-                        let is_left = number >= left.all || (is_equal && nth < left.some);
+                        let is_in = number >= left.all || (is_equal && nth < left.some);
+                        let each = weight(number, &row);
+                        // One without a weight has no part of the line, whatever rounding says.
+                        let is_left = is_in && each > 0.0f32;
                         nth += select(is_equal, 1.0f32, 0.0f32);
                         let token = f32::cast_from((column + lane) * 8 + comptime![i as u32]);
                         if is_left {
                             last = token;
                             found = select(is_here && point >= at, token, found);
-                            at += weight(number, &row);
+                            at += each;
                         }
                     }
                 }

@@ -7,11 +7,8 @@ use super::super::LONGEST;
 use super::{NUMBERS, kernel, search};
 use crate::pointwise::{CubeShape, PointwiseError, buffer, check};
 
-/// Units of a cube on GPUs.
-const UNITS: u32 = 1024;
-
 /// The drawn columns, `out [rows]` as i32, of `logits [rows, columns]`, given the [numbers](super::Draw::numbers) of each row,
-/// `how [rows, NUMBERS]` in fp32; −1 for a row with a number that is not finite. Probabilities are fp32.
+/// `how [rows, NUMBERS]` in fp32; −1 for a row with a number that is not finite, or none that comes. Probabilities are fp32.
 ///
 /// # Errors
 /// If there is no kernel for these sizes, or a buffer is too small.
@@ -25,8 +22,7 @@ pub fn draw<E: Float>(
     let width = columns / 8;
     let logits = buffer("logits", logits, rows * width, 8 * size_of::<E>())?;
     let (how, out) = (buffer("what is drawn", how, rows * NUMBERS, 4)?, buffer("out", out, rows, 4)?);
-    let shape = CubeShape::of(client);
-    let cube = if shape.plane > 1 { CubeShape { units: UNITS, ..shape } } else { shape };
+    let cube = CubeShape::of(client).wide();
     let zeros = search::zeros::<E>();
     // SAFETY: every cube stays in its row, and the buffers hold all rows.
     unsafe {

@@ -5,11 +5,13 @@
 //! and all sums have one order.
 
 #[cfg(feature = "cuda")]
+pub mod changes;
+#[cfg(feature = "cuda")]
 pub mod kernel;
 #[cfg(feature = "cuda")]
 mod launch;
 #[cfg(feature = "cuda")]
-pub mod penalties;
+pub mod likelihoods;
 #[cfg(feature = "cuda")]
 mod search;
 
@@ -17,12 +19,21 @@ use std::f64::consts::LOG2_E;
 
 use super::LONGEST;
 #[cfg(feature = "cuda")]
+pub use changes::changed;
+#[cfg(feature = "cuda")]
 pub use launch::draw;
 #[cfg(feature = "cuda")]
-pub use penalties::penalized;
+pub use likelihoods::likelihoods;
 
 /// Numbers that say what is drawn of a row.
 pub const NUMBERS: usize = 5;
+/// Numbers of a change.
+const CHANGE: usize = 4;
+/// The logit of a token that does not come. A row whose greatest is not far above has no draw.
+#[cfg(feature = "cuda")]
+const NEVER: f64 = -1e38;
+/// Numbers that say how likely a row's token is.
+pub const OWN: usize = 3;
 
 /// What is drawn of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,17 +50,33 @@ pub struct Draw {
     pub at: f64,
 }
 
-/// What changes a logit before its row is drawn from.
+/// What is done to a logit before its row is drawn from, in the order of the fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Penalty {
+pub struct LogitChange {
     /// Of this row.
     pub row: usize,
     /// Of this token.
     pub token: usize,
-    /// Divides a positive logit and multiplies a negative one.
+    /// Added to it.
+    pub plus: f64,
+    /// Divides a positive one and multiplies a negative one.
     pub times: f64,
-    /// Is then taken from it.
+    /// Taken from it; ∞ if the token does not come.
     pub less: f64,
+    /// So many times its magnitude is added.
+    pub grown: f64,
+}
+
+impl LogitChange {
+    /// As the kernel reads it.
+    pub fn numbers(&self) -> [f32; CHANGE] {
+        [self.plus, self.times, self.less, self.grown].map(|number| number as f32)
+    }
+}
+
+/// Words of 32 bits, a bit for each of so many columns, 8 of which are never in two words.
+pub fn words(columns: usize) -> usize {
+    columns.div_ceil(32)
 }
 
 impl Draw {

@@ -3,7 +3,6 @@ use super::{Element, download, download_i32, poisoned, random, report, round, up
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use kernels_cubecl::decode::copies::{self, CopyTables};
-use kernels_cubecl::decode::draw::{self, Draw};
 use kernels_cubecl::decode::{self, DecodeShape, FewRows, NewAngles, Rows, few_rows};
 use kernels_cubecl::pointwise::gated::{self, Gating};
 
@@ -74,126 +73,6 @@ pub fn step<E: Element>(
     report(&format!("keys after a step, {what}"), &download::<E>(client, &keys_on), &keys, of_keys)
         + report("values", &download::<E>(client, &values_on), &values, 0.0)
         + report(&format!("attention, window {window:?}"), &download::<E>(client, &out), &expected, E::LIMIT)
-}
-
-/// The first of the greatest numbers of each row, wherever it is; two rows have a number that is not finite.
-pub fn likeliest<E: Element>(client: &Client, columns: usize) -> usize {
-    let rows = 6;
-    let mut logits = random(rows * columns, 4);
-    for (row, at) in [columns - 1, columns / 2, 0, 3].into_iter().enumerate() {
-        logits[row * columns + at] = 100.0;
-        // Later ones are not the first.
-        logits[row * columns + at + (columns - 1 - at) / 2] = 100.0;
-    }
-    logits[4 * columns + 1] = f64::NAN;
-    logits[5 * columns + columns / 2] = f64::NEG_INFINITY;
-    let (on, out) = (upload::<E>(client, &logits), poisoned::<f32>(client, rows));
-    decode::likeliest::<E>(client, [rows, columns], &on, &out).expect("legal");
-    let found: Vec<f64> = download_i32(client, &out).into_iter().map(f64::from).collect();
-    let expected = [columns - 1, columns / 2, 0, 3].map(|at| at as f64);
-    report(&format!("likeliest of {columns} {}", E::NAME), &found, &[&expected[..], &[-1.0; 2]].concat(), 0.0)
-}
-
-/// What the kernel draws of each row, and what is drawn by sorting it: the same but where the point is so near to the end of
-/// a token's part of the line that fp32 may see the next one.
-pub fn draw<E: Element>(client: &Client, columns: usize) -> usize {
-    let plain = Draw { temperature: 1.0, top_k: None, top_p: None, min_p: None, at: 0.0 };
-    let mut draws = vec![];
-    for at in [0.0, 0.03, 0.3, 0.5, 0.77, 0.999, 1.0f64.next_down()] {
-        draws.extend([
-            Draw { temperature: 0.0, at, ..plain },
-            Draw { at, ..plain },
-            Draw { temperature: 0.6, at, ..plain },
-            Draw { top_k: Some(1), at, ..plain },
-            Draw { top_k: Some(5), at, ..plain },
-            Draw { temperature: 1.7, top_k: Some(columns + 3), at, ..plain },
-            Draw { top_p: Some(0.9), at, ..plain },
-            Draw { top_p: Some(1e-9), at, ..plain },
-            Draw { temperature: 0.4, top_p: Some(0.999), at, ..plain },
-            Draw { min_p: Some(0.2), at, ..plain },
-            Draw { temperature: 0.7, top_k: Some(20), top_p: Some(0.8), min_p: Some(0.05), at },
-        ]);
-    }
-    let mut logits: Vec<f64> = random(draws.len() * columns, 6).iter().map(|x| round::<E>(x * 5.0 - 3.0)).collect();
-    for (row, logits) in logits.chunks_exact_mut(columns).enumerate() {
-        // Many equal ones, and some that are far less likely than fp32 adds to one.
-        logits.iter_mut().step_by(3).for_each(|logit| *logit = round::<E>((*logit * 2.0).round() / 2.0));
-        logits[row % columns] = -200.0;
-    }
-    let broken = draws.len() / 2;
-    logits[broken * columns + columns / 3] = f64::NAN;
-    let how: Vec<f64> = draws.iter().flat_map(|draw| draw.numbers().map(f64::from)).collect();
-    let (on, how, out) =
-        (upload::<E>(client, &logits), upload::<f32>(client, &how), poisoned::<f32>(client, draws.len()));
-    draw::draw::<E>(client, [draws.len(), columns], [&on, &how, &out]).expect("legal");
-    let found = download_i32(client, &out);
-    let mut wrong = 0;
-    for (row, (draw, found)) in draws.iter().zip(found).enumerate() {
-        let of_row = &logits[row * columns..][..columns];
-        let right = if row == broken { found == -1 } else { is_drawn(of_row, draw, found) };
-        if !right {
-            println!("{} {columns}, row {row}: {found} is not drawn by {draw:?}", E::NAME);
-        }
-        wrong += usize::from(!right);
-    }
-    wrong
-}
-
-/// Some logits are changed, the others are as they were.
-pub fn penalties<E: Element>(client: &Client, columns: usize) -> usize {
-    let rows = 3;
-    let mut logits = random(rows * columns, 9);
-    // Every third place, in no order.
-    let places: Vec<i32> = (0..rows * columns / 3).map(|nth| (nth * 3 * 7 % (rows * columns / 3 * 3)) as i32).collect();
-    let by: Vec<f64> =
-        places.iter().flat_map(|place| [1.0 + f64::from(place % 5) / 4.0, f64::from(place % 3) / 2.0]).collect();
-    let (on, out) = (upload::<E>(client, &logits), poisoned::<f32>(client, rows * columns));
-    let (at, how) = (upload_i32(client, &places), upload::<f32>(client, &by));
-    draw::penalized::<E>(client, [rows, columns], &on, (&at, &how, places.len()), &out).expect("legal");
-    for (place, by) in places.iter().zip(by.chunks_exact(2)) {
-        let logit = &mut logits[*place as usize];
-        *logit = if *logit < 0.0 { *logit * by[0] } else { *logit / by[0] } - by[1];
-    }
-    report(&format!("penalties, {columns} {}", E::NAME), &download::<f32>(client, &out), &logits, 1e-6)
-}
-
-/// Whether a token's part of the line has the point, or nearly.
-fn is_drawn(logits: &[f64], draw: &Draw, found: i32) -> bool {
-    let Ok(found) = usize::try_from(found) else { return false };
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
-    if draw.temperature == 0.0 {
-        return found == order[0];
-    }
-    let top = logits[order[0]];
-    let weight = |token: usize| ((logits[token] - top) / draw.temperature).exp();
-    if let Some(last) = draw.top_k.and_then(|k| order.get(k - 1)) {
-        let last = logits[*last];
-        order.retain(|token| logits[*token] >= last);
-    }
-    let enough = draw.top_p.unwrap_or(2.0) * order.iter().map(|token| weight(*token)).sum::<f64>();
-    let mut before = 0.0;
-    // One more or less where fp32 cannot tell.
-    let near = 2e-6 * enough;
-    let (mut surely, mut perhaps) = (0, 0);
-    for token in &order {
-        surely += usize::from(before < enough - near);
-        perhaps += usize::from(before < enough + near);
-        before += weight(*token);
-    }
-    let least = draw.min_p.unwrap_or(0.0);
-    (surely.max(1)..=perhaps.max(1)).any(|count| {
-        let mut left: Vec<usize> = order[..count].iter().copied().filter(|token| weight(*token) >= least).collect();
-        left.sort_unstable();
-        let total: f64 = left.iter().map(|token| weight(*token)).sum();
-        let (mut from, point) = (0.0, draw.at * total);
-        left.iter().any(|token| {
-            let to = from + weight(*token);
-            let has_point = point >= from - 4e-6 * total && point <= to + 4e-6 * total;
-            from = to;
-            *token == found && has_point
-        })
-    })
 }
 
 /// Rows of which `counts` belong to each of the matrices, or all to the only one.

@@ -5,6 +5,7 @@
 pub mod activation;
 pub mod blockwise;
 pub mod decode;
+pub mod draw;
 pub mod fused;
 pub mod gated_delta;
 pub mod latent;
