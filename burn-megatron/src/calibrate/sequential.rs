@@ -92,8 +92,8 @@ impl Rounding for SequentialHessians<'_> {
         Ok(input.factor.get().cloned())
     }
 
-    fn rounded(&mut self, weight: &str, values: Vec<f64>) {
-        self.rounded.insert(weight.into(), values);
+    fn rounded(&mut self, weight: &str, values: &dyn Fn() -> Vec<f64>) {
+        self.rounded.insert(weight.into(), values());
     }
 }
 

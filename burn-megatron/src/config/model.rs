@@ -153,6 +153,7 @@ fn start(base: &Base) -> Result<FamilyConfig, Problem> {
                 let what = "is a plain Burn module, which `train` and `plan` take and this command does not; legal";
                 return Problem::new(format!("model.preset = {name} {what}: {}", names.join(", ")));
             }
+            let names: Vec<&str> = names.into_iter().chain(module_presets().map(|(name, _)| name)).collect();
             let guess = did_you_mean(name, names.iter().copied());
             Problem::new(format!("model.preset = {name} is not one of {}{guess}", names.join(", ")))
         }),

@@ -3,6 +3,7 @@
 use backend_dist::launch::Rank;
 use backend_dist::mesh::Axis;
 use backend_dist::ops::context::{ContextParallel, CpCommType};
+use backend_dist::ops::draw::{OWN, is_drawn_on_device, likelihoods};
 use backend_dist::ops::sum_dim;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use models::{CausalLm, MicroBatch};
@@ -140,8 +141,13 @@ fn score_pass<M: CausalLm>(
 
 /// Of each position the log-probability of its target, and the likeliest token; in fp32 at least.
 fn log_probabilities(logits: Tensor<3>, targets: &[Option<i64>]) -> Vec<(f64, i64)> {
+    let [batch, count, vocab] = logits.dims();
+    let rows = logits.clone().reshape([batch * count, vocab]);
+    if is_drawn_on_device(&rows) {
+        return by_kernel(&rows, targets);
+    }
     let logits = if logits.dtype() == DType::F64 { logits } else { logits.cast(FloatDType::F32) };
-    let ([batch, count, _], device) = (logits.dims(), logits.device());
+    let device = logits.device();
     let ids: Vec<i64> = targets.iter().map(|target| target.unwrap_or(0)).collect();
     let ids: Tensor<3, Int> = Tensor::from_data(TensorData::new(ids, [batch, count, 1]), (&device, DType::I64));
     let largest = logits.clone().max_dim(2);
@@ -151,6 +157,15 @@ fn log_probabilities(logits: Tensor<3>, targets: &[Option<i64>]) -> Vec<(f64, i6
     let log_probabilities = (chosen - log_sum).into_data();
     let best = best.into_data();
     log_probabilities.iter::<f64>().zip(best.iter::<i64>()).collect()
+}
+
+/// The same by one kernel; nothing of a position without a target.
+fn by_kernel(logits: &Tensor<2>, targets: &[Option<i64>]) -> Vec<(f64, i64)> {
+    let asked: Vec<_> = targets.iter().map(|target| target.map(|token| (Some(token as usize), 1))).collect();
+    let none = Tensor::zeros([targets.len()], (&logits.device(), DType::I32));
+    let numbers: Vec<f64> = likelihoods(logits, &none, &asked).into_data().iter::<f64>().collect();
+    let of = |of: &[f64]| (of[2] - of[0] - of[1].ln(), of[OWN] as i64);
+    numbers.chunks_exact(OWN + 2).map(of).collect()
 }
 
 #[cfg(test)]

@@ -11,14 +11,17 @@ use super::answer::Answer;
 use super::likelihood::{Batching, Scored, scores};
 use super::work::{Prompt, Work};
 use crate::forward::{ForwardError, Settings, build, check_layout};
-use crate::generate::{GenerateError, GenerateOptions, Sampling, generate};
+use crate::generate::{GenerateError, GenerateOptions, Sampling, generate_batch};
+
+/// Texts that are written at once for each sequence that is scored at once: they have no logits but of their last token.
+const WRITTEN: usize = 8;
 
 /// How to compute.
 #[derive(Clone, Debug)]
 pub struct EvalSettings {
     /// Layout, cluster, precision and adapter; without gradients.
     pub forward: Settings,
-    /// Sequences that a data-parallel rank computes at once.
+    /// Sequences that a data-parallel rank scores at once; of texts that it writes, 8 times as many.
     pub batch_size: usize,
     /// Tokens that end an answer.
     pub stop_tokens: Vec<i64>,
@@ -95,7 +98,8 @@ impl WithModel for Run<'_> {
         let all = cluster.launch_all(&mesh, |rank| {
             let model = build::<M>(&rank, config, source, &settings.forward)?;
             let scores = scores(&rank, &model, &work.requests, batching);
-            Ok((scores, texts(&rank, &model, &work.prompts, tokenizer, &settings.stop_tokens)?))
+            let how = (&settings.stop_tokens[..], settings.batch_size * WRITTEN);
+            Ok((scores, texts(&rank, &model, &work.prompts, tokenizer, how)?))
         });
         let shares: Vec<Share> = all.map_err(ForwardError::from)?;
         Ok(Answers::of(work, shares))
@@ -124,25 +128,35 @@ fn too_long(error: GenerateError) -> EvalError {
     }
 }
 
-/// The continuations of this data-parallel rank's prompts, by the likeliest token each time.
+/// The continuations of this data-parallel rank's prompts, by the likeliest token each time; `at_once` are written together,
+/// of about as many tokens.
 fn texts<M: CausalLm>(
     rank: &Rank,
     model: &M,
     prompts: &[Prompt],
     tokenizer: &Tokenizer,
-    stop_tokens: &[i64],
+    (stop_tokens, at_once): (&[i64], usize),
 ) -> Result<Vec<(usize, String)>, GenerateError> {
     let (dp, is_first) = (rank.group(Axis::Dp), rank.group(Axis::Tp).rank() == 0 && rank.group(Axis::Cp).rank() == 0);
+    let mut own: Vec<usize> = (dp.rank()..prompts.len()).step_by(dp.size()).collect();
+    own.sort_by_key(|index| (prompts[*index].max_new_tokens, prompts[*index].tokens.len()));
     let mut all = Vec::new();
-    for (index, prompt) in prompts.iter().enumerate().filter(|(index, _)| index % dp.size() == dp.rank()) {
+    for alike in own.chunk_by(|a, b| prompts[*a].max_new_tokens == prompts[*b].max_new_tokens) {
         let options = GenerateOptions {
             stop_tokens: stop_tokens.to_vec(),
-            ..GenerateOptions::new(prompt.max_new_tokens, Sampling::greedy())
+            ..GenerateOptions::new(prompts[alike[0]].max_new_tokens, Sampling::greedy())
         };
-        let mut answer = Answer::new(tokenizer, &prompt.tokens, &prompt.until, stop_tokens);
-        generate(rank, model, &prompt.tokens, &options, |token| answer.push(token))?;
-        if is_first {
-            all.push((index, answer.finish()));
+        for together in alike.chunks(at_once) {
+            let answer = |index: &usize| {
+                let Prompt { tokens, until, .. } = &prompts[*index];
+                Answer::new(tokenizer, tokens, until, stop_tokens)
+            };
+            let mut answers: Vec<Answer> = together.iter().map(answer).collect();
+            let tokens: Vec<(&[i64], u64)> = together.iter().map(|index| (&*prompts[*index].tokens, 0)).collect();
+            generate_batch(rank, model, &tokens, &options, |at, token| answers[at].push(token))?;
+            if is_first {
+                all.extend(together.iter().copied().zip(answers.into_iter().map(Answer::finish)));
+            }
         }
     }
     Ok(all)

@@ -5,12 +5,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use backend_dist::launch::BoxError;
 use backend_dist::shard::HostTensor;
 use models::hf::HfModule;
 use models::lora::{ALL_LINEAR, Adapter, LoraConfig, LoraError, LoraPlan, explained, linear_names, module_adapter};
 use models::names::NameMap;
-use models::{FamilyConfig, ModelConfig, WeightSource};
+use models::{FamilyConfig, ModelConfig};
 use safetensors::tensor::TensorView;
 use safetensors::{SafeTensors, serialize_to_file};
 use serde_json::{Value, json};
@@ -19,8 +18,6 @@ use super::adapter_experts::OneTensorExperts;
 use super::adapter_patterns::Patterns;
 use super::adapter_targets::Targets;
 use super::error::HfFolderError;
-use super::folder::HfFolder;
-use super::outputs::TensorReader;
 use super::writer::{pretty, refuse_full, write_text};
 use crate::checkpoint::{Checkpoint, Kind};
 use crate::element::Element;
@@ -31,7 +28,7 @@ const TENSORS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 
 /// Keys of `adapter_config.json` that must not say anything, with what they would do.
-const UNSUPPORTED: [(&str, &str); 9] = [
+const UNSUPPORTED: [(&str, &str); 12] = [
     ("modules_to_save", "whole modules that are trained"),
     ("layer_replication", "repeated layers"),
     ("trainable_token_indices", "trained tokens"),
@@ -41,6 +38,9 @@ const UNSUPPORTED: [(&str, &str); 9] = [
     ("use_bdlora", "BD-LoRA"),
     ("alora_invocation_tokens", "activated LoRA"),
     ("arrow_config", "Arrow"),
+    ("kasa_config", "KaSA"),
+    ("monteclora_config", "MonteCLoRA"),
+    ("velora_config", "VeLoRA"),
 ];
 
 /// Beginnings of values of `init_lora_weights` that change the base's weights: without the change the adapter says
@@ -251,49 +251,4 @@ pub fn adapter_of(checkpoint: &Checkpoint, kind: Kind, plan: LoraPlan) -> Result
     let names = plan.names("");
     let tensors = names.iter().map(read).collect::<Result<_, _>>()?;
     Ok(Adapter { plan: Arc::new(plan), tensors })
-}
-
-/// The weights of a folder with those of adapters added.
-pub struct Merged<'a> {
-    /// The base model.
-    pub base: &'a HfFolder,
-    /// Its adapters, each with the factor of what it adds to the weights.
-    pub adapters: &'a [(Adapter, f64)],
-    /// Type that weights with an adapter are rounded to once; `None` is the base's own.
-    pub element: Option<Element>,
-}
-
-impl Merged<'_> {
-    /// Our name of the layer and its adapters, if its weight has this name and it has some.
-    fn layer<'n>(&self, name: &'n str) -> Option<(&'n str, Vec<&(Adapter, f64)>)> {
-        let layer = name.strip_suffix(".weight")?;
-        let own: Vec<&(Adapter, f64)> = self.adapters.iter().filter(|(adapter, _)| adapter.plan.has(layer)).collect();
-        (!own.is_empty()).then_some((layer, own))
-    }
-}
-
-impl TensorReader for Merged<'_> {
-    fn element(&self, name: &str, shape: &[usize]) -> Result<Element, BoxError> {
-        let own = self.base.element(name, shape)?;
-        Ok(self.layer(name).and(self.element).unwrap_or(own))
-    }
-
-    fn read_bytes(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<u8>, BoxError> {
-        let Some((layer, adapters)) = self.layer(name) else { return self.base.read_bytes(name, shape, ranges) };
-        let (rows, columns) = (ranges[0].clone(), ranges[1].clone());
-        let base = self.base.read(name, shape, &[rows.clone(), 0..shape[1]])?;
-        let mut sum = base.clone();
-        for (adapter, factor) in adapters {
-            let tensor = |name: &str| -> Result<HostTensor, BoxError> {
-                Ok(adapter.tensors.get(name).ok_or_else(|| format!("the adapter has no {name}"))?.clone())
-            };
-            let merged = adapter.plan.merge(layer, rows.clone(), base.clone(), tensor)?;
-            let added = merged.iter().zip(&base).map(|(merged, base)| factor * (merged - base));
-            sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
-        }
-        let mut bytes = Vec::new();
-        let element = self.element(name, shape)?;
-        sum.chunks_exact(shape[1]).try_for_each(|row| element.encode_finite(&row[columns.clone()], &mut bytes))?;
-        Ok(bytes)
-    }
 }

@@ -83,8 +83,9 @@ impl Targets {
             }
         };
         let is_meant = |module: &String| {
+            // The choice of layers does not apply to a module whose whole name is given.
             !self.except.as_ref().is_some_and(|except| except.has(module))
-                && self.layers.as_ref().is_none_or(|layers| layers.has(module))
+                && (self.names.contains(module) || self.layers.as_ref().is_none_or(|layers| layers.has(module)))
         };
         let left: Vec<String> = named.into_iter().filter(is_meant).collect();
         let asked = || self.pattern.as_ref().map_or_else(|| self.names.join(", "), |pattern| pattern.to_string());
@@ -117,9 +118,10 @@ impl Layers {
         let lists = match &json["layers_pattern"] {
             Value::String(list) if !list.is_empty() => vec![list.clone()],
             Value::Array(lists) if !lists.is_empty() => texts(lists),
-            _ => vec!["[^.]*".into()],
+            _ => vec![r".*?\.[^.]*".into()],
         };
-        let before = lists.iter().map(|list| expression("layers_pattern", list, &format!(r"^.*?\.{list}\.(\d+)\.")));
+        let before =
+            lists.iter().map(|list| expression("layers_pattern", list, &format!(r"^(?:.*?\.)??{list}\.(\d+)\.")));
         Ok(Some(Self { numbers, before: before.collect::<Result<_, _>>()? }))
     }
 
@@ -187,6 +189,11 @@ mod tests {
         assert_eq!(of(Value::Null), ["o_proj"]);
         let named = json!({"target_modules": ["o_proj"], "layers_to_transform": [1], "layers_pattern": "layers"});
         assert_eq!(chosen(named), ["model.layers.1.self_attn.o_proj"]);
+        let whole =
+            json!({"target_modules": ["o_proj"], "layers_to_transform": [1], "layers_pattern": ["h", "model.layers"]});
+        assert_eq!(chosen(whole), ["model.layers.1.self_attn.o_proj"]);
+        let both = json!({"target_modules": ["o_proj", "model.layers.0.mlp.up_proj"], "layers_to_transform": [1]});
+        assert_eq!(chosen(both), ["model.layers.0.mlp.up_proj", "model.layers.1.self_attn.o_proj"]);
     }
 
     /// The first number in a name is the layer's, a later one an expert's.

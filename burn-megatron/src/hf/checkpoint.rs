@@ -80,7 +80,7 @@ pub fn import(
     }
     let options = SaverOptions { tokenizer, ..SaverOptions::default() };
     let saver = Saver::new(root, files.len(), options)?;
-    saver.rehearse(sizes.iter().sum())?;
+    saver.rehearse(sizes.iter().sum(), Some(1))?;
     for (writer, file) in files.into_iter().enumerate() {
         let slices = chunks[file].iter().map(slice).collect::<Result<_, _>>()?;
         saver.submit(writer, slices, &state)?;

@@ -1,6 +1,7 @@
 //! Writes a folder whose linear layers have few bits, as compressed-tensors stores them and transformers and vLLM read
 //! them.
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use backend_dist::launch::BoxError;
 use models::ModelConfig;
 use models::names::is_router;
+use rayon::prelude::*;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensorError, serialize_to_file};
 use serde_json::{Map, Value, json};
@@ -17,7 +19,7 @@ use super::outputs::{Output, TensorReader, outputs, write_tensor};
 use super::shards::{divide, name as shard_name};
 use super::writer::{Export, config_json, new_folder, refuse_full, write_index, write_small_files};
 use crate::element::Element;
-use crate::quantise::{Factor, Grid, Quantised, Scheme, pack, quantise};
+use crate::quantise::{Factor, Grid, Quantised, Scheme, pack, packed_len, quantise};
 
 /// Who knows what linear layers read, by our names of them.
 pub trait Rounding {
@@ -28,8 +30,8 @@ pub trait Rounding {
     /// If it cannot be computed.
     fn factor(&mut self, layer: &str) -> Result<Option<Arc<Factor>>, BoxError>;
 
-    /// The values that a weight has from now on.
-    fn rounded(&mut self, weight: &str, values: Vec<f64>);
+    /// The values that a weight has from now on, for who wants them.
+    fn rounded(&mut self, weight: &str, values: &dyn Fn() -> Vec<f64>);
 }
 
 /// Every weight becomes the nearest number.
@@ -41,7 +43,7 @@ impl Rounding for Nearest {
         Ok(None)
     }
 
-    fn rounded(&mut self, _: &str, _: Vec<f64>) {}
+    fn rounded(&mut self, _: &str, _: &dyn Fn() -> Vec<f64>) {}
 }
 
 /// What was written.
@@ -126,12 +128,13 @@ pub fn export_compressed(
                 let (columns, weight) = (output.shape[1], output.element.decode(&bytes));
                 let scale = |scale| stored(scale, output.element);
                 let matrix = quantise(&weight, columns, scheme, scale, factor.as_deref());
-                let values = matrix.values(scheme, columns);
+                let values = LazyCell::new(|| matrix.values(scheme, columns));
                 for (ours, foreign) in output.parts() {
                     let whole: Vec<_> = foreign.our_shape().iter().map(|size| 0..*size).collect();
-                    let own = foreign.runs(&whole).into_iter().flat_map(|run| run.positions());
-                    rounding.rounded(ours, own.map(|at| values[at]).collect());
+                    let own = || foreign.runs(&whole).into_iter().flat_map(|run| run.positions());
+                    rounding.rounded(ours, &|| own().map(|at| values[at]).collect());
                 }
+                drop(values);
                 entries.extend(few_bits(output, matrix, scheme));
             }
             let name = shard_name(index, files.len());
@@ -167,10 +170,12 @@ fn few_bits(output: &Output, matrix: Quantised, scheme: Scheme) -> Vec<Entry> {
     let Grid::Int { bits } = scheme.grid else {
         return vec![(name(""), Dtype::F8_E4M3, vec![rows, columns], matrix.codes), scales];
     };
-    let words: Vec<u8> =
-        matrix.codes.chunks_exact(columns).flat_map(|row| pack(row, bits)).flat_map(u32::to_le_bytes).collect();
+    let length = packed_len(columns, bits);
+    let mut words = vec![0u32; rows * length];
+    let of_row = |(to, row): (&mut [u32], &[u8])| to.iter_mut().zip(pack(row, bits)).for_each(|(to, word)| *to = word);
+    words.par_chunks_exact_mut(length).zip(matrix.codes.par_chunks_exact(columns)).for_each(of_row);
     let shape: Vec<u8> = output.shape.iter().flat_map(|size| (*size as i64).to_le_bytes()).collect();
-    let packed = (name("_packed"), Dtype::I32, vec![rows, words.len() / 4 / rows.max(1)], words);
+    let packed = (name("_packed"), Dtype::I32, vec![rows, length], bytemuck::cast_slice(&words).to_vec());
     vec![packed, scales, (name("_shape"), Dtype::I64, vec![2], shape)]
 }
 

@@ -9,8 +9,9 @@ use models::names::Foreign;
 use super::error::HfFolderError;
 use crate::element::Element;
 
-/// Bytes of a tensor that are in memory at a time, where it can be read by rows.
-const CHUNK: usize = 32 << 20;
+/// Bytes of a tensor that are in memory at a time, where it can be read by rows: so few that as f64 their memory is used again for
+/// the next ones.
+const CHUNK: usize = 4 << 20;
 
 /// Global tensors as they are stored somewhere, by our names.
 pub trait TensorReader {

@@ -7,7 +7,7 @@ use backend_dist::launch::BoxError;
 use models::{DecoderConfig, FamilyConfig, ModelConfig, WeightSource};
 
 use super::keep::{Kept, PruneError};
-use crate::element::Element;
+use crate::element::{Element, HostFloats, copy_bytes};
 use crate::hf::{HfFolder, TensorReader};
 
 /// A model's weights without those that are pruned, by the names of the smaller model.
@@ -138,6 +138,13 @@ impl TensorReader for Pruned<'_> {
             match (kept.get(1), ranges.get(1)) {
                 (Some(columns), Some(range)) => {
                     let columns = &columns[range.clone()];
+                    // All of them, most often.
+                    if let [first, .., last] = columns
+                        && last - first + 1 == columns.len()
+                    {
+                        taken.extend_from_slice(&from[first * size..(last + 1) * size]);
+                        continue;
+                    }
                     columns.iter().for_each(|column| taken.extend_from_slice(&from[column * size..][..size]));
                 }
                 _ => taken.extend_from_slice(from),
@@ -149,6 +156,14 @@ impl TensorReader for Pruned<'_> {
 
 impl WeightSource for Pruned<'_> {
     fn read(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<Vec<f64>, BoxError> {
-        Ok(self.element(name, shape)?.decode(&self.read_bytes(name, shape, ranges)?))
+        Ok(self.read_stored(name, shape, ranges)?.into_f64())
+    }
+
+    fn read_stored(&self, name: &str, shape: &[usize], ranges: &[Range<usize>]) -> Result<HostFloats, BoxError> {
+        let bytes = self.read_bytes(name, shape, ranges)?;
+        let element = self.element(name, shape)?;
+        let mut values = element.zeros(bytes.len() / element.size());
+        copy_bytes(&bytes, values.bytes_mut());
+        Ok(values)
     }
 }

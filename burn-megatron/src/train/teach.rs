@@ -30,7 +30,8 @@ pub fn write_top_k(
 ) -> Result<usize, TrainError> {
     let config = plan.config();
     let refused = |what: String| TrainError::TopK { path: path.into(), what };
-    let teacher = plan.teacher().ok_or_else(|| refused("needs distill.teacher, which says it".into()))?;
+    let teacher =
+        plan.teacher().ok_or_else(|| refused("it holds what a teacher says: distill.teacher is missing".into()))?;
     let vocabulary = teacher.config().vocab_size();
     if k == 0 || k > vocabulary {
         return Err(refused(format!("--top-k {k} of {vocabulary} tokens; nearest legal: {}", k.clamp(1, vocabulary))));

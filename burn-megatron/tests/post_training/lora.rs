@@ -119,6 +119,7 @@ fn adapters_that_do_not_fit_are_refused() {
         ("peft_type", serde_json::json!("IA3"), "peft_type = IA3 is not supported; legal: LORA"),
         ("init_lora_weights", serde_json::json!("pissa_niter_4"), "an adapter of changed base weights"),
         ("modules_to_save", serde_json::json!(["lm_head"]), "modules_to_save"),
+        ("kasa_config", serde_json::json!({"beta": 1e-4}), "kasa_config"),
         ("use_dora", serde_json::json!(true), "lora_magnitude_vector` is missing"),
     ] {
         says!(refused(key, value), words, "adapter_");

@@ -85,8 +85,8 @@ impl Rounding for Noted {
         Ok(None)
     }
 
-    fn rounded(&mut self, weight: &str, values: Vec<f64>) {
-        self.0.insert(weight.into(), values);
+    fn rounded(&mut self, weight: &str, values: &dyn Fn() -> Vec<f64>) {
+        self.0.insert(weight.into(), values());
     }
 }
 

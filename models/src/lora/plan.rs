@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use backend_dist::shard::{HostTensor, Registry};
+use rayon::prelude::*;
 
 use super::{LoraConfig, LoraError};
 use crate::names::{Foreign, NameMap};
@@ -194,7 +195,7 @@ impl LoraPlan {
         let [a, b] = [part(&module, 0)?, part(layer, 1)?];
         let input = a.shape[1];
         let magnitude = if dora { Some(part(layer, 2)?) } else { None };
-        for (row, values) in rows.zip(base.chunks_exact_mut(input)) {
+        base.par_chunks_exact_mut(input).zip(rows).for_each(|(values, row)| {
             for (factor, a) in b.data[row * rank..(row + 1) * rank].iter().zip(a.data.chunks_exact(input)) {
                 values.iter_mut().zip(a).for_each(|(value, a)| *value += scale * factor * a);
             }
@@ -202,7 +203,7 @@ impl LoraPlan {
                 let factor = magnitude.data[row] / values.iter().map(|value| value * value).sum::<f64>().sqrt();
                 values.iter_mut().for_each(|value| *value *= factor);
             }
-        }
+        });
         Ok(base)
     }
 }

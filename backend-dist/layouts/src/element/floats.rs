@@ -10,7 +10,7 @@ use super::Element;
 use crate::shard::Section;
 
 /// Elements that are worth another thread.
-const CHUNK: usize = 1 << 18;
+pub(super) const CHUNK: usize = 1 << 18;
 /// Bytes whose copy is worth another thread.
 const COPY: usize = 4 << 20;
 
@@ -105,12 +105,20 @@ impl HostFloats {
     pub fn convert(self, element: Element) -> Self {
         match (self, element) {
             (same, element) if same.element() == element => same,
-            (Self::F64(values), Element::Bf16) => Self::Bf16(map(&values, |value| bf16::from_f32(to_odd(*value)))),
-            (Self::F64(values), Element::F16) => Self::F16(map(&values, |value| f16::from_f32(to_odd(*value)))),
-            (Self::F64(values), _) => Self::F32(map(&values, |value| *value as f32)),
+            (Self::F64(values), element) => Self::of(&values, element),
             (Self::F32(values), element) => from_f32(&values, |value| *value, element),
             (Self::Bf16(values), element) => from_f32(&values, |value| value.to_f32(), element),
             (Self::F16(values), element) => from_f32(&values, |value| value.to_f32(), element),
+        }
+    }
+
+    /// Values in a type, each rounded once, to the nearest and ties to even.
+    pub fn of(values: &[f64], element: Element) -> Self {
+        match element {
+            Element::F64 => Self::F64(map(values, |value| *value)),
+            Element::F32 => Self::F32(map(values, |value| *value as f32)),
+            Element::Bf16 => Self::Bf16(map(values, |value| bf16::from_f32(to_odd(*value)))),
+            Element::F16 => Self::F16(map(values, |value| f16::from_f32(to_odd(*value)))),
         }
     }
 

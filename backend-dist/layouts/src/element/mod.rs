@@ -6,7 +6,10 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use floats::{HostFloats, copy_bytes};
+use rayon::prelude::*;
 use safetensors::Dtype;
+
+use floats::CHUNK;
 
 /// The element types that weights may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +79,7 @@ impl Element {
 
     /// Appends the bytes of values, each rounded once.
     pub fn encode(self, values: &[f64], bytes: &mut Vec<u8>) {
-        bytes.extend_from_slice(HostFloats::from(values.to_vec()).convert(self).bytes());
+        bytes.extend_from_slice(HostFloats::of(values, self).bytes());
     }
 
     /// As [`encode`](Self::encode).
@@ -90,7 +93,9 @@ impl Element {
             Self::Bf16 => half::bf16::MAX.into(),
             Self::F16 => half::f16::MAX.into(),
         };
-        if let Some(value) = values.iter().find(|value| value.is_finite() && value.abs() > most) {
+        let is_above = |value: &&f64| value.is_finite() && value.abs() > most;
+        let above = values.par_chunks(CHUNK).find_map_first(|values| values.iter().find(is_above));
+        if let Some(value) = above {
             return Err(format!("it has {value:.4e}, and {self} has nothing above {most:.4e}; take a wider type"));
         }
         self.encode(values, bytes);

@@ -30,9 +30,11 @@ pub enum CheckpointError {
     Storage { action: &'static str, what: String, cause: Arc<io::Error> },
     /// The disk will be full during the run.
     #[error(
-        "{}: {count} checkpoints of {} need {} more than is there, {} are free; free some space, set keep-last lower, or \
+        "{}: {count} checkpoint{} {} more than is there, {} are free; free some space, set keep-last lower, or \
          choose another folder",
-        root.display(), HumanBytes(*each), HumanBytes(*needed), HumanBytes(*free)
+        root.display(),
+        if *count == 1 { format!(" of {} needs", HumanBytes(*each)) } else { format!("s of {} need", HumanBytes(*each)) },
+        HumanBytes(*needed), HumanBytes(*free)
     )]
     Space { root: PathBuf, count: u64, each: u64, needed: u64, free: u64 },
     /// Another run saves to the same folder.

@@ -38,6 +38,12 @@ impl SaveEvery {
     pub fn is_due(self, step: u64) -> bool {
         matches!(self, Self::Steps(every) if step.is_multiple_of(every.max(1)))
     }
+
+    /// Most saves of a run from behind step `from` to step `last`, which is saved in any case; `None` if no step says.
+    pub fn saves(self, from: u64, last: u64) -> Option<u64> {
+        let Self::Steps(every) = self else { return None };
+        Some((last.div_ceil(every.max(1))).saturating_sub(from / every.max(1)))
+    }
 }
 
 /// Steps between two saves; none: [`SaveEvery::Never`].
@@ -160,6 +166,13 @@ mod tests {
         }
         let share = spent / now;
         (saves, share)
+    }
+
+    #[test]
+    fn a_run_has_as_many_saves_as_its_steps_say() {
+        let of = |from, last| SaveEvery::Steps(10).saves(from, last).unwrap();
+        assert_eq!([of(0, 10), of(0, 9), of(0, 25), of(10, 25), of(7, 25), of(20, 20)], [1, 1, 3, 2, 3, 0]);
+        assert_eq!([SaveEvery::Auto, SaveEvery::Never].map(|every| every.saves(0, 10)), [None, None]);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub struct Args {
     /// Render every context with the tokenizer's chat template, as what a user says
     #[arg(long)]
     apply_chat_template: bool,
-    /// Sequences that a data-parallel rank computes at once
+    /// Sequences that a data-parallel rank scores at once; of answers that it writes, 8 times as many
     #[arg(long, value_name = "N", default_value_t = 8)]
     batch_size: usize,
     /// Most tokens that the model sees at once, T5's encoder and decoder each; of longer samples the last ones. Default:

@@ -9,8 +9,9 @@ use models::recompute::{Granularity, Method, Module};
 
 #[test]
 fn a_model_is_a_folder_a_preset_or_a_family() {
-    let presets: Vec<&str> =
-        models::ModelConfig::presets().into_iter().map(|(name, _): (_, FamilyConfig)| name).collect();
+    let presets = models::ModelConfig::presets().into_iter().map(|(name, _): (_, FamilyConfig)| name);
+    let presets: Vec<&str> = presets.chain(module_presets().map(|(name, _)| name)).collect();
+    says!(refusal("[model]\npreset = \"bert-bse\"\n", &[]), "did you mean `bert-base`?");
     assert_eq!(
         refusal("[model]\npreset = \"gpt3\"\n", &[]),
         format!("model.preset = gpt3 is not one of {}; did you mean `gpt2`?", presets.join(", "))

@@ -179,7 +179,8 @@ impl<M: CausalLm, R: Send> ModelParallel<M, R> {
         drop(from);
         *start.from.lock() = None;
         if let Some(coordinator) = &mut coordinator {
-            let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine)).transpose()?;
+            let last = self.settings.steps as u64;
+            let pace = start.saves.as_ref().map(|saves| saves.rehearse(&engine, last)).transpose()?;
             coordinator.costs = SaveCosts::new(pace.flatten());
         }
         let (saves, step) = (start.saves.clone(), engine.steps());

@@ -178,9 +178,10 @@ impl Saves {
     }
 
     /// Tries out a save with a small file, so that the first real one does not fail for lack of permission or space.
-    /// Returns what decides about further saves, if the options leave that to what saves cost. One rank calls it.
-    pub fn rehearse<M: CausalLm>(&self, engine: &RankEngine<M>) -> Result<Option<Pace>, CheckpointError> {
-        let seconds = self.saver.rehearse(engine.checkpoint_bytes())?;
+    /// Returns what decides about further saves of a run up to step `last`, if the options leave that to what saves cost. One
+    /// rank calls it.
+    pub fn rehearse<M: CausalLm>(&self, engine: &RankEngine<M>, last: u64) -> Result<Option<Pace>, CheckpointError> {
+        let seconds = self.saver.rehearse(engine.checkpoint_bytes(), self.every.saves(engine.steps(), last))?;
         Ok((self.every == SaveEvery::Auto).then(|| Pace::new(seconds)))
     }
 

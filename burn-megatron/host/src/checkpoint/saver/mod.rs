@@ -160,18 +160,20 @@ impl Saver {
 
     /// Tries out a save before the first real one: everything that is done to files then is done to small ones now, and
     /// the free space is compared with what checkpoints of `bytes` bytes each will need: as many as are kept and the
-    /// one that is being written. Returns the seconds that a save may take, by the speed of this one.
+    /// one that is being written, or, if it is known, no more than the run's `saves`. Returns the seconds that a save may take,
+    /// by the speed of this one.
     ///
     /// # Errors
     /// What the first save would fail with, and what to change.
-    pub fn rehearse(&self, bytes: u64) -> Result<f64> {
+    pub fn rehearse(&self, bytes: u64, saves: Option<u64>) -> Result<f64> {
         let Shared { files, root, options, .. } = &*self.shared;
         let steps = retention::steps(files, root)?;
         let kept = options.keep_last.unwrap_or(0);
         // The last ones that are there make room for those to come.
         let replaced = steps.iter().rev().take(kept).map(|&step| files.bytes(&Folder::Step(step).path(root)));
-        let present = replaced.sum::<Result<u64, _>>()?;
-        rehearsal::rehearse(files, root, bytes, kept as u64 + 1, present)
+        let replaced = replaced.collect::<Result<Vec<u64>, _>>()?;
+        let most = saves.map_or(u64::MAX, |saves| replaced.len() as u64 + saves);
+        rehearsal::rehearse(files, root, bytes, most.min(kept as u64 + 1), replaced.iter().sum())
     }
 
     /// Hands over a writer's slices of a step. In the background mode this waits only for an earlier save that is still

@@ -34,7 +34,7 @@ const ROOT: &str = "/runs/checkpoints";
 fn save(disk: &SimDisk, (step, salt): (u64, u32), keep_last: Option<usize>) -> Result<()> {
     let options = SaverOptions { keep_last, ..SaverOptions::default() };
     let saver = Saver::on(Files::new(disk.clone()), Path::new(ROOT), 2, options)?;
-    saver.rehearse(1000)?;
+    saver.rehearse(1000, None)?;
     let results: Vec<_> = (0..2).map(|writer| saver.submit(writer, slices(writer, salt), &state(step))).collect();
     let mut ended = saver.finished();
     assert_eq!(ended.len(), 1);

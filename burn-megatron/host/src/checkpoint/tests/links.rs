@@ -10,7 +10,7 @@ use super::saving::submit;
 
 fn save(root: &Path, step: u64) {
     let saver = Saver::new(root, 2, SaverOptions { keep_last: Some(2), ..Default::default() }).unwrap();
-    saver.rehearse(1000).unwrap();
+    saver.rehearse(1000, None).unwrap();
     submit(&saver, step);
     assert!(saver.wait().unwrap().iter().all(|report| report.not_deleted.is_none()));
 }

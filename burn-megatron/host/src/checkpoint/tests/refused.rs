@@ -28,7 +28,7 @@ fn a_disk_that_has_space_but_no_inodes_is_not_called_full() {
             let saver = saver(&disk, SaverOptions::default());
             disk.set_free_space(free);
             disk.set_fault(Some(Fault::Fail(at, std::io::ErrorKind::StorageFull)));
-            saver.rehearse(1 << 20).unwrap_err().to_string()
+            saver.rehearse(1 << 20, None).unwrap_err().to_string()
         };
         (0..).map(failing).find(|error| error.contains(".safetensors")).unwrap()
     };

@@ -251,17 +251,21 @@ fn a_rehearsal_finds_what_the_first_save_would_fail_with() {
     let disk = SimDisk::new();
     let saver = saver(&disk, SaverOptions { keep_last: Some(2), ..Default::default() });
     let before = disk.tree();
-    saver.rehearse(1 << 20).unwrap();
+    saver.rehearse(1 << 20, None).unwrap();
     assert_eq!(disk.tree(), before, "nothing is left of it");
     disk.set_free_space((3 << 20) - 1);
-    let error = saver.rehearse(1 << 20).unwrap_err();
+    let error = saver.rehearse(1 << 20, None).unwrap_err();
     says(&error, &[ROOT, "3 checkpoints of 1.00 MiB", "need 3.00 MiB", "keep-last", "another folder"]);
+    // A run that saves once does not need the room of all that would be kept.
+    saver.rehearse(1 << 20, Some(1)).unwrap();
+    disk.set_free_space((1 << 20) - 1);
+    says(&saver.rehearse(1 << 20, Some(1)).unwrap_err(), &["1 checkpoint of 1.00 MiB needs 1.00 MiB"]);
     disk.set_free_space(3 << 20);
-    saver.rehearse(1 << 20).unwrap();
+    saver.rehearse(1 << 20, None).unwrap();
     // What is there already and will be replaced need not be free.
     submit(&saver, 1);
     disk.set_free_space((3 << 20) - 1000);
-    saver.rehearse(1 << 20).unwrap();
+    saver.rehearse(1 << 20, None).unwrap();
 }
 
 #[test]

@@ -28,7 +28,7 @@ impl Quantised {
         let value = |(at, code): (usize, &u8)| {
             scheme.grid.decode(*code) * self.scales[at / columns * groups + at % columns / group]
         };
-        self.codes.iter().enumerate().map(value).collect()
+        self.codes.par_iter().enumerate().map(value).collect()
     }
 }
 
