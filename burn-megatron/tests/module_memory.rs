@@ -167,6 +167,12 @@ fn layouts_divide_what_a_rank_needs() {
     let [first, second] = ["DP2 ZeRO1", "DP8 ZeRO2"].map(one_matrix);
     assert_eq!((first.gradients, first.states), (4 * 64 * 65, 8 * 64 * 64));
     assert_eq!((second.gradients, second.states), (4 * 64 * 64, 8 * 64 * 64));
+    let loaded = |device: &Device| {
+        let saved: Linear = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+        LinearConfig::new(64, 64).init(device).load_record(saved.into_record())
+    };
+    let loss = |model: &Linear, device: &Device| model.forward(Tensor::<2>::ones([4, 64], device)).mean();
+    assert_eq!(plan_module(loaded, loss, &ModuleRun::default()).unwrap(), one_matrix("TP1"));
     for (layout, text) in [("DP2 ZeRO3", "nearest legal: 2"), ("PP2", "nearest legal: TP1"), ("TP3", "do not divide")] {
         let error = plan(layout).unwrap_err().to_string();
         assert!(error.contains(text), "{layout}: {error}");

@@ -94,9 +94,14 @@ pub fn split(bucket: &Tensor<1>, params: &[&FlatGrad]) -> Vec<(ParamId, Tensor<1
         .iter()
         .map(|param| {
             start += param.length;
-            (param.id, bucket.clone().narrow(0, start - param.length, param.length))
+            (param.id, part(bucket, start - param.length, param.length))
         })
         .collect()
+}
+
+/// `length` elements of a flat tensor; `narrow` refuses none, which a parameter such as `[0, 4]` has.
+pub fn part(flat: &Tensor<1>, start: usize, length: usize) -> Tensor<1> {
+    flat.clone().slice(start..start + length)
 }
 
 /// Adds flat values to `grads` in the shapes of the module's parameters.

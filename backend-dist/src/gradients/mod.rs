@@ -13,7 +13,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 pub use clip::clip_grad_norm;
-pub use flat::{FlatGrad, dtypes, put_back, split, take_used};
+pub use flat::{FlatGrad, dtypes, part, put_back, split, take_used};
 pub use placed::{place_gradients, place_gradients_of};
 use ranks::collective::all_reduce;
 use ranks::comm::{Group, ReduceOp};

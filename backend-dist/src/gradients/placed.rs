@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
 
-use super::flat::{dtypes, shaped};
+use super::flat::{dtypes, part, shaped};
 use crate::local::{Placements, to_local};
 use ranks::collective::all_reduce;
 use ranks::comm::{Group, ReduceOp};
@@ -39,7 +39,7 @@ pub fn place_gradients_of<M: Module>(
         let total = all_reduce(bucket, ReduceOp::Sum, group);
         let mut start = 0;
         for sum in members {
-            values.insert(sum.id, total.clone().narrow(0, start, sum.length));
+            values.insert(sum.id, part(&total, start, sum.length));
             start += sum.length;
         }
     }

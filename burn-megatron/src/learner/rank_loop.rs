@@ -151,14 +151,18 @@ impl<M: LearnerModel> RankLoop<M> {
         let mut accumulated = accumulated + taken.len();
         let (facts, batches): (Vec<_>, _) =
             taken.into_iter().map(|(at, progress, batch)| ((at, progress), batch)).unzip();
+        let before = self.trained.learning_rate();
         let outputs = self.trained.train(batches, accumulated == shared.accumulation);
         if accumulated == shared.accumulation {
             self.trained.step();
             accumulated = 0;
         }
+        let last = facts.last().map(|(iteration, _)| *iteration);
         let item = |((iteration, progress), output)| {
             let output = if let Some(told) = shared.told { told(output, group) } else { output };
-            TrainingItem::new(output, progress, Some(iteration), Some(self.trained.learning_rate()))
+            // On one device the last batch of a step alone has the step's rate.
+            let rate = if Some(iteration) == last { self.trained.learning_rate() } else { before.clone() };
+            TrainingItem::new(output, progress, Some(iteration), Some(rate))
         };
         let items: Vec<Item<M>> = facts.into_iter().zip(outputs).map(item).collect();
         let items = self.outbox.pass(items, shared.gather.as_ref(), !shared.waits_in_operations, group);

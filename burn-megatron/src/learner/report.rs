@@ -78,7 +78,7 @@ impl From<RunError> for Failure {
 }
 
 /// What to change where a message of Burn's does not say it.
-const ADVICE: [(&str, &str); 3] = [
+const ADVICE: [(&str, &str); 4] = [
     ("cannot write to '", "make that folder writable, with room for the file, or choose another"),
     (
         "Gradient checkpointing strategy mismatch",
@@ -86,14 +86,15 @@ const ADVICE: [(&str, &str); 3] = [
          #[module(skip)]; nearest legal: `detach` instead, a field that Burn moves, MeshStrategy::reshard_after_forward(false), \
          or ZeRO 2",
     ),
-    (
-        "The provided tensors are not on the same device",
-        "a rank has a device of its own: make tensors on `x.device()`, and constants as fields without #[module(skip)], which \
-         Burn moves with the module; metrics that add up outputs of several ranks, as precision, recall and AUROC, need them in \
-         one memory: make outputs `OnHost`; `TrainStep::optimize` may use frozen parameters only without tensor parallelism, and on \
-         GPUs without ZeRO, overlap and running statistics",
-    ),
+    ("The provided tensors are not on the same device", OWN_DEVICE),
+    // Of an operation with floats and integers, as `select`.
+    ("is on the wrong backend", OWN_DEVICE),
 ];
+
+const OWN_DEVICE: &str = "a rank has a device of its own: make tensors on `x.device()`, and constants as fields without \
+    #[module(skip)], which Burn moves with the module; metrics that add up outputs of several ranks, as precision, recall and AUROC, \
+    need them in one memory: make outputs `OnHost`; `TrainStep::optimize` may use frozen parameters only without tensor parallelism, \
+    and on GPUs without ZeRO, overlap and running statistics";
 
 /// The message of an error that has ended a training, with advice if there is some.
 pub(super) fn advised(error: &impl ToString) -> String {

@@ -11,7 +11,7 @@ use backend_dist::mesh_backend::{Counts, MetaDevice};
 use backend_dist::parallelize::{Plan, check, parallelize};
 use burn::module::{Module, ModuleDisplay, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Bool, Device, Int, Tensor};
 
 use crate::learner::for_any_module;
 pub use families::{Subject, plan_config, plan_folder};
@@ -172,7 +172,7 @@ pub fn plan_module<M: Module + ModuleDisplay>(
     Ok(plans.into_iter().next().expect("a mesh has a rank"))
 }
 
-/// Elements of all float parameters, and of the trained ones. Afterwards all of them exist.
+/// Elements of all float parameters, and of the trained ones. Afterwards all parameters exist.
 fn elements<M: Module>(module: &M) -> [u64; 2] {
     let mut found = Elements([0, 0]);
     module.visit(&mut found);
@@ -183,8 +183,19 @@ struct Elements([u64; 2]);
 
 impl ModuleVisitor for Elements {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let elements = param.base().shape().num_elements() as u64;
+        let value = param.base();
+        let elements = value.shape().num_elements() as u64;
         self.0[0] += elements;
         self.0[1] += if param.is_require_grad() { elements } else { 0 };
+        // Values of a record come to the device with the first operation that uses them.
+        drop(value.neg());
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        drop(param.base().neg());
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        drop(param.base().bool_not());
     }
 }

@@ -11,7 +11,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::nn::BatchNormConfig;
 use burn::optim::AdamWConfig;
 use burn::prelude::*;
-use burn::train::metric::{AccuracyMetric, LossMetric};
+use burn::train::metric::{AccuracyMetric, LearningRateMetric, LossMetric};
 use burn::train::renderer::CliMetricsRenderer;
 use burn::train::{Learner, LearningResult, SupervisedTraining, TrainingStrategy};
 
@@ -134,6 +134,7 @@ impl Setup {
         let train = loader(self.items.clone(), self.batch, self.order);
         let mut training = SupervisedTraining::new(directory, train, loader((0..10).collect(), 4, Order::default()))
             .metrics((LossMetric::new(), AccuracyMetric::new()))
+            .metric_train_numeric(LearningRateMetric::new())
             .with_application_logger(None)
             .renderer(Box::new(CliMetricsRenderer::new()))
             .with_interrupter(self.trap.interrupter.0.clone())

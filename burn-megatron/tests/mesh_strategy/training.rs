@@ -47,7 +47,7 @@ pub fn trains_as(alone: &Setup, setup: &Setup, strategy: TrainingStrategy<Classi
     assert!(difference(&single, &start) > 1e-2, "the single device did not learn");
     assert!(difference(&found, &single) < 1e-10, "{what}: {}", difference(&found, &single));
     let losses = (1..=setup.epochs).map(|epoch| (epoch, "Loss"));
-    for (epoch, name) in losses.chain([(setup.epochs, "Accuracy")]) {
+    for (epoch, name) in losses.chain([(1, "Learning Rate"), (setup.epochs, "Accuracy")]) {
         let single = metric(one.path(), name, epoch, Split::Train);
         let steps = metric(many.path(), name, epoch, Split::Train);
         let steps: Vec<f64> = steps.chunks(ranks).map(|step| step.iter().sum::<f64>() / ranks as f64).collect();

@@ -29,6 +29,8 @@ struct Parts {
     nested: Vec<Vec<Linear>>,
     scale: Param<Tensor<1>>,
     cube: Param<Tensor<3>>,
+    /// No elements, as of tokens that a configuration does not ask for.
+    registers: Param<Tensor<2>>,
     table: Param<Tensor<2, Int>>,
     mask: Param<Tensor<1, Bool>>,
     constant: Tensor<2>,
@@ -56,6 +58,7 @@ impl Parts {
             nested: vec![vec![linear()], vec![], vec![linear(), linear()]],
             scale: Param::from_tensor(Tensor::from_data([0.6], device)),
             cube: Initializer::Normal { mean: 0.0, std: 0.5 }.init([4, 4, 4], device),
+            registers: Initializer::Zeros.init([0, 4], device),
             table: Param::initialized(ParamId::new(), Tensor::from_data([[1, 3], [0, 2]], device)),
             mask: Param::initialized(ParamId::new(), Tensor::from_data([true, false, true, true], device)),
             constant: Tensor::from_data([[0.5, -0.25, 0.125, 1.0]], device),
@@ -79,6 +82,7 @@ impl Parts {
         });
         let x = self.nested.iter().flatten().fold(x, |x, layer| (layer.forward(x) * self.steepness).tanh());
         let x = x * self.scale.val().unsqueeze() + self.constant.clone();
+        let x = Tensor::cat(vec![self.registers.val(), x], 0);
         let x = (0..self.depth).fold(x, |x, at| {
             let matrix = self.cube.val().slice(s![at..at + 1, .., ..]).reshape([4, 4]);
             x.matmul(matrix)
@@ -99,4 +103,5 @@ fn parts_loss(model: &Parts, items: Range<usize>, device: &Device) -> Tensor<1> 
 fn fields_of_all_kinds() {
     let plan_of = || plan(Plan::default().columns("options.*|gate|value|cube").rows("nested.*.weight|frozen.weight"));
     proven(Parts::new, parts_loss, PLAIN, plan_of());
+    proven(Parts::new, parts_loss, "DP2, DP2 ZeRO2, TP2 DP2 ZeRO1", plan_of().overlap_grad_reduce());
 }

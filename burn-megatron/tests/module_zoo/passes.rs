@@ -112,4 +112,12 @@ fn a_tensor_on_another_device_is_named() {
         let error = verify_module_as(make, loss, &layouts(layout), &proof).unwrap_err().to_string();
         assert!(error.contains(advice), "{error}");
     }
+    // An index, which Burn's message calls a tensor on the wrong backend.
+    let picked = |model: &Left, items: Range<usize>, device: &Device| {
+        let x: Tensor<2> = numbers(&items, [items.len(), 4], 0, device);
+        let first = Tensor::<1, Int>::from_data([0, 1], &Device::default());
+        model.linear.forward(x).select(1, first).powi_scalar(2).mean()
+    };
+    let error = verify_module_as(make, picked, &layouts("TP2"), &proof).unwrap_err().to_string();
+    assert!(error.contains("make tensors on `x.device()`"), "{error}");
 }

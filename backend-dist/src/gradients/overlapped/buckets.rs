@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
+use crate::gradients::part;
 use crate::pending::Pending;
 
 /// A parameter whose gradient is reduced.
@@ -43,7 +44,7 @@ impl Started {
         let mut end = 0;
         let next = |length: &usize| {
             end += length;
-            means[0].clone().narrow(0, end - length, *length)
+            part(&means[0], end - length, *length)
         };
         lengths.iter().map(next).collect()
     }

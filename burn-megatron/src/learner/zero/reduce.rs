@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use backend_dist::collective::all_to_all;
 use backend_dist::comm::Group;
-use backend_dist::gradients::{FlatGrad, dtypes, put_back, split, take_used};
+use backend_dist::gradients::{FlatGrad, dtypes, part, put_back, split, take_used};
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -69,11 +69,11 @@ pub(in crate::learner) fn reduce_some_to_owners<M: Module>(
 /// f32, rounded once.
 fn sum_in_order(runs: Tensor<1>, parts: usize, length: usize, dtype: DType) -> Tensor<1> {
     let narrow = matches!(dtype, DType::F16 | DType::BF16);
-    let part = |index: usize| {
-        let part = runs.clone().narrow(0, index * length, length);
-        if narrow { part.cast(FloatDType::F32) } else { part }
+    let summand = |index: usize| {
+        let summand = part(&runs, index * length, length);
+        if narrow { summand.cast(FloatDType::F32) } else { summand }
     };
-    let sum = (1..parts).fold(part(0), |sum, index| sum + part(index));
+    let sum = (1..parts).fold(summand(0), |sum, index| sum + summand(index));
     if narrow { sum.cast(FloatDType::from(dtype)) } else { sum }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use backend_dist::collective::broadcast;
 use backend_dist::comm::Group;
-use backend_dist::gradients::dtypes;
+use backend_dist::gradients::{dtypes, part};
 use backend_dist::local::{Placements, to_local};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
@@ -47,7 +47,7 @@ pub(in crate::learner) fn share_parameters<M: Module>(model: M, stepped: &M, own
             }
             let mut start = 0;
             for slot in slots {
-                values.insert(slot.id, bucket.clone().narrow(0, start, slot.length));
+                values.insert(slot.id, part(&bucket, start, slot.length));
                 start += slot.length;
             }
         }
