@@ -30,11 +30,17 @@ pub(crate) fn read_partial(config: &ConfigReader, base: f64) -> Result<Rope, HfE
     read_of(config, base, Some("partial_rotary_factor"))
 }
 
-/// The same of a model with other frequencies in layers with a window (Gemma 3). There is no scaling in these.
+/// The same of a model with other frequencies in layers with a window (Gemma 3). There is no scaling in these, unless they
+/// have the parameters of the other layers.
 pub(crate) fn read_by_kind(config: &ConfigReader, [base, local]: [f64; 2]) -> Result<Rope, HfError> {
     let by_kind = match config.object("rope_parameters")? {
         Some(kinds) if kinds.has("full_attention") || kinds.has("sliding_attention") => kinds,
-        _ => {
+        // transformers looks for the two there, and computes with its defaults.
+        Some(_) => {
+            let legal = "full_attention and sliding_attention in it";
+            return Err(config.unsupported("rope_parameters", "the same for all layers", legal));
+        }
+        None => {
             let local = config.number("rope_local_base_freq")?.unwrap_or(local);
             return Ok(Rope { local: Some(local), ..read_of(config, base, None)? });
         }
@@ -44,6 +50,9 @@ pub(crate) fn read_by_kind(config: &ConfigReader, [base, local]: [f64; 2]) -> Re
     by_kind.finish(&[])?;
     let Parameters { theta, scaling, .. } = parameters(config, &full, None)?;
     let of_local = parameters(config, &sliding, None)?;
+    if scaling.is_some() && (theta, scaling) == (of_local.theta, of_local.scaling) {
+        return Ok(Rope { theta: theta.unwrap_or(base), scaling, ..Rope::default() });
+    }
     if of_local.scaling.is_some() {
         return Err(sliding.unsupported("rope_type", "scaled in sliding_attention", "default"));
     }

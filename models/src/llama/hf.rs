@@ -101,7 +101,10 @@ impl LlamaConfig {
                 _ => config.number("rms_norm_eps")?.unwrap_or(1e-6),
             },
             tie_word_embeddings: config.flag_or("tie_word_embeddings", of.tied)?,
-            attention_bias: config.flag_or("attention_bias", variant == LlamaVariant::SeedOss)?,
+            attention_bias: {
+                let default = matches!(variant, LlamaVariant::SeedOss | LlamaVariant::Glm4);
+                config.flag_or("attention_bias", default)?
+            },
             mlp_bias: config.flag("mlp_bias")?,
             initializer_range: config.number("initializer_range")?.unwrap_or(0.02),
             hidden_dropout: if variant == LlamaVariant::SeedOss { dropout("residual_dropout")? } else { 0.0 },
@@ -140,8 +143,9 @@ impl LlamaConfig {
         if self.variant.has("partial_rotary_factor") {
             rope["partial_rotary_factor"] = json!(share);
         }
-        if let Some(local) = self.local_base() {
-            rope = json!({"full_attention": rope, "sliding_attention": rope::written(local, None)});
+        if self.variant.has("rope_local_base_freq") {
+            let local = self.local_base().map_or_else(|| rope.clone(), |local| rope::written(local, None));
+            rope = json!({"full_attention": rope, "sliding_attention": local});
         }
         let mut config = decoder::written(of.hf, self, &GROUPED_QUERIES, rope);
         if self.variant == LlamaVariant::Gemma {
@@ -207,6 +211,9 @@ fn read_rope(config: &ConfigReader, variant: LlamaVariant) -> Result<rope::Rope,
         LlamaVariant::Olmo3 => {
             let base = config.number("rope_theta")?.unwrap_or(5e5);
             let rope = rope::read_by_kind(config, [base; 2])?;
+            if rope.local.is_none() {
+                return Err(config.unsupported("rope_parameters", "scaled in sliding_attention", "default there"));
+            }
             Ok(rope::Rope { local: rope.local.filter(|local| *local != rope.theta), ..rope })
         }
         LlamaVariant::Phi3 => rope::read_partial(config, 1e4),

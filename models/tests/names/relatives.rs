@@ -4,7 +4,7 @@ use models::{DecoderConfig, FamilyConfig, LlamaConfig, MixtralConfig, MixtralVar
 use serde_json::json;
 
 use crate::config_json::{llama, refuse};
-use crate::{DEEPSEEK, DEEPSEEK_V2, ERNIE, GEMMA, GEMMA2, GRANITE, OLMO3, OLMOE, SEED_OSS, parse};
+use crate::{DEEPSEEK, DEEPSEEK_V2, ERNIE, GEMMA, GEMMA2, GEMMA3, GLM4, GRANITE, OLMO3, OLMOE, SEED_OSS, parse};
 
 /// As Google published it, and as transformers reads and writes it.
 #[test]
@@ -30,6 +30,31 @@ fn olmo_3_scales_the_rotation_of_full_attention() {
     keys.extend([("rope_scaling".into(), scaling), ("rope_theta".into(), theta)]);
     keys.remove("layer_types");
     assert_eq!(llama(&old.to_string()), olmo);
+}
+
+/// transformers reads its defaults where a file does not name both kinds of layers: base 5·10⁵ and no scaling.
+#[test]
+fn rotary_parameters_of_both_kinds_are_named() {
+    let flat = json!({"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0});
+    for file in [OLMO3, GEMMA3] {
+        let said = refuse(file, "rope_parameters", flat.clone());
+        assert!(said.contains("nearest legal: full_attention and sliding_attention in it"), "{said}");
+    }
+    let both = json!({"full_attention": flat, "sliding_attention": flat});
+    assert!(refuse(OLMO3, "rope_parameters", both.clone()).contains("scaled in sliding_attention"));
+    let mut gemma = parse(GEMMA3);
+    gemma["rope_parameters"] = both.clone();
+    let gemma = llama(&gemma.to_string());
+    assert_eq!(gemma.attention(0).rope, gemma.attention(3).rope);
+    assert_eq!(gemma.to_hf()["rope_parameters"], both);
+}
+
+/// GLM-4's projections have biases unless the file says otherwise.
+#[test]
+fn glm_4_has_biases_by_default() {
+    let mut file = parse(GLM4);
+    file.as_object_mut().unwrap().remove("attention_bias");
+    assert!(llama(&file.to_string()).attention_bias);
 }
 
 /// What a relative does not have is refused by name.

@@ -2,10 +2,11 @@
 
 use std::ffi::CString;
 
-use minijinja::value::{Kwargs, Value};
+use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State};
 
 use super::python::{Dumps, print};
+use super::texts::with_texts;
 use crate::local_time::local_time;
 
 /// Unicode's noncharacters are for use inside a program: no text has them.
@@ -37,7 +38,8 @@ pub(super) struct Rendered {
 impl Template {
     /// Compiles a template. Fails if its syntax is wrong.
     pub fn new(source: &str) -> Result<Self, Error> {
-        let (rewritten, marks_assistant) = generation_blocks(source);
+        // Jinja writes every newline as it writes its own.
+        let (rewritten, marks_assistant) = generation_blocks(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -46,6 +48,8 @@ impl Template {
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter(FILTER, |text: String| format!("{START}{text}{END}"));
         environment.add_filter("tojson", to_json);
+        environment.add_test("iterable", is_iterable);
+        environment.add_test("sequence", is_sequence);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -64,7 +68,7 @@ impl Template {
 
     /// Renders a conversation. The error says what the template raises.
     pub fn render(&self, context: &Value) -> Result<Rendered, Error> {
-        let marked = self.environment.get_template(NAME)?.render(context)?;
+        let marked = self.environment.get_template(NAME)?.render(with_texts(context))?;
         Ok(spans(&marked))
     }
 }
@@ -121,6 +125,16 @@ fn special_words(source: &str) -> Vec<String> {
         }
     }
     words
+}
+
+/// What Python's `iter` takes: not `None`, which here is empty.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
+/// What has a length and items in Python: texts and objects too.
+fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
 }
 
 fn to_json(value: Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<String, Error> {
@@ -189,11 +203,28 @@ mod tests {
             of("{% set ns = namespace(n=0) %}{% for i in x %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"),
             "1"
         );
+        assert_eq!(of("a\r\nb\rc"), "a\nb\nc");
+        let tests = "{% for v in [none, missing, 1, s, x, {}] %}{{ v is iterable }}{{ v is sequence }} {% endfor %}";
+        assert_eq!(of(tests), "FalseFalse TrueTrue FalseFalse TrueTrue TrueTrue TrueTrue ");
         let year: u32 = of("{{ strftime_now('%Y') }}").parse().unwrap();
         assert!(year >= 2025);
         let error = Template::new("\n{{ raise_exception('roles must alternate') }}").unwrap();
         let error = error.render(&context! {}).unwrap_err().to_string();
         assert!(error.contains("roles must alternate") && error.contains(":2"), "{error}");
+    }
+
+    /// What Jinja's `str` makes of `{"type": ["integer", None], "b": True}`.
+    #[test]
+    fn filters_and_concatenation_write_lists_as_python_does() {
+        let tool: Value = serde_json::from_str(r#"{"type": ["integer", null], "b": true}"#).unwrap();
+        let of = |source| render(source, context! { tool }).text;
+        assert_eq!(of("{{ tool.type | upper }}{{ tool.type | string }}"), "['INTEGER', NONE]['integer', None]");
+        assert_eq!(of("{{ tool ~ '' }}"), "{'type': ['integer', None], 'b': True}");
+        assert_eq!(of("{{ [tool.type] | join }}{{ tool.b ~ '' }}"), "['integer', None]True");
+        let still = "{% for k, v in tool.items() %}{{ k }}{% endfor %}{{ tool.type[-1] }}{{ tool.type[:1] | length }}\
+                     {{ tool is mapping and tool.type is sequence and 'b' in tool and tool.type == ['integer', none] }}\
+                     {{ tool | tojson }}";
+        assert_eq!(of(still), r#"typebNone1True{"type": ["integer", null], "b": true}"#);
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod prompt;
 mod python;
 mod row;
 mod sharegpt;
+mod texts;
 mod turns;
 mod values;
 

@@ -4,7 +4,7 @@ use minijinja::value::{Value, ValueKind};
 use serde_json::{Map, Value as Json};
 
 use super::row::{Conversation, check_message, tools, variables};
-use super::values::{get, kind, list, text};
+use super::values::{get, kind, list, normalised, text};
 
 /// Variables of a template that a request has in other keys.
 const OWN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
@@ -120,7 +120,7 @@ fn taken(index: usize, message: &Value) -> Result<Value, String> {
         };
         keys.push((key, value));
     }
-    Ok(keys.into_iter().collect())
+    Ok(normalised(&keys.into_iter().collect()))
 }
 
 fn text_of_parts(index: usize, parts: &Value) -> Result<Value, String> {

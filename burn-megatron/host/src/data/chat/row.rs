@@ -3,7 +3,7 @@
 use minijinja::value::{Value, ValueKind};
 
 use super::sharegpt;
-use super::values::{get, kind, list, message, text};
+use super::values::{get, kind, list, message, normalised, text};
 
 /// Roles that chat templates know.
 const ROLES: [&str; 7] = ["system", "developer", "user", "assistant", "tool", "function", "ipython"];
@@ -69,6 +69,7 @@ pub(super) fn from_value(row: &Value) -> Result<Conversation, String> {
         }
     };
     check(&messages, prompt)?;
+    let messages = messages.iter().map(normalised).collect();
     let add_generation_prompt = match get(row, "add_generation_prompt") {
         None => false,
         Some(flag) if flag.kind() == ValueKind::Bool => flag.is_true(),
@@ -93,6 +94,7 @@ pub(super) fn variables(row: &Value) -> Result<Vec<(String, Value)>, String> {
 /// wrong with it.
 pub(super) fn conversation(messages: Vec<Value>, prompt: usize, tools: Option<Value>) -> Result<Conversation, String> {
     check(&messages, prompt)?;
+    let messages = messages.iter().map(normalised).collect();
     Ok(Conversation { messages, prompt, tools, add_generation_prompt: false, variables: Vec::new() })
 }
 
