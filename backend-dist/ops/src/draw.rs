@@ -72,7 +72,7 @@ pub fn changed(logits: &Tensor<2>, changes: &[LogitChange], only: &[OnlyTokens])
 /// number of likeliest tokens that is asked for. The first numbers of a row are its greatest logit `m`, the sum of
 /// `e^(logit − m)` over all, and the token's logit; then come the likeliest tokens and their logits, by turns, likeliest
 /// first. A row asks for its `Some` token, or for that in `drawn [rows]`, and for so many likeliest; one that asks for
-/// nothing, or whose drawn token is −1, has no meaning.
+/// nothing, or whose drawn token is −1, has no meaning; where a logit is no number or +∞, the sum is no number.
 ///
 /// # Panics
 /// Unless [`is_drawn_on_device`], and there is a line of `asked` for each row, with tokens and numbers that the rows have.

@@ -92,8 +92,8 @@ pub fn row_likelihoods<E: Float>(
 /// For each row of `logits [rows, columns]`, of which `asked [rows, 2]`, i32, has a token, or −1 for that in `drawn [rows]`,
 /// and a number of likeliest tokens up to `most`: the first [`OWN`] and as many pairs of `out [rows, OWN + 2 most]`, fp32.
 /// They are the greatest logit, the sum over all of e to the power of how much they are less, the token's logit; and of the
-/// likeliest tokens, likeliest first, the token and its logit. A row whose token or number is negative is left out. All
-/// logits of the others are finite.
+/// likeliest tokens, likeliest first, the token and its logit. A row whose token or number is negative is left out. Where a
+/// logit is no number or +∞, the sum is no number.
 ///
 /// # Errors
 /// If there is no kernel for these sizes, or a buffer is too small.
